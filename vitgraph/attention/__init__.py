@@ -1,0 +1,1 @@
+"""Attention backends: the registry and one file a backend."""

@@ -1,0 +1,52 @@
+"""`TORCH_SDPA`: torch's fused attention, one call a segment. The only backend on a CPU."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+
+from vitgraph.attention.base import AttentionBackend
+
+
+class TorchSdpaBackend(AttentionBackend):
+    """Reads the segment lengths on the host, so its varlen call cannot be captured on a GPU; its dense call can.
+
+    On a CPU, where a "replay" calls the forward again, the lengths are read anew each time.
+    """
+
+    name: ClassVar[str] = "TORCH_SDPA"
+    is_capture_safe: ClassVar[bool] = False
+    writes_padding_rows: ClassVar[bool] = True
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device) -> str | None:
+        return None
+
+    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
+        return None
+
+    def varlen(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+        scale: float,
+    ) -> torch.Tensor:
+        out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
+        offsets = cu_seqlens.tolist()
+        for start, stop in pairwise(offsets):
+            if start < stop:
+                heads_first = [tensor[start:stop].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
+                segment = torch.nn.functional.scaled_dot_product_attention(*heads_first, scale=scale)
+                out[start:stop] = segment[0].transpose(0, 1)
+        return out
+
+    def dense(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+    ) -> torch.Tensor:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+        return out.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Measuring: timing, interleaved modes, verification."""

@@ -1,0 +1,61 @@
+"""Errors that a user can act on, each with the exit status it ends a command with."""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_UNEXPECTED = 1
+EXIT_USAGE = 2
+EXIT_NOTHING_REPLAYED = 3
+EXIT_INCORRECT = 4
+EXIT_SLOWER = 5
+EXIT_INTERRUPTED = 130
+
+
+class VitgraphError(Exception):
+    """Base of every error whose text is meant for the user: what was given, the rule, a way out."""
+
+    exit_status = EXIT_UNEXPECTED
+
+
+class UsageError(VitgraphError):
+    """A setting, an option or an input file that cannot be used as given."""
+
+    exit_status = EXIT_USAGE
+
+
+class BudgetError(UsageError):
+    """Token budgets, item or frame limits that contradict each other or the model."""
+
+
+class InputError(UsageError):
+    """An image, video, grid or trace row that the model's processor does not take."""
+
+
+class ModelError(UsageError):
+    """A model, preset or checkpoint that cannot be resolved or loaded."""
+
+
+class BackendError(UsageError):
+    """An attention backend that is unknown, unavailable here, or unfit for the tower."""
+
+
+class CaptureError(VitgraphError):
+    """A graph that could not be captured, or whose captured buffers no longer are what was captured."""
+
+
+class NothingReplayedError(VitgraphError):
+    """Graph mode was asked for and not one graph was captured or replayed."""
+
+    exit_status = EXIT_NOTHING_REPLAYED
+
+
+class IncorrectOutputError(VitgraphError):
+    """Replay and eager disagree beyond the tolerance, or an output is not finite."""
+
+    exit_status = EXIT_INCORRECT
+
+
+class SlowerThanEagerError(VitgraphError):
+    """The verdict is `slower` and the user asked for a failure in that case."""
+
+    exit_status = EXIT_SLOWER

@@ -1,0 +1,1 @@
+"""Static buffers, capture, replay: the graph manager, which knows no model."""

@@ -1,0 +1,1 @@
+"""Vision encoders: the protocol, the registry, one file a model family."""

@@ -1,0 +1,282 @@
+"""The part of `SupportsEncoderCudaGraph` that every family shares: caching, selection, eager and replay values.
+
+A family file adds what is its own: fields and values of its metadata, and its forward over fixed-shape tensors. Torch
+is imported inside the methods that touch tensors, here and in the family files, so that sizes, tokens and plans can be
+computed where torch is not used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import InputError
+from vitgraph.models.base import (
+    EncoderCudaGraphCaptureInputs,
+    EncoderCudaGraphReplayBuffers,
+    EncoderInputs,
+    GraphCapacity,
+    MetadataField,
+    PixelField,
+)
+from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
+from vitgraph.models.metadata import MetadataCache, to_device
+from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from vitgraph.attention.base import AttentionBackend
+
+
+class VisionEncoder(ABC):
+    """Base of the family adapters; implements `SupportsEncoderCudaGraph`.
+
+    Args:
+        modules: The tower and what follows it (merger, projector), already on `device` in `dtype`.
+        rule: Sizes to geometry to tokens.
+        attention: The backend whose function the tower calls.
+
+    Attributes:
+        device: Where the encoder runs.
+        dtype: Its computing dtype.
+    """
+
+    rule_class: ClassVar[type[GeometryRule]]
+
+    def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
+        self.modules = modules
+        self.rule = rule
+        self.attention = attention
+        parameter = next(modules.parameters())
+        self.device = parameter.device
+        self.dtype = parameter.dtype
+        self._config = rule.graph_config()
+        self._cache = MetadataCache()
+        self._specs = lru_cache(maxsize=65536)(rule.item_spec)
+
+    # -- what a family gives ---------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        """Modules with uninitialised or default weights, from the preset's or checkpoint's config.
+
+        Args:
+            vision_config: `vision_config` of config.json.
+            extra: Facts outside it that the modules need (text width, projector settings).
+            dtype: Dtype of the parameters; float32 buffers such as rotary frequencies stay float32.
+            device: Where the modules are made.
+        """
+
+    @classmethod
+    @abstractmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        """Name in `modules` of a published checkpoint's tensor, or None where it is not the encoder's."""
+
+    @classmethod
+    def owns_checkpoint_key(cls, key: str) -> bool:
+        """True for the checkpoint's tensors that `convert_tensor` takes."""
+        return cls.map_checkpoint_key(key) is not None
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        """Named tensors of `modules` that one checkpoint tensor holds; overridden for fused or permuted weights."""
+        name = cls.map_checkpoint_key(key)
+        return {name: tensor} if name is not None else {}
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`vision_config` and the facts outside it (`extra`) of a config.json."""
+        text = config.get("text_config") or config
+        extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
+        return dict(config["vision_config"]), extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of preprocessor_config.json that the family's rule reads, in the presets' shape."""
+        found = {
+            name: processor[name]
+            for name in ("patch_size", "temporal_patch_size", "merge_size", "size")
+            if processor.get(name) is not None
+        }
+        if "min_pixels" in processor and "max_pixels" in processor:
+            found["size"] = {"shortest_edge": processor["min_pixels"], "longest_edge": processor["max_pixels"]}
+        return found
+
+    @classmethod
+    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of video_preprocessor_config.json that the family's rule reads, in the presets' shape."""
+        found = {name: processor[name] for name in ("fps", "min_frames", "max_frames") if processor.get(name)}
+        return {**found, **(processor.get("size") or {})}
+
+    @classmethod
+    def head_width(cls, vision_config: Mapping[str, Any]) -> int:
+        """Width of one attention head."""
+        width = vision_config.get("embed_dim") or vision_config["hidden_size"]
+        heads = vision_config.get("num_heads") or vision_config["num_attention_heads"]
+        return int(width) // int(heads)
+
+    @abstractmethod
+    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+        """Pixel buffers of a graph of that capacity."""
+
+    @abstractmethod
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        """Metadata buffers of a graph of that capacity."""
+
+    @abstractmethod
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        """Unpadded metadata of a batch; the one function that eager, capture and replay share.
+
+        `axis_key` is empty in eager calls; families with axes then use the batch's own extent.
+        """
+
+    def compute_scalars(self, metadata: Mapping[str, np.ndarray]) -> dict[str, int]:
+        """Host integers of a batch, from its metadata: `max_seqlen` of the offsets where the family has them."""
+        return {
+            scalar: int(np.diff(metadata[offsets]).max(initial=0))
+            for scalar, offsets in (("max_seqlen", "cu_seqlens"), ("max_window_seqlen", "cu_window_seqlens"))
+            if offsets in metadata
+        }
+
+    @abstractmethod
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        """Upper bounds of `compute_scalars` over every batch that fits the capacity."""
+
+    @abstractmethod
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        """A valid batch within the capacity; a graph is captured with it."""
+
+    @abstractmethod
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        """The encoder on packed tensors: parts `[M, D_i]` of the output, joined along the width by the caller."""
+
+    @abstractmethod
+    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """transformers' own forward with nothing precomputed, `[M, D]`: the `hf` baseline and the tests' reference."""
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        """The blocks that the tower repeats; regional compilation compiles these."""
+        return []
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        """Geometries and packed pixels `[rows, ...]` of PIL images, by the model's real image processor."""
+        raise InputError(f"{type(self).__name__} has no image processor for real pixels; use random pixels")
+
+    # -- SupportsEncoderCudaGraph ----------------------------------------------------------------------------------
+
+    def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
+        return self._config
+
+    def get_encoder_cudagraph_budget_range(self, max_call_tokens: int) -> tuple[int, int]:
+        return self.rule.budget_range(max_call_tokens)
+
+    def get_encoder_cudagraph_item_specs(self, mm_kwargs: EncoderInputs) -> list[EncoderItemSpec]:
+        return [self._specs(item) for item in mm_kwargs.chosen]
+
+    def select_encoder_cudagraph_items(self, mm_kwargs: EncoderInputs, indices: Sequence[int]) -> EncoderInputs:
+        return EncoderInputs(
+            mm_kwargs.items,
+            mm_kwargs.pixels,
+            mm_kwargs.row_offsets,
+            tuple(mm_kwargs.indices[index] for index in indices),
+        )
+
+    def prepare_encoder_cudagraph_capture_inputs(self, capacity: GraphCapacity) -> EncoderCudaGraphCaptureInputs:
+        items = self.dummy_items(capacity)
+        return EncoderCudaGraphCaptureInputs(
+            pixels=self.pixel_fields(capacity),
+            metadata=self.metadata_fields(capacity),
+            dummy=self.compute_metadata(items, capacity.path, capacity.axis_key),
+            scalars=self.capture_scalars(capacity),
+        )
+
+    def prepare_encoder_cudagraph_replay_buffers(
+        self, mm_kwargs: EncoderInputs, capacity: GraphCapacity
+    ) -> EncoderCudaGraphReplayBuffers:
+        items = mm_kwargs.chosen
+        metadata = self._cache.get(
+            (items, capacity.path, capacity.axis_key),
+            lambda: self.compute_metadata(items, capacity.path, capacity.axis_key),
+        )
+        return EncoderCudaGraphReplayBuffers(
+            pixels={name: mm_kwargs.rows(name) for name in self.pixel_fields(capacity)},
+            metadata=metadata,
+            scalars=self.compute_scalars(metadata),
+        )
+
+    def encoder_cudagraph_forward(
+        self, inputs: dict[str, torch.Tensor], scalars: Mapping[str, int], path: str = DEFAULT_PATH
+    ) -> Sequence[torch.Tensor]:
+        return self.forward_packed(inputs, scalars, path)
+
+    def encoder_eager_forward(self, mm_kwargs: EncoderInputs, path: str = DEFAULT_PATH) -> torch.Tensor:
+        items = mm_kwargs.chosen
+        metadata = self._cache.get((items, path, ()), lambda: self.compute_metadata(items, path, ()))
+        inputs = to_device(metadata, self.device)
+        for name in self.path_pixels(path):
+            inputs[name] = mm_kwargs.rows(name).materialize()
+        parts = self.forward_packed(inputs, self.compute_scalars(metadata), path)
+        if len(parts) == 1:
+            return parts[0]
+        import torch
+
+        return torch.cat(list(parts), dim=-1)
+
+    def postprocess_encoder_output(
+        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
+    ) -> list[torch.Tensor]:
+        """Single-path families: the rows of the default path are the embedding."""
+        return [rows for rows in outputs[DEFAULT_PATH] if rows is not None]
+
+    # -- making calls ----------------------------------------------------------------------------------------------
+
+    def path_pixels(self, path: str) -> tuple[str, ...]:
+        """Names of the pixel buffers that a path reads."""
+        return ("pixel_values",)
+
+    def make_inputs(self, items: Sequence[ItemGeometry], pixels: dict[str, torch.Tensor]) -> EncoderInputs:
+        """A call of `items` whose packed pixel rows are at the head of `pixels` (device tensors).
+
+        Raises:
+            InputError: A pixel tensor has fewer rows than the items need.
+        """
+        rows = [self.rule.pixel_rows(item) for item in items]
+        offsets = {}
+        views = {}
+        for name, tensor in pixels.items():
+            ends = tuple(accumulate((row.get(name, 0) for row in rows), initial=0))
+            if ends[-1] > len(tensor):
+                raise InputError(f"{name} has {len(tensor)} rows, but the items of the call need {ends[-1]}")
+            offsets[name] = ends
+            views[name] = tensor[: ends[-1]]
+        return EncoderInputs(tuple(items), views, offsets, tuple(range(len(items))))
+
+    def random_pixels(self, rows: Mapping[str, int], seed: int) -> dict[str, torch.Tensor]:
+        """Seeded standard-normal pixels in the tower's dtype: `rows[name]` rows for each buffer."""
+        import torch
+
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        return {
+            name: torch.randn(
+                (max(count, 1), *self.pixel_row_shape(name)), generator=generator, device=self.device, dtype=self.dtype
+            )
+            for name, count in rows.items()
+        }
+
+    @abstractmethod
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one row of pixel buffer `name`."""

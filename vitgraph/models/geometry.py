@@ -1,0 +1,320 @@
+"""From an item's size to its geometry, tokens and planner facts: the processors' rules, without torch.
+
+Each model family has one `GeometryRule`, built from the vision part of its config and its processor's settings. The
+rules here are shared by several families; the tests compare every rule with the processor and with the tower.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitgraph.errors import InputError
+from vitgraph.planning.budgets import CaptureAxis
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ItemGeometry:
+    """Base of a family's description of one item: hashable, free of pixels.
+
+    Attributes:
+        modality: `image` or `video`.
+    """
+
+    modality: str
+
+
+@dataclass(frozen=True, slots=True)
+class GridGeometry(ItemGeometry):
+    """A patch grid `t x h x w`: temporal steps, patch rows, patch columns."""
+
+    t: int
+    h: int
+    w: int
+
+    @property
+    def patches(self) -> int:
+        return self.t * self.h * self.w
+
+
+@dataclass(frozen=True, slots=True)
+class TileGeometry(ItemGeometry):
+    """A number of equal tiles (crops, slices, frames), each its own attention segment."""
+
+    tiles: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCudaGraphPathConfig:
+    """Capture policy of one encoder path.
+
+    Attributes:
+        min_token_budget: Smallest budget of the path (output tokens of one unit: an item, a tile).
+        allow_zero_tokens: The path may be absent from an item, and is then skipped.
+        has_segments: Attention takes a segment list; False for dense tiles, whose graphs need one slot tier.
+    """
+
+    min_token_budget: int
+    allow_zero_tokens: bool = False
+    has_segments: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCudaGraphConfig:
+    """Static facts of a model that the manager and the planner need.
+
+    Attributes:
+        modalities: `image`, `video`.
+        output_width: Columns D of the graph's output (the language model's width; times the deepstack levels).
+        paths: Capture policy of each path; single-path models have `default` only.
+        axes: Capture axes.
+        max_frames_per_video: Segments of the longest video that the processor makes.
+        min_tokens_per_segment: Fewest output tokens of one attention segment; bounds the segment slots.
+    """
+
+    modalities: tuple[str, ...]
+    output_width: int
+    paths: Mapping[str, EncoderCudaGraphPathConfig] = field(
+        default_factory=lambda: {DEFAULT_PATH: EncoderCudaGraphPathConfig(1)}
+    )
+    axes: tuple[CaptureAxis, ...] = ()
+    max_frames_per_video: int = 1
+    min_tokens_per_segment: int = 1
+
+    @property
+    def is_multi_path(self) -> bool:
+        return len(self.paths) > 1
+
+
+class GeometryRule(ABC):
+    """How one model family turns sizes into grids or tiles, and those into tokens.
+
+    Args:
+        vision_config: The `vision_config` part of the model's config.json, as a dict.
+        processor: The processor's settings (`size`, `patch_size`, `video`, ...), as a dict.
+        extra: Facts outside the vision config that the encoder needs (`text_hidden_size`, ...).
+    """
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        self.vision_config = dict(vision_config)
+        self.processor = dict(processor)
+        self.extra = dict(extra or {})
+
+    @property
+    @abstractmethod
+    def output_width(self) -> int:
+        """Columns of one output row, as the language model takes it."""
+
+    @abstractmethod
+    def image_geometry(self, width: int, height: int) -> ItemGeometry:
+        """Geometry of an image of `width` x `height` pixels.
+
+        Raises:
+            InputError: The processor does not take this size; the message says why.
+        """
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> ItemGeometry:
+        """Geometry of a video; `fps` is None where `frames` already are the frames that the processor gets."""
+        raise InputError(f"a video of {width}x{height}x{frames} was given, but this model takes images only")
+
+    @abstractmethod
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        """Planner facts of an item."""
+
+    @abstractmethod
+    def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
+        """Rows that the item has in each pixel buffer."""
+
+    @abstractmethod
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        """Static facts for the manager."""
+
+    @abstractmethod
+    def flops(self, geometry: ItemGeometry) -> float:
+        """Floating-point operations of the unpadded item: products and attention, multiply and add counted apart."""
+
+    def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
+        """Smallest budget of the model and the most tokens that one call may hold."""
+        return min(path.min_token_budget for path in self.graph_config().paths.values()), max_call_tokens
+
+    def geometry(self, width: int, height: int, frames: int = 1, fps: float | None = None) -> ItemGeometry:
+        """Geometry of an item; one frame is an image, more are a video."""
+        if width < 1 or height < 1 or frames < 1:
+            raise InputError(f"item size {width}x{height}x{frames} (width x height x frames) must be positive")
+        if frames == 1:
+            return self.image_geometry(width, height)
+        return self.video_geometry(width, height, frames, fps)
+
+
+MAX_ASPECT_RATIO = 200
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The Qwen2-VL family's image rule: both sides become multiples of `factor`, the area stays in the range.
+
+    Returns:
+        `(height, width)` in pixels.
+
+    Raises:
+        InputError: One side is more than 200 times the other.
+    """
+    _check_aspect(height, width)
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
+    if new_height * new_width > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
+        new_height = max(factor, math.floor(height / scale / factor) * factor)
+        new_width = max(factor, math.floor(width / scale / factor) * factor)
+    elif new_height * new_width < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        new_height = math.ceil(height * scale / factor) * factor
+        new_width = math.ceil(width * scale / factor) * factor
+    if new_height < factor or new_width < factor:
+        raise InputError(
+            f"image of {width}x{height} rounds to {new_width}x{new_height} pixels; a side must keep at least {factor}. "
+            "Enlarge the image or raise the processor's min_pixels"
+        )
+    return new_height, new_width
+
+
+def smart_resize_video(
+    frames: int, height: int, width: int, temporal_factor: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """The Qwen3-VL family's video rule: as `smart_resize`, with the area counted over all frames.
+
+    Returns:
+        `(height, width)` in pixels of every frame.
+
+    Raises:
+        InputError: Fewer frames than `temporal_factor`, or one side more than 200 times the other.
+    """
+    if frames < temporal_factor:
+        raise InputError(f"a video needs at least {temporal_factor} frames, got {frames}")
+    scaled_height, scaled_width = height, width
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        scaled_height, scaled_width = int(height * scale), int(width * scale)
+    _check_aspect(scaled_height, scaled_width)
+    new_height = round(scaled_height / factor) * factor
+    new_width = round(scaled_width / factor) * factor
+    even_frames = round(frames / temporal_factor) * temporal_factor
+    area = even_frames * new_height * new_width
+    volume = frames * scaled_height * scaled_width
+    if area > max_pixels:
+        scale = math.sqrt(volume / max_pixels)
+        new_height = max(factor, math.floor(scaled_height / scale / factor) * factor)
+        new_width = max(factor, math.floor(scaled_width / scale / factor) * factor)
+    elif area < min_pixels:
+        scale = math.sqrt(min_pixels / volume)
+        new_height = math.ceil(scaled_height * scale / factor) * factor
+        new_width = math.ceil(scaled_width * scale / factor) * factor
+    return new_height, new_width
+
+
+def _check_aspect(height: int, width: int) -> None:
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise InputError(
+            f"image of {width}x{height} has an aspect ratio above {MAX_ASPECT_RATIO}, which the processor refuses; "
+            "crop it or leave it out"
+        )
+
+
+def sampled_frames(frames: int, file_fps: float | None, fps: float, min_frames: int, max_frames: int) -> int:
+    """Frames that a loader sampling at `fps` passes on; all of them where `file_fps` is None (already sampled)."""
+    if file_fps is None:
+        return frames
+    wanted = int(frames / file_fps * fps)
+    return max(1, min(max(wanted, min_frames), max_frames, frames))
+
+
+class MergedGridRule(GeometryRule):
+    """Families with a `t x h x w` patch grid, a square spatial merge and one attention segment a frame.
+
+    Subclasses give the resize rules; tokens are `t * h * w / merge**2`.
+    """
+
+    @property
+    def patch(self) -> int:
+        return int(self.vision_config["patch_size"])
+
+    @property
+    def merge(self) -> int:
+        return int(self.vision_config.get("spatial_merge_size", 2))
+
+    @property
+    def factor(self) -> int:
+        """Pixels on a side of one output token."""
+        return self.patch * self.merge
+
+    @property
+    def image_pixel_range(self) -> tuple[int, int]:
+        size = self.processor["size"]
+        return int(size["shortest_edge"]), int(size["longest_edge"])
+
+    def image_geometry(self, width: int, height: int) -> GridGeometry:
+        low, high = self.image_pixel_range
+        new_height, new_width = smart_resize(height, width, self.factor, low, high)
+        return GridGeometry(IMAGE, 1, new_height // self.patch, new_width // self.patch)
+
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        grid = self.checked_grid(geometry)
+        return EncoderItemSpec(grid.modality, grid.patches, grid.patches // self.merge**2, grid.t)
+
+    def checked_grid(self, geometry: ItemGeometry) -> GridGeometry:
+        """The geometry as a grid whose sides the merge divides.
+
+        Raises:
+            InputError: A side is not a multiple of the merge size: tokens would be lost silently.
+        """
+        if not isinstance(geometry, GridGeometry):
+            raise InputError(f"expected a patch grid, got {geometry!r}")
+        if geometry.h % self.merge or geometry.w % self.merge or min(geometry.t, geometry.h, geometry.w) < 1:
+            raise InputError(
+                f"grid [{geometry.t}, {geometry.h}, {geometry.w}] (t, h, w in patches) is not divisible by the spatial "
+                f"merge {self.merge}; resize to multiples of {self.factor} pixels"
+            )
+        return geometry
+
+    def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
+        return {"pixel_values": self.checked_grid(geometry).patches}
+
+    def min_token_budget(self) -> int:
+        """Tokens of a 224x224 image by the processor's own rule, pixel floor included."""
+        return self.item_spec(self.image_geometry(224, 224)).output_tokens
+
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        return EncoderCudaGraphConfig(
+            modalities=(IMAGE, VIDEO),
+            output_width=self.output_width,
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
+            max_frames_per_video=self.max_frames_per_video(),
+        )
+
+    def max_frames_per_video(self) -> int:
+        """Attention segments of the longest video that the processor makes."""
+        video = self.processor.get("video", {})
+        return -(-int(video.get("max_frames", 768)) // int(self.vision_config.get("temporal_patch_size", 2)))
+
+
+def transformer_flops(
+    rows: int, segment_lengths_squared: float, depth: int, width: int, mlp_width: int, mlp_matrices: int = 2
+) -> float:
+    """Operations of `depth` pre-norm blocks over `rows`: qkv and output products, MLP, and attention.
+
+    Args:
+        rows: Patches.
+        segment_lengths_squared: Sum over segments of length squared (attention pairs).
+        depth: Blocks.
+        width: Hidden width.
+        mlp_width: Inner MLP width.
+        mlp_matrices: 2 for a plain MLP, 3 for a gated one.
+    """
+    products = 2.0 * rows * (4 * width * width + mlp_matrices * width * mlp_width)
+    attention = 4.0 * segment_lengths_squared * width
+    return depth * (products + attention)

@@ -1,0 +1,106 @@
+"""Builds an encoder: modules from the config, weights from a checkpoint or a seed, attention set to a backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitgraph.attention.base import AttentionBackend
+from vitgraph.errors import BackendError, ModelError
+from vitgraph.models.checkpoints import encoder_tensors
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.registry import ModelSource
+
+LOAD_FORMATS = ("auto", "dummy")
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def load_encoder(
+    source: ModelSource,
+    attention: AttentionBackend,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    load_format: str = "auto",
+    seed: int = 0,
+) -> VisionEncoder:
+    """Builds the encoder of `source` on `device`; nothing of the language model is read or made.
+
+    Args:
+        source: Resolved model.
+        attention: Backend that every attention layer calls.
+        device: Where the encoder runs.
+        dtype: Dtype of its weights; buffers that transformers keeps in float32 stay so.
+        load_format: `auto` reads the checkpoint's tensors, `dummy` draws seeded random weights.
+        seed: Seed of `dummy`.
+
+    Raises:
+        ModelError: The checkpoint lacks tensors or their shapes differ, or `load_format` is unknown.
+        BackendError: The backend does not take the tower's head width or dtype.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ModelError(f"unknown load format {load_format!r}; known: {', '.join(LOAD_FORMATS)}")
+    encoder_class = source.row.encoder_class()
+    rule = source.rule()
+    reason = attention.unsupported_reason(encoder_class.head_width(source.vision_config), dtype)
+    if reason is not None:
+        raise BackendError(f"{attention.name} does not fit {source.name}: {reason}")
+    modules = encoder_class.build_modules(source.vision_config, source.extra, dtype, device)
+    if load_format == "dummy":
+        randomize(modules, seed)
+    elif source.weights is None:
+        raise ModelError(f"{source.name} has no published weights; use --load-format dummy")
+    else:
+        _load_weights(encoder_class, modules, source)
+    set_attention(modules, attention)
+    return encoder_class(modules.eval().requires_grad_(False), rule, attention)
+
+
+def randomize(modules: nn.Module, seed: int) -> None:
+    """Fills every parameter with seeded random values of a trained network's scale; norms stay near one.
+
+    Timing does not depend on the values as long as they are finite and varied; zeros would run faster.
+    """
+    device = next(modules.parameters()).device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in modules.named_parameters():
+            values = torch.randn(parameter.shape, generator=generator, device=device)
+            if parameter.ndim < 2 and "norm" in name.lower() and name.endswith("weight"):
+                values = 1 + 0.1 * values
+            elif parameter.ndim < 2:
+                values = 0.02 * values
+            else:
+                values = values * parameter[0].numel() ** -0.5
+            parameter.copy_(values)
+
+
+def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, source: ModelSource) -> None:
+    state = modules.state_dict()
+    missing = {name for name, _ in modules.named_parameters()}
+    assert source.weights is not None
+    for key, tensor in encoder_tensors(source.weights, encoder_class.owns_checkpoint_key, source.revision):
+        for name, value in encoder_class.convert_tensor(key, tensor, modules).items():
+            if name not in state:
+                continue
+            if state[name].shape != value.shape:
+                raise ModelError(
+                    f"{source.name}: tensor {key} has shape {list(value.shape)}, the config asks for "
+                    f"{list(state[name].shape)} ({name}); config and checkpoint do not belong together"
+                )
+            state[name].copy_(value)
+            missing.discard(name)
+    if missing:
+        some = ", ".join(sorted(missing)[:5])
+        raise ModelError(f"{source.name}: the checkpoint lacks {len(missing)} tensors of the vision encoder: {some}, …")
+
+
+def set_attention(modules: nn.Module, attention: AttentionBackend) -> None:
+    """Makes every transformers module call `attention`; constructors would refuse the name, so it is set afterwards."""
+    for module in modules.modules():
+        config: Any = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            config._attn_implementation = attention.transformers_name

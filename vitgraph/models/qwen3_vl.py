@@ -1,0 +1,165 @@
+"""Qwen3-VL and Qwen3-VL-MoE: transformers' own tower, deepstack features joined to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.geometry import (
+    GeometryRule,
+    GridGeometry,
+    ItemGeometry,
+    MergedGridRule,
+    sampled_frames,
+    smart_resize_video,
+    transformer_flops,
+)
+from vitgraph.models.grid_metadata import grid_bilinear_taps, grid_positions, segment_offsets
+from vitgraph.planning.items import IMAGE, VIDEO
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+
+class Qwen3VLRule(MergedGridRule):
+    """Images: 32-pixel tokens within the processor's pixel range. Videos: the range counts all frames."""
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
+        video = self.processor["video"]
+        temporal = int(self.vision_config["temporal_patch_size"])
+        kept = sampled_frames(frames, fps, video["fps"], video["min_frames"], video["max_frames"])
+        # The processor repeats the last frame of an odd count.
+        kept = max(temporal, -(-kept // temporal) * temporal)
+        new_height, new_width = smart_resize_video(
+            kept, height, width, temporal, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
+        )
+        return GridGeometry(VIDEO, kept // temporal, new_height // self.patch, new_width // self.patch)
+
+    @property
+    def deepstack_levels(self) -> int:
+        return len(self.vision_config.get("deepstack_visual_indexes") or ())
+
+    @property
+    def output_width(self) -> int:
+        return int(self.vision_config["out_hidden_size"]) * (1 + self.deepstack_levels)
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        config = self.vision_config
+        width, merged = config["hidden_size"], config["hidden_size"] * self.merge**2
+        pixels = config.get("in_channels", 3) * config["temporal_patch_size"] * self.patch**2
+        tokens = grid.patches // self.merge**2
+        mergers = 2.0 * tokens * (merged * merged + merged * config["out_hidden_size"]) * (1 + self.deepstack_levels)
+        pairs = float(grid.t) * (grid.h * grid.w) ** 2
+        return (
+            2.0 * grid.patches * pixels * width
+            + transformer_flops(grid.patches, pairs, config["depth"], width, config["intermediate_size"])
+            + mergers
+        )
+
+
+class Qwen3VLEncoder(VisionEncoder):
+    """`Qwen3VLVisionModel` (the MoE variant's class is the same code); output `[M, D * (1 + deepstack levels)]`."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Qwen3VLRule
+    rule: Qwen3VLRule
+    has_deepstack: ClassVar[bool] = True
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        """transformers' config and model classes of the tower."""
+        from transformers.models.qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+        return Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+
+        config_class, model_class = cls.tower_class()
+        with device:
+            tower = model_class._from_config(config_class(**vision_config), attn_implementation="sdpa", dtype=dtype)
+        return nn.ModuleDict({"visual": tower})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        for prefix in ("model.visual.", "visual."):
+            if key.startswith(prefix):
+                return "visual." + key.removeprefix(prefix)
+        return None
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        config = self.rule.vision_config
+        return (config.get("in_channels", 3) * config["temporal_patch_size"] * config["patch_size"] ** 2,)
+
+    def _patches(self, capacity: GraphCapacity) -> int:
+        return capacity.token_budget * self.rule.merge**2
+
+    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+        return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        patches = self._patches(capacity)
+        return {
+            "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
+            "position_ids": MetadataField((patches, 2), "int32"),
+            "interp_indices": MetadataField((patches, 4), "int32"),
+            "interp_weights": MetadataField((patches, 4), "float32"),
+        }
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        side = int(self.rule.vision_config["num_position_embeddings"] ** 0.5)
+        indices, weights = grid_bilinear_taps(grids, self.rule.merge, side)
+        return {
+            "cu_seqlens": segment_offsets(grids),
+            "position_ids": grid_positions(grids, self.rule.merge),
+            "interp_indices": indices,
+            "interp_weights": weights,
+        }
+
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        # One image may fill the whole budget, so no tighter bound of a segment is safe.
+        return {"max_seqlen": self._patches(capacity)}
+
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        merge = self.rule.merge
+        return [GridGeometry(IMAGE, 1, merge, merge * capacity.token_budget)]
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        output = self.modules["visual"](
+            inputs["pixel_values"],
+            # Everything that the tower would derive from the grid is passed in; it must not look at it.
+            grid_thw=None,
+            cu_seqlens=inputs["cu_seqlens"],
+            max_seqlen=scalars["max_seqlen"],
+            position_ids=inputs["position_ids"],
+            interp_indices=inputs["interp_indices"],
+            interp_weights=inputs["interp_weights"],
+        )
+        return self._output_parts(output)
+
+    def _output_parts(self, output: Any) -> list[torch.Tensor]:
+        return [output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())]
+
+    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        grids = [self.rule.checked_grid(item) for item in mm_kwargs.chosen]
+        grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids], device=self.device)
+        output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
+        return torch.cat(self._output_parts(output), dim=-1)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return list(self.modules["visual"].blocks)

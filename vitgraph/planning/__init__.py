@@ -1,0 +1,1 @@
+"""Pure planning: items, budgets, packing, accounting. Nothing here imports torch."""

@@ -1,0 +1,371 @@
+"""The saved record of a run: `run.json` and `samples.csv`, their rules, and what is derived from the samples.
+
+Format history (`SCHEMA_VERSION`):
+    1: first version.
+
+In files, not measured is null and never 0, and a number that is not finite is the string "nan", "inf" or "-inf".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitgraph import stats
+from vitgraph.errors import UsageError
+from vitgraph.result_files import RecordFileError, os_reason, read_text, refuse_to_replace, write_atomically
+from vitgraph.samples import (
+    EAGER,
+    EAGER_REPEAT,
+    GRAPH,
+    HF,
+    MODES,
+    RUN_FILE,
+    SAMPLE_COLUMNS,
+    SAMPLES_FILE,
+    LoadedSamples,
+    RequestTimes,
+    Sample,
+    SampleWriter,
+    load_samples,
+    request_times,
+)
+
+__all__ = [
+    "CPU_REPLAY_REASON",
+    "MODES",
+    "SAMPLE_COLUMNS",
+    "SCHEMA_VERSION",
+    "LoadedSamples",
+    "RecordFileError",
+    "RunRecord",
+    "Sample",
+    "SampleWriter",
+    "build_comparison",
+    "build_summary",
+    "load_samples",
+]
+
+SCHEMA_VERSION = 1
+STATUSES = ("complete", "interrupted", "error")
+CPU_REPLAY_REASON = "replay on a CPU saves no launches; no speed-up is claimed here"
+"""Goes into `build_comparison(invalid_reasons=...)` when the replays ran on a CPU."""
+TOP_LEVEL_FIELDS = (
+    "schema_version",
+    "kind",
+    "status",
+    "status_reason",
+    "vitgraph_version",
+    "created_at",
+    "command",
+    "settings",
+    "environment",
+    "workload",
+    "summary",
+    "comparison",
+    "graph",
+    "correctness",
+    "samples_file",
+)
+
+Json = dict[str, Any]
+Migration = Callable[[Json], Json]
+MIGRATIONS: dict[int, Migration] = {}
+"""Turns a record of the version it is keyed by into one of the next version; empty while there is only version 1."""
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_MEASURED_SECTIONS = ("summary", "comparison", "graph", "correctness")
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """A run as saved in `run.json`, kept as the dictionary that the file holds.
+
+    Attributes:
+        data: The fields of `TOP_LEVEL_FIELDS`.
+        folder: Where the record was loaded from or saved to; None while it is only in memory.
+    """
+
+    data: Json
+    folder: Path | None = field(default=None, compare=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.data[name]
+
+    @property
+    def is_cpu_replay(self) -> bool:
+        """True when graph mode ran its replays on a CPU, where there are no launches to save."""
+        return bool(self.data["graph"]) and self.data["graph"].get("mode") == "cpu-replay"
+
+    @property
+    def model_name(self) -> str:
+        """Model as given (`settings.model.name`)."""
+        return str(self.data["settings"]["model"]["name"])
+
+    @property
+    def backend_requested(self) -> str | None:
+        """Attention backend asked for (`settings.model.attn_backend`); None means automatic."""
+        return self.data["settings"]["model"].get("attn_backend")
+
+    @property
+    def backend_used(self) -> str | None:
+        """Attention backend that ran (`environment.attn_backend`); None where the run ended before it was chosen."""
+        return self.data["environment"].get("attn_backend")
+
+    @property
+    def device_name(self) -> str | None:
+        """Device that was measured (`environment.device`), or None where it is not known."""
+        return self.data["environment"].get("device")
+
+    def validate(self) -> None:
+        """Checks the rules of the format.
+
+        Raises:
+            UsageError: A field is missing or breaks a rule; the message names the field and its values.
+        """
+        _check_record(self.data)
+
+    def save(self, folder: Path | str, overwrite: bool = False) -> Path:
+        """Writes `run.json` into `folder`: whole or not at all.
+
+        Returns:
+            The file.
+
+        Raises:
+            UsageError: The record breaks a rule, or the file exists and `overwrite` is off.
+            RecordFileError: The file could not be written; the message says whether the samples are saved.
+        """
+        self.validate()
+        folder = Path(folder)
+        ordered = {name: self.data[name] for name in TOP_LEVEL_FIELDS}
+        text = json.dumps(encode(ordered), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        path = folder / RUN_FILE
+        if not overwrite:
+            refuse_to_replace(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, text.encode("utf-8"))
+        except OSError as error:
+            samples = folder / SAMPLES_FILE
+            kept = f"the samples in {samples}" if samples.exists() else "nothing"
+            raise RecordFileError(
+                f"cannot write {path}: {os_reason(error)}. Saved: {kept}. Not saved: settings, summary and counters"
+            ) from error
+        self.folder = folder
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> RunRecord:
+        """Reads a record of this or an older version.
+
+        Args:
+            path: The folder of the run, or its `run.json`.
+
+        Raises:
+            UsageError: The file is missing, is not a record, breaks a rule, or is of a newer version.
+        """
+        path = Path(path)
+        if path.is_dir():
+            path = path / RUN_FILE
+        if not path.exists() and (path.parent / SAMPLES_FILE).exists():
+            raise UsageError(
+                f"{path} does not exist, but {SAMPLES_FILE} beside it does: the run ended before its record was saved. "
+                "The samples are complete up to there; settings and counters are not known"
+            )
+        try:
+            data = json.loads(read_text(path))
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path} is not valid JSON ({error}); give the folder of a saved run") from error
+        record = cls(_migrate(data, path), path.parent)
+        for name in _MEASURED_SECTIONS:
+            if name in record.data:
+                record.data[name] = decode(record.data[name])
+        record.validate()
+        return record
+
+    def load_samples(self) -> LoadedSamples:
+        """Reads the samples that belong to this record.
+
+        Raises:
+            UsageError: The record is not on disk, or its samples cannot be read.
+        """
+        if self.folder is None:
+            raise UsageError("this record has not been saved, so it has no samples file; save it first")
+        return load_samples(self.folder / self.data["samples_file"])
+
+
+def build_summary(samples: Sequence[Sample]) -> Json:
+    """Latency of each measured mode over requests, each request being the mean of its rounds.
+
+    Eager and graph count the requests and rounds in which both were measured, so that the two can be compared.
+
+    Returns:
+        `{"eager": {...}, "graph": {...}, "hf": {...}}` without the modes that have no samples. `p99_ms` is always
+        the plain percentile; `p99_supported` says whether there are enough requests to speak of it.
+    """
+    present = {sample.mode for sample in samples}
+    pair = [mode for mode in (EAGER, GRAPH) if mode in present]
+    groups = [pair, [HF] if HF in present else []]
+    summary: Json = {}
+    for modes in filter(None, groups):
+        wall = request_times(samples, modes)
+        gpu = request_times(samples, modes, clock="gpu_ms")
+        for mode in modes:
+            summary[mode] = _latency_entry(stats.summarize(wall.times[mode]), stats.summarize(gpu.times[mode]).mean)
+    return summary
+
+
+def build_comparison(samples: Sequence[Sample], seed: int = 0, invalid_reasons: Iterable[str] = ()) -> Json:
+    """Graph against eager: differences with their intervals, noise floors and verdicts.
+
+    Args:
+        samples: All samples of the run.
+        seed: Seed of the bootstrap.
+        invalid_reasons: Why the times must not be compared (clock drop, throttling, another process on the
+            device, `CPU_REPLAY_REASON`); any reason makes every verdict `invalid`.
+
+    Returns:
+        The `comparison` section; `delta_pct` and `ci95` are graph minus eager, negative is faster.
+    """
+    pair = request_times(samples, (EAGER, GRAPH))
+    control = request_times(samples, (EAGER, EAGER_REPEAT))
+    reasons = tuple(invalid_reasons)
+    n = len(pair.requests)
+    comparison: Json = {"requests": n, "rounds": pair.rounds, "unpaired_samples": pair.unpaired}
+    for metric in stats.METRICS:
+        delta = stats.metric_delta(pair.times[EAGER], pair.times[GRAPH], metric, seed)
+        floor = stats.noise_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed)
+        comparison[metric] = {
+            "improvement_pct": delta.improvement_pct,
+            "delta_pct": delta.delta_pct,
+            "ci95": None if delta.ci95 is None else list(delta.ci95),
+            "noise_floor_pct": floor,
+            "verdict": "invalid" if reasons else stats.verdict(delta.delta_pct, delta.ci95, floor),
+        }
+    noise_pct = stats.request_noise_pct(control.times[EAGER], control.times[EAGER_REPEAT])
+    comparison["slower_than_eager"] = asdict(stats.slower_than_eager(pair.times[EAGER], pair.times[GRAPH], noise_pct))
+    comparison["verdict"] = comparison["mean"]["verdict"]
+    comparison["verdict_reason"] = "; ".join(reasons) if reasons else _verdict_reason(pair, comparison["mean"])
+    return comparison
+
+
+def _latency_entry(wall: stats.Summary, gpu_mean_ms: float | None) -> Json:
+    return {
+        "mean_ms": wall.mean,
+        "p50_ms": wall.p50,
+        "p90_ms": wall.p90,
+        "p99_ms": wall.p99,
+        "p99_supported": wall.is_p99_supported,
+        "max_ms": wall.max,
+        "std_ms": wall.std,
+        "n": wall.n,
+        "gpu_mean_ms": gpu_mean_ms,
+        "outliers": wall.outliers,
+    }
+
+
+def _verdict_reason(pair: RequestTimes, mean: Json) -> str:
+    n, floor = len(pair.requests), mean["noise_floor_pct"]
+    if n == 0:
+        return "no request was measured in both modes"
+    if mean["ci95"] is None:
+        return f"{n} requests are too few for an interval of the mean; it takes {stats.MIN_PAIRS}"
+    if floor is None:
+        return "eager was not measured against itself on enough requests, so the noise is not known"
+    relation = {
+        "faster": "lies wholly beyond",
+        "slower": "lies wholly beyond",
+        "same": "lies wholly within",
+        "undecided": "reaches across",
+    }[mean["verdict"]]
+    return f"the 95% interval of the mean {relation} the noise floor of ±{floor:.2f}%"
+
+
+def encode(value: Any, where: str = "record") -> Any:
+    """Turns a value into what strict JSON can hold; numbers that are not finite become strings.
+
+    Raises:
+        TypeError: A value has no place in a record; the message names the field.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(name): encode(entry, f"{where}.{name}") for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return encode(value.item(), where)
+    raise TypeError(f"{where} is a {type(value).__name__}, which a record cannot hold; convert it before saving")
+
+
+def decode(value: Any) -> Any:
+    """Turns the strings that stand for numbers that are not finite back into them, at any depth."""
+    if isinstance(value, dict):
+        return {name: decode(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [decode(entry) for entry in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _migrate(data: Any, path: Path) -> Json:
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UsageError(f"{path} has no whole number schema_version, so it is no vitgraph record")
+    if version > SCHEMA_VERSION:
+        raise UsageError(
+            f"{path} has schema_version {version}; this vitgraph reads up to {SCHEMA_VERSION}. "
+            "Update vitgraph to open it"
+        )
+    while version < SCHEMA_VERSION:
+        if version not in MIGRATIONS:
+            raise UsageError(f"{path} has schema_version {version}; the oldest that can be read is 1")
+        data = MIGRATIONS[version](data)
+        version += 1
+    return data
+
+
+def _check_record(data: Json) -> None:
+    missing = [name for name in TOP_LEVEL_FIELDS if name not in data]
+    unknown = [name for name in data if name not in TOP_LEVEL_FIELDS]
+    if missing or unknown:
+        raise UsageError(
+            f"the record lacks {', '.join(missing) or 'nothing'} and has unknown {', '.join(unknown) or 'nothing'}; "
+            f"version {SCHEMA_VERSION} has exactly {', '.join(TOP_LEVEL_FIELDS)}"
+        )
+    if data["schema_version"] != SCHEMA_VERSION or data["kind"] != "bench":
+        raise UsageError(
+            f"the record is schema_version {data['schema_version']!r}, kind {data['kind']!r}; "
+            f"this one must be {SCHEMA_VERSION} and 'bench'"
+        )
+    status = data["status"]
+    if status not in STATUSES:
+        raise UsageError(f"status is {status!r}; it must be one of {', '.join(STATUSES)}")
+    if (status == "complete") == bool(data["status_reason"]):
+        raise UsageError(
+            f"status {status!r} with reason {data['status_reason']!r}; exactly the incomplete have a reason"
+        )
+    if status == "complete" and not (data["summary"] and data["graph"]):
+        raise UsageError("a complete record needs its summary and graph sections; use status 'interrupted' or 'error'")
+    if data["graph"]:
+        _check_counters(data["graph"])
+
+
+def _check_counters(graph: Json) -> None:
+    items, hits, misses = graph["items"], graph["hits"], graph["misses"]
+    if hits + misses != items:
+        raise UsageError(f"graph counters contradict: {hits} hits + {misses} misses are not {items} items")
+    by_reason = sum(graph["misses_by_reason"].values())
+    if by_reason != misses:
+        raise UsageError(f"graph counters contradict: misses by reason add up to {by_reason}, misses are {misses}")
+    expected = hits / items if items else None
+    rate = graph["hit_rate"]
+    if (rate is None) != (expected is None) or (rate is not None and abs(rate - expected) > 1e-6):
+        raise UsageError(f"graph hit_rate is {rate}; {hits} of {items} items make it {expected}")

@@ -1,0 +1,1 @@
+"""Output of saved runs: console tables, CSV, plots. Nothing here imports torch."""

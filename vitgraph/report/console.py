@@ -1,0 +1,350 @@
+"""Prints a saved run as tables and facts for a terminal; the only module beside the CLI that prints.
+
+Tables print improvements, positive = graph faster; the record holds the opposite sign.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from vitgraph.records import CPU_REPLAY_REASON, RunRecord
+from vitgraph.stats import P99_MIN_SAMPLES
+
+NOT_MEASURED = "not measured"
+NO_VALUE = "–"
+SIGN_CONVENTION = "positive = graph faster; milliseconds a request, eager→graph"
+
+_VERDICT_STYLES = {"faster": "green", "slower": "red", "same": "cyan", "undecided": "yellow", "invalid": "red"}
+_CELL_WIDTH = 32
+_WIDE_CONSOLE = 100
+_GRAPHS_LISTED = 8
+
+
+def render_bench(record: RunRecord, console: Console) -> None:
+    """Prints everything a `bench` run found: improvements, facts, verdict, and its replays by token budget.
+
+    Args:
+        record: A loaded or fresh record; an incomplete one prints what it has and why it ended.
+        console: Where to print; widths from 80 columns on are laid out without cut cells.
+    """
+    device = record.device_name or "unknown device"
+    console.print(_line(f"vitgraph bench: {record.model_name} on {device}, workload {_workload_name(record)}", "bold"))
+    if record["status"] != "complete":
+        console.print(_line(f"{record['status'].capitalize()}: {record['status_reason']}", "bold yellow"))
+    comparison = record["comparison"] or {}
+    if comparison.get("requests"):
+        console.print(_improvement_table(record, console.width))
+        console.print(_line(SIGN_CONVENTION, "dim"))
+    else:
+        console.print(_line("No request was measured in both modes, so there is nothing to compare."))
+    console.print()
+    console.print(_facts(record))
+    if record.is_cpu_replay:
+        console.print(_line(f"{CPU_REPLAY_REASON[0].upper()}{CPU_REPLAY_REASON[1:]}."))
+    if record["graph"]:
+        console.print()
+        _print_per_budget(record["graph"], console)
+        _print_dropped(record["graph"], console)
+
+
+def render_captures(record: RunRecord, console: Console) -> None:
+    """Prints what was captured: time and memory of each graph, the totals, and what could not be captured."""
+    graph = record["graph"] or {"captured": [], "dropped": []}
+    captured = graph["captured"]
+    if captured:
+        replays = {_graph_key(entry): entry["replays"] for entry in graph["per_budget"]}
+        table = _graph_table(f"Captured graphs ({graph['mode']})", captured)
+        for name in ("Capture ms", "Pool", "Buffers", "Replays"):
+            table.add_column(name, justify="right")
+        for entry in captured:
+            table.add_row(
+                *_graph_cells(entry, captured),
+                _number(entry["capture_ms"], 1),
+                _bytes(entry["pool_bytes"]),
+                _bytes(entry["buffer_bytes"]),
+                str(replays.get(_graph_key(entry), 0)),
+            )
+        console.print(table)
+        console.print(_line(f"Total: {_capture_fact(graph)}; {_memory_fact(graph)}"))
+    else:
+        console.print(_line("No graph was captured."))
+    _print_dropped(graph, console)
+
+
+def _workload_name(record: RunRecord) -> str:
+    return str(record["workload"].get("name", "unknown"))
+
+
+def _line(text: str, style: str = "") -> Text:
+    # Text objects are not parsed for markup: a model name may hold square brackets.
+    return Text(text, style=style)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: Any, decimals: int) -> str:
+    if not _is_number(value):
+        return NO_VALUE
+    # The zero turns a negative zero, as -0.04 rounds to, into a plain one.
+    return f"{round(value, decimals) + 0.0:.{decimals}f}" if math.isfinite(value) else str(value)
+
+
+def _ms(value: Any) -> str:
+    return _number(value, 3 if _is_number(value) and abs(value) < 0.995 else 2)
+
+
+def _signed_pct(value: Any) -> str:
+    if not _is_number(value) or not math.isfinite(value):
+        return NO_VALUE
+    return f"{round(value, 1) + 0.0:+.1f}%"
+
+
+def _share(value: Any) -> str:
+    return f"{_number(100 * value, 1)}%" if _is_number(value) else NO_VALUE
+
+
+def _ratio(value: Any) -> str:
+    return f"{_number(value, 2)}×" if _is_number(value) else NO_VALUE
+
+
+def _bytes(value: Any) -> str:
+    if not _is_number(value):
+        return NO_VALUE
+    if value < 2**20:
+        return f"{value / 2**10:.1f} KiB"
+    return f"{value / 2**20:.1f} MiB" if value < 2**30 else f"{value / 2**30:.2f} GiB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _improvement_table(record: RunRecord, width: int) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("Backend")
+    table.add_column("Mean latency improvement")
+    table.add_column("P99 latency improvement")
+    table.add_row(_backend(record), _improvement(record, "mean", width), _improvement(record, "p99", width))
+    return table
+
+
+def _backend(record: RunRecord) -> Text:
+    used, requested = record.backend_used or NO_VALUE, record.backend_requested
+    if requested is None or requested == used:
+        return Text(used)
+    return Text(f"{used}\n(asked for\n{requested})")
+
+
+def _improvement(record: RunRecord, metric: str, width: int) -> Text:
+    """One cell: the improvement as upstream prints it, and beneath it what may be claimed of it."""
+    eager, graph = record["summary"]["eager"], record["summary"]["graph"]
+    entry = record["comparison"][metric]
+    improvement, field, label = entry["improvement_pct"], f"{metric}_ms", ""
+    if metric == "p99" and not eager["p99_supported"]:
+        field, label = "max_ms", f"max (n<{P99_MIN_SAMPLES}), "
+        improvement = 100 * (1 - graph["max_ms"] / eager["max_ms"]) if eager["max_ms"] else None
+    cell = Text(f"{_signed_pct(improvement)} ({_ms(eager[field])}→{_ms(graph[field])} ms)\n", style="bold")
+    if record.is_cpu_replay:
+        return cell.append(f"{label}not a GPU", style="not bold")
+    verdict = entry["verdict"]
+    style = f"not bold {_VERDICT_STYLES[verdict]}"
+    interval = ""
+    if entry["ci95"] is not None and verdict != "invalid":
+        low, high = (_signed_pct(-end) for end in reversed(entry["ci95"]))
+        interval = f"95% CI {low.removesuffix('%')} … {high}"
+    claim = f"{label}{verdict}"
+    if not interval:
+        return cell.append(claim, style=style)
+    fits = width >= _WIDE_CONSOLE or len(claim) + len(interval) + 2 <= _CELL_WIDTH
+    return cell.append(f"{claim},{' ' if fits else chr(10)}{interval}", style=style)
+
+
+def _facts(record: RunRecord) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for label, text in _fact_lines(record):
+        grid.add_row(label, Text(text))
+    grid.add_row("Verdict", _verdict_text(record))
+    return grid
+
+
+def _fact_lines(record: RunRecord) -> Iterable[tuple[str, str]]:
+    comparison, graph = record["comparison"] or {}, record["graph"]
+    if comparison:
+        left_out = comparison["unpaired_samples"]
+        note = f"; {_count(left_out, 'sample')} without a partner left out" if left_out else ""
+        size = f"{_count(comparison['requests'], 'request')} × {_count(comparison['rounds'], 'round')}"
+        yield "Measured", f"{size}, modes interleaved{note}"
+    for mode, label in (("eager", "Eager"), ("graph", "Graph"), ("hf", "Stock transformers")):
+        if record["summary"].get(mode, {}).get("n"):
+            yield label, _latency_fact(record["summary"][mode])
+    if graph:
+        yield from _graph_facts(graph)
+    if comparison:
+        yield "Slower requests", _slower_fact(comparison["slower_than_eager"])
+        floors = [comparison[metric]["noise_floor_pct"] for metric in ("mean", "p99")]
+        mean, p99 = (f"±{_number(floor, 2)}%" if _is_number(floor) else NOT_MEASURED for floor in floors)
+        yield "Noise floor", f"mean {mean}, P99 {p99} (eager against eager)"
+    yield "Correctness", _correctness_fact(record["correctness"])
+    skipped = record["workload"].get("skipped", [])
+    if skipped:
+        yield "Skipped inputs", f"{len(skipped)}, first: {skipped[0]['source']}: {skipped[0]['reason']}"
+
+
+def _latency_fact(entry: Mapping[str, Any]) -> str:
+    names = ["mean", "p50", "p90", *(["p99"] if entry["p99_supported"] else []), "max"]
+    parts = [f"{name.capitalize() if name != 'mean' else name} {_ms(entry[f'{name}_ms'])}" for name in names]
+    gpu = entry["gpu_mean_ms"]
+    gpu_note = f"GPU time {_ms(gpu)} mean" if _is_number(gpu) else f"GPU time {NOT_MEASURED}"
+    parts[-1] = parts[-1].lower()
+    return f"{', '.join(parts)} ms; {gpu_note}; {_count(entry['outliers'], 'outlier')} kept"
+
+
+def _graph_facts(graph: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    rate = f" ({_share(graph['hit_rate'])})" if graph["hit_rate"] is not None else ""
+    partial = f", {graph['partial_hits']} of them with some path replayed" if graph["partial_hits"] else ""
+    yield "Items", f"{graph['items']}: {_count(graph['hits'], 'hit')}{rate}, {_misses(graph['misses'])}{partial}"
+    reasons = sorted(graph["misses_by_reason"].items(), key=lambda pair: (-pair[1], pair[0]))
+    if graph["misses"]:
+        yield "Misses by reason", ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in reasons if count)
+    rows = f"{graph['tokens_replayed']} of {graph['budget_tokens_replayed']} rows used"
+    yield "Replays", f"{graph['replays']} ({graph['policy']} packing), waste {_share(graph['waste'])} ({rows})"
+    gap = graph["launch_gap"]
+    yield "Launch gap", f"{_ratio(gap)} (wall time of a replay over its GPU time)" if _is_number(gap) else NOT_MEASURED
+    steps = graph["host_steps_ms"]
+    if steps:
+        yield "Host steps", ", ".join(f"{name.replace('_', ' ')} {_ms(value)}" for name, value in steps.items()) + " ms"
+    yield "Memory", _memory_fact(graph)
+    yield "Capture", _capture_fact(graph)
+
+
+def _misses(number: int) -> str:
+    return "1 miss" if number == 1 else f"{number} misses"
+
+
+def _memory_fact(graph: Mapping[str, Any]) -> str:
+    sizes = (("graph pool", graph["pool_bytes"]), ("buffers", graph["buffer_bytes"]))
+    return ", ".join(f"{name} {_bytes(size) if _is_number(size) else NOT_MEASURED}" for name, size in sizes)
+
+
+def _capture_fact(graph: Mapping[str, Any]) -> str:
+    captured, dropped = len(graph["captured"]), len(graph["dropped"])
+    seconds = f" in {_number(graph['capture_s'], 2)} s" if _is_number(graph["capture_s"]) else ""
+    failed = f", {dropped} not captured (listed below)" if dropped else ""
+    return f"{_count(captured, 'graph')}{seconds}{failed}"
+
+
+def _slower_fact(slower: Mapping[str, Any]) -> str:
+    fixed = f"{slower['over_2pct_count']} of {slower['n']} ({_share(slower['over_2pct_share'])}) by more than 2%"
+    if slower["count"] is None:
+        return f"than eager: {fixed}; request noise {NOT_MEASURED}"
+    threshold = f"the request noise of {_number(slower['threshold_pct'], 1)}%"
+    return f"than eager: {slower['count']} ({_share(slower['share'])}) by more than {threshold}; {fixed}"
+
+
+def _correctness_fact(correctness: Mapping[str, Any] | None) -> str:
+    if correctness is None:
+        return "not checked"
+    error, tolerance = correctness["max_rel_l2"], correctness["tolerance"]
+    difference = f"{error:.1e}" if _is_number(error) else NOT_MEASURED
+    return (
+        f"{correctness['status']}: graph against eager on {_count(correctness['checked'], 'call')}, "
+        f"largest relative L2 difference {difference}, tolerance {tolerance:.1e}"
+    )
+
+
+def _verdict_text(record: RunRecord) -> Text:
+    comparison = record["comparison"]
+    if not comparison:
+        return Text("none: nothing was compared", style="bold")
+    if record.is_cpu_replay:
+        return Text("none, not a GPU", style="bold")
+    verdict, p99 = comparison["verdict"], comparison["p99"]["verdict"]
+    text = Text(f"{verdict}", style=f"bold {_VERDICT_STYLES[verdict]}")
+    if verdict != "invalid":
+        text.append(f" (P99: {p99})")
+    return text.append(f": {comparison['verdict_reason']}", style="not bold default")
+
+
+def _graph_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    return entry["path"], entry["token_budget"], entry["segment_slots"], tuple(entry["axis_key"])
+
+
+def _graph_table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
+    """A table whose first columns name a graph; path and axis key only where some graph needs them."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    if _has_paths(entries):
+        table.add_column("Path")
+    table.add_column("Budget", justify="right")
+    table.add_column("Slots", justify="right")
+    if _has_axes(entries):
+        table.add_column("Axis", justify="right")
+    return table
+
+
+def _graph_cells(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    path = [str(entry["path"])] if _has_paths(entries) else []
+    axis = ["×".join(map(str, entry["axis_key"])) or NO_VALUE] if _has_axes(entries) else []
+    return [*path, str(entry["token_budget"]), str(entry["segment_slots"]), *axis]
+
+
+def _has_paths(entries: Sequence[Mapping[str, Any]]) -> bool:
+    return any(entry["path"] != "default" for entry in entries)
+
+
+def _has_axes(entries: Sequence[Mapping[str, Any]]) -> bool:
+    return any(entry["axis_key"] for entry in entries)
+
+
+def _print_per_budget(graph: Mapping[str, Any], console: Console) -> None:
+    replayed = [entry for entry in graph["per_budget"] if entry["replays"]]
+    if not replayed:
+        console.print(_line("Nothing was replayed.", "bold yellow"))
+        return
+    table = _graph_table("Replays by token budget", replayed)
+    for name in ("Replays", "Items", "Fill", "Waste", "Replay ms", "Launch gap"):
+        table.add_column(name, justify="right")
+    for entry in replayed:
+        waste = entry["waste"]
+        table.add_row(
+            *_graph_cells(entry, replayed),
+            str(entry["replays"]),
+            str(entry["items"]),
+            _share(1 - waste) if _is_number(waste) else NO_VALUE,
+            _share(waste),
+            _ms(entry["replay_ms"]),
+            _ratio(entry["launch_gap"]),
+        )
+    console.print(table)
+    used = {_graph_key(entry) for entry in replayed}
+    idle = [entry for entry in graph["captured"] if _graph_key(entry) not in used]
+    if idle:
+        console.print(_line(f"Captured and never replayed: {_list_graphs(idle)}"))
+
+
+def _print_dropped(graph: Mapping[str, Any], console: Console) -> None:
+    by_reason: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in graph["dropped"]:
+        by_reason.setdefault(entry["reason"], []).append(entry)
+    for reason, entries in by_reason.items():
+        console.print(_line(f"Not captured: {_list_graphs(entries)}: {reason}", "yellow"))
+
+
+def _list_graphs(entries: Sequence[Mapping[str, Any]]) -> str:
+    names = []
+    for entry in entries[:_GRAPHS_LISTED]:
+        path = "" if entry["path"] == "default" else f"{entry['path']} "
+        axis = f", {'×'.join(map(str, entry['axis_key']))}" if entry["axis_key"] else ""
+        names.append(f"{path}{entry['token_budget']} ({_count(entry['segment_slots'], 'slot')}{axis})")
+    more = len(entries) - _GRAPHS_LISTED
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Requests to encode: random-mm, hub and local data sets, size traces."""

@@ -1,0 +1,252 @@
+"""The words of a workload: items, requests, the options that ask for them, and the fingerprint of their sizes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from vitgraph.errors import InputError, UsageError
+
+IMAGE = "image"
+VIDEO = "video"
+
+BucketConfig = dict[tuple[int, int, int], float]
+Provenance = dict[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True)
+class MediaItem:
+    """One image or video as it is handed to a model's processor.
+
+    Attributes:
+        width: Pixels across.
+        height: Pixels down.
+        frames: 1 for an image, more for a video.
+        fps: Frames a second of the video file where `frames` counts file frames and the model's loader still samples
+            them; None where `frames` already is what reaches the processor, and for images.
+        source: Where the item comes from, for messages (`mixed-chat.csv:17`).
+        image: A PIL image or an `EncodedImage`; None means that random pixels of this size are used. It takes no part
+            in equality or in the fingerprint.
+    """
+
+    width: int
+    height: int
+    frames: int = 1
+    fps: float | None = None
+    source: str = ""
+    image: object | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "frames"):
+            value = getattr(self, name)
+            if not is_int(value) or value < 1:
+                raise InputError(
+                    f"{self.source or 'item'}: {name} is {value!r}; it must be a positive integer, for example 336"
+                )
+        if self.fps is not None and not is_positive_number(self.fps):
+            raise InputError(
+                f"{self.source or 'item'}: fps is {self.fps!r}; it must be a positive number, for example 29.97, "
+                "or None where frames are already sampled"
+            )
+
+    @property
+    def modality(self) -> str:
+        """`image` for one frame, `video` for more."""
+        return IMAGE if self.frames == 1 else VIDEO
+
+
+@dataclass(frozen=True)
+class Request:
+    """The items that one prompt carries, in order; there may be none.
+
+    Attributes:
+        index: Place of the request among the measured requests (or among the warm-ups), from 0.
+        items: Images and videos of the request.
+    """
+
+    index: int
+    items: tuple[MediaItem, ...]
+
+
+@dataclass(frozen=True)
+class SkippedItem:
+    """An item of the source that could not be used.
+
+    Attributes:
+        source: Which one.
+        reason: Why, in words for the user.
+    """
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests to measure, requests to warm up with, and where they come from.
+
+    Attributes:
+        name: Short name for tables.
+        requests: Measured requests, in order.
+        warmups: Requests that run before the clock counts.
+        skipped: Items of the source that were left out, each with its reason.
+        provenance: Facts that a reader of a result needs: source, seed, what was drawn, shrunk or repeated.
+    """
+
+    name: str
+    requests: tuple[Request, ...]
+    warmups: tuple[Request, ...] = ()
+    skipped: tuple[SkippedItem, ...] = ()
+    provenance: Provenance = field(default_factory=dict)
+
+    @classmethod
+    def of_items(cls, name: str, items: Iterable[MediaItem], skipped: Iterable[SkippedItem] = ()) -> Workload:
+        """A workload with one request for each item and no warm-ups."""
+        return cls(name=name, requests=number_requests((item,) for item in items), skipped=tuple(skipped))
+
+    @property
+    def num_items(self) -> int:
+        """Items of the measured requests."""
+        return sum(len(request.items) for request in self.requests)
+
+    @property
+    def has_videos(self) -> bool:
+        """Whether any request, measured or warm-up, carries a video."""
+        return any(item.frames > 1 for request in (*self.requests, *self.warmups) for item in request.items)
+
+    def fingerprint(self) -> str:
+        """Names the ordered sizes of the measured requests: equal for equal sizes, whatever the pixels.
+
+        Returns:
+            16 hexadecimal digits of a SHA-256 over one line a request, its items as `WxHxFRAMES`, and `@FPS` after
+            those whose frames are still to be sampled.
+        """
+        lines = (",".join(_size_text(item) for item in request.items) + "\n" for request in self.requests)
+        return hashlib.sha256("".join(lines).encode("ascii")).hexdigest()[:16]
+
+    def head(self, n: int) -> Workload:
+        """The same workload with its first `n` measured requests only (all of them where there are fewer).
+
+        Raises:
+            UsageError: If `n` is below 1.
+        """
+        if not is_int(n) or n < 1:
+            raise UsageError(f"head takes {n!r} requests; it must be a positive integer, for example 100")
+        return replace(self, requests=self.requests[:n])
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """Every option of a workload, with the defaults of `vllm bench mm-processor`.
+
+    Attributes:
+        dataset_name: `random-mm`, `hf` or `trace`.
+        dataset_path: Hub id, folder of parquet files or one such file (`hf`); shipped name or CSV file (`trace`).
+        hf_name: Public name of a local copy, or the hub id where `dataset_path` is not given.
+        hf_subset: Configuration of the data set.
+        hf_split: Split of the data set; None means `train`.
+        stream: Read a data set row by row instead of preparing it as a whole on disk.
+        disable_shuffle: Keep the row order of a data set.
+        no_oversample: Do not repeat rows of a data set that has too few.
+        num_prompts: Measured requests.
+        num_warmups: Requests before them.
+        seed: The only seed.
+        random_mm_base_items_per_request: Items of a request before the range ratio.
+        random_mm_num_mm_items_range_ratio: Spread of that count, from 0 to 1.
+        random_mm_limit_mm_per_prompt: Most items of each modality in a request.
+        random_mm_bucket_config: Probability by (height, width, frames).
+        max_pixels_per_item: Larger items (of a video: frames) are shrunk in proportion; for `trace` and `hf`.
+        video_fps: Frames a second of trace videos; None means that `frames` already is what reaches the processor.
+        shuffle_trace: Permute the requests of a trace with the seed.
+    """
+
+    dataset_name: str = "random-mm"
+    dataset_path: str | None = None
+    hf_name: str | None = None
+    hf_subset: str | None = None
+    hf_split: str | None = None
+    stream: bool = True
+    disable_shuffle: bool = False
+    no_oversample: bool = False
+    num_prompts: int = 1000
+    num_warmups: int = 1
+    seed: int = 0
+    random_mm_base_items_per_request: int = 1
+    random_mm_num_mm_items_range_ratio: float = 0.0
+    random_mm_limit_mm_per_prompt: dict[str, int] = field(default_factory=lambda: {IMAGE: 255, VIDEO: 1})
+    random_mm_bucket_config: BucketConfig = field(
+        default_factory=lambda: {(256, 256, 1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0}
+    )
+    max_pixels_per_item: int | None = None
+    video_fps: float | None = None
+    shuffle_trace: bool = False
+
+
+def number_requests(groups: Iterable[tuple[MediaItem, ...]]) -> tuple[Request, ...]:
+    """Requests numbered from 0 in the order of `groups`."""
+    return tuple(Request(index, items) for index, items in enumerate(groups))
+
+
+def choose_warmups(
+    groups: Sequence[tuple[MediaItem, ...]], num_prompts: int, num_warmups: int, seed: int
+) -> tuple[tuple[Request, ...], str]:
+    """Picks warm-ups that are other requests than the measured ones where the source has enough of them.
+
+    Args:
+        groups: Items of every request of the source, in the order in which they are measured.
+        num_prompts: How many of them are measured.
+        num_warmups: Warm-ups wanted.
+        seed: Seed of the workload; the draw uses the next one.
+
+    Returns:
+        The warm-ups, and a sentence for the provenance.
+    """
+    if num_warmups == 0:
+        return (), "none"
+    if len(groups) - num_prompts >= num_warmups:
+        return number_requests(groups[num_prompts : num_prompts + num_warmups]), "the requests after the measured ones"
+    drawn = np.random.default_rng(seed + 1).integers(len(groups), size=num_warmups)
+    return (
+        number_requests(groups[int(index)] for index in drawn),
+        f"drawn among all requests with seed {seed + 1}, since too few are left after the measured ones",
+    )
+
+
+def shrink_size(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
+    """The largest size of the same shape with at most `max_pixels` pixels, rounded down to whole pixels.
+
+    A side never falls below 1, so an item whose aspect ratio exceeds `max_pixels` loses its shape, not the bound.
+
+    Args:
+        width: Pixels across.
+        height: Pixels down.
+        max_pixels: Bound on width times height; None leaves the size alone.
+
+    Returns:
+        Width and height.
+    """
+    if max_pixels is None or width * height <= max_pixels:
+        return width, height
+    scale = math.sqrt(max_pixels / (width * height))
+    new_width = min(max(1, math.floor(width * scale)), max_pixels)
+    new_height = min(max(1, math.floor(height * scale)), max_pixels // new_width)
+    return new_width, new_height
+
+
+def is_int(value: object) -> bool:
+    """Whether `value` is an integer that is not a truth value."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_positive_number(value: object) -> bool:
+    """Whether `value` is a finite number above 0 that is not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _size_text(item: MediaItem) -> str:
+    rate = "" if item.fps is None else f"@{float(item.fps)!r}"
+    return f"{item.width}x{item.height}x{item.frames}{rate}"
