@@ -85,6 +85,17 @@ _MEASURED_SECTIONS = ("summary", "comparison", "graph", "correctness")
 class RunRecord:
     """A run as saved in `run.json`, kept as the dictionary that the file holds.
 
+    What the measured sections hold; times are in milliseconds, shares between 0 and 1:
+        summary: From `build_summary`.
+        comparison: From `build_comparison`, or null.
+        graph: `mode` (`cuda` or `cpu-replay`), `policy`; counters `items`, `hits`, `misses`, `hit_rate`,
+            `misses_by_reason`, `partial_hits` (misses with some path replayed), `replays`, `path_runs`; rows
+            `tokens_replayed`, `budget_tokens_replayed`, `waste`; `per_budget`, `captured` and `dropped`, one entry
+            a graph (`path`, `token_budget`, `segment_slots`, `axis_key`, then its figures or its `reason`);
+            `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (wall over GPU time of a replay),
+            `host_steps_ms`, `call_overheads`. What a run did not reach is absent or null.
+        correctness: `checked` calls, `max_rel_l2`, `tolerance`, `status`; null where nothing was checked.
+
     Attributes:
         data: The fields of `TOP_LEVEL_FIELDS`.
         folder: Where the record was loaded from or saved to; None while it is only in memory.
@@ -103,13 +114,14 @@ class RunRecord:
 
     @property
     def model_name(self) -> str:
-        """Model as given (`settings.model.name`)."""
-        return str(self.data["settings"]["model"]["name"])
+        """Model as given (`settings.model.model`)."""
+        return str(self.data["settings"]["model"]["model"])
 
     @property
     def backend_requested(self) -> str | None:
-        """Attention backend asked for (`settings.model.attn_backend`); None means automatic."""
-        return self.data["settings"]["model"].get("attn_backend")
+        """Attention backend asked for (`settings.model.attn_backend`); None where the choice was left open."""
+        requested = self.data["settings"]["model"].get("attn_backend")
+        return None if requested == "auto" else requested
 
     @property
     def backend_used(self) -> str | None:
@@ -118,8 +130,8 @@ class RunRecord:
 
     @property
     def device_name(self) -> str | None:
-        """Device that was measured (`environment.device`), or None where it is not known."""
-        return self.data["environment"].get("device")
+        """Device that was measured (`environment.gpu`, else `environment.device`); None where it is not known."""
+        return self.data["environment"].get("gpu") or self.data["environment"].get("device")
 
     def validate(self) -> None:
         """Checks the rules of the format.

@@ -65,6 +65,8 @@ class Sample:
         Raises:
             ValueError: A cell is missing, is not a number, or names an unknown mode.
         """
+        if len(row) != len(SAMPLE_COLUMNS):
+            raise ValueError(f"{len(row)} cells instead of {len(SAMPLE_COLUMNS)}")
         cells = dict(zip(SAMPLE_COLUMNS, row, strict=True))
         mode, wall_ms, gpu_ms = (cells.pop(column) for column in ("mode", "wall_ms", "gpu_ms"))
         if mode not in MODES:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 Verdict = Literal["faster", "slower", "same", "undecided", "invalid"]
 Metric = Literal["mean", "p50", "p99"]
 FloatArray = npt.NDArray[np.float64]
-Values = Sequence[float] | FloatArray
+Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 METRICS: tuple[Metric, ...] = ("mean", "p50", "p99")
 P99_MIN_SAMPLES = 300

@@ -96,7 +96,10 @@ def _source_from_files(
     processor: dict[str, Any] = dict(preset["processor"])
     for file in PROCESSOR_FILES:
         found = read(file) or {}
-        processor.update(encoder.read_processor_config(found.get("image_processor", found)))
+        changed = encoder.read_processor_config(found.get("image_processor", found))
+        if "size" in changed:
+            changed["size"] = {**processor.get("size", {}), **changed["size"]}
+        processor.update(changed)
     video = read(VIDEO_PROCESSOR_FILE)
     if video is not None and "video" in processor:
         processor["video"] = {**processor["video"], **encoder.read_video_processor_config(video)}

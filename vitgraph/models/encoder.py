@@ -108,8 +108,10 @@ class VisionEncoder(ABC):
             for name in ("patch_size", "temporal_patch_size", "merge_size", "size")
             if processor.get(name) is not None
         }
-        if "min_pixels" in processor and "max_pixels" in processor:
-            found["size"] = {"shortest_edge": processor["min_pixels"], "longest_edge": processor["max_pixels"]}
+        bounds = {"shortest_edge": processor.get("min_pixels"), "longest_edge": processor.get("max_pixels")}
+        bounds = {edge: bound for edge, bound in bounds.items() if bound is not None}
+        if bounds:
+            found["size"] = {**(found.get("size") or {}), **bounds}
         return found
 
     @classmethod

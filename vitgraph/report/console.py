@@ -5,7 +5,6 @@ Tables print improvements, positive = graph faster; the record holds the opposit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord
+from vitgraph.report.units import (
+    NO_VALUE,
+    NOT_MEASURED,
+    bytes_text,
+    count_text,
+    is_number,
+    ms_text,
+    number_text,
+    ratio_text,
+    share_text,
+    signed_pct_text,
+)
 from vitgraph.stats import P99_MIN_SAMPLES
 
-NOT_MEASURED = "not measured"
-NO_VALUE = "–"
 SIGN_CONVENTION = "positive = graph faster; milliseconds a request, eager→graph"
 
 _VERDICT_STYLES = {"faster": "green", "slower": "red", "same": "cyan", "undecided": "yellow", "invalid": "red"}
@@ -38,6 +47,7 @@ def render_bench(record: RunRecord, console: Console) -> None:
     console.print(_line(f"vitgraph bench: {record.model_name} on {device}, workload {_workload_name(record)}", "bold"))
     if record["status"] != "complete":
         console.print(_line(f"{record['status'].capitalize()}: {record['status_reason']}", "bold yellow"))
+    console.print()
     comparison = record["comparison"] or {}
     if comparison.get("requests"):
         console.print(_improvement_table(record, console.width))
@@ -56,19 +66,18 @@ def render_bench(record: RunRecord, console: Console) -> None:
 
 def render_captures(record: RunRecord, console: Console) -> None:
     """Prints what was captured: time and memory of each graph, the totals, and what could not be captured."""
-    graph = record["graph"] or {"captured": [], "dropped": []}
-    captured = graph["captured"]
+    graph = record["graph"] or {}
+    captured = graph.get("captured", [])
     if captured:
         replays = {_graph_key(entry): entry["replays"] for entry in graph["per_budget"]}
         table = _graph_table(f"Captured graphs ({graph['mode']})", captured)
-        for name in ("Capture ms", "Pool", "Buffers", "Replays"):
-            table.add_column(name, justify="right")
+        _add_numeric_columns(table, "Capture ms", "Pool", "Buffers", "Replays")
         for entry in captured:
             table.add_row(
                 *_graph_cells(entry, captured),
-                _number(entry["capture_ms"], 1),
-                _bytes(entry["pool_bytes"]),
-                _bytes(entry["buffer_bytes"]),
+                number_text(entry["capture_ms"], 1),
+                bytes_text(entry["pool_bytes"]),
+                bytes_text(entry["buffer_bytes"]),
                 str(replays.get(_graph_key(entry), 0)),
             )
         console.print(table)
@@ -85,47 +94,6 @@ def _workload_name(record: RunRecord) -> str:
 def _line(text: str, style: str = "") -> Text:
     # Text objects are not parsed for markup: a model name may hold square brackets.
     return Text(text, style=style)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(value: Any, decimals: int) -> str:
-    if not _is_number(value):
-        return NO_VALUE
-    # The zero turns a negative zero, as -0.04 rounds to, into a plain one.
-    return f"{round(value, decimals) + 0.0:.{decimals}f}" if math.isfinite(value) else str(value)
-
-
-def _ms(value: Any) -> str:
-    return _number(value, 3 if _is_number(value) and abs(value) < 0.995 else 2)
-
-
-def _signed_pct(value: Any) -> str:
-    if not _is_number(value) or not math.isfinite(value):
-        return NO_VALUE
-    return f"{round(value, 1) + 0.0:+.1f}%"
-
-
-def _share(value: Any) -> str:
-    return f"{_number(100 * value, 1)}%" if _is_number(value) else NO_VALUE
-
-
-def _ratio(value: Any) -> str:
-    return f"{_number(value, 2)}×" if _is_number(value) else NO_VALUE
-
-
-def _bytes(value: Any) -> str:
-    if not _is_number(value):
-        return NO_VALUE
-    if value < 2**20:
-        return f"{value / 2**10:.1f} KiB"
-    return f"{value / 2**20:.1f} MiB" if value < 2**30 else f"{value / 2**30:.2f} GiB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _improvement_table(record: RunRecord, width: int) -> Table:
@@ -152,14 +120,14 @@ def _improvement(record: RunRecord, metric: str, width: int) -> Text:
     if metric == "p99" and not eager["p99_supported"]:
         field, label = "max_ms", f"max (n<{P99_MIN_SAMPLES}), "
         improvement = 100 * (1 - graph["max_ms"] / eager["max_ms"]) if eager["max_ms"] else None
-    cell = Text(f"{_signed_pct(improvement)} ({_ms(eager[field])}→{_ms(graph[field])} ms)\n", style="bold")
+    cell = Text(f"{signed_pct_text(improvement)} ({ms_text(eager[field])}→{ms_text(graph[field])} ms)\n", style="bold")
     if record.is_cpu_replay:
         return cell.append(f"{label}not a GPU", style="not bold")
     verdict = entry["verdict"]
     style = f"not bold {_VERDICT_STYLES[verdict]}"
     interval = ""
     if entry["ci95"] is not None and verdict != "invalid":
-        low, high = (_signed_pct(-end) for end in reversed(entry["ci95"]))
+        low, high = (signed_pct_text(-end) for end in reversed(entry["ci95"]))
         interval = f"95% CI {low.removesuffix('%')} … {high}"
     claim = f"{label}{verdict}"
     if not interval:
@@ -180,20 +148,23 @@ def _facts(record: RunRecord) -> Table:
 
 def _fact_lines(record: RunRecord) -> Iterable[tuple[str, str]]:
     comparison, graph = record["comparison"] or {}, record["graph"]
-    if comparison:
+    is_compared = bool(comparison.get("requests"))
+    if is_compared:
         left_out = comparison["unpaired_samples"]
-        note = f"; {_count(left_out, 'sample')} without a partner left out" if left_out else ""
-        size = f"{_count(comparison['requests'], 'request')} × {_count(comparison['rounds'], 'round')}"
+        note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
+        size = f"{count_text(comparison['requests'], 'request')} × {count_text(comparison['rounds'], 'round')}"
         yield "Measured", f"{size}, modes interleaved{note}"
-    for mode, label in (("eager", "Eager"), ("graph", "Graph"), ("hf", "Stock transformers")):
+    for mode, label in (("eager", "Eager"), ("graph", "Graph"), ("hf", "Transformers")):
         if record["summary"].get(mode, {}).get("n"):
             yield label, _latency_fact(record["summary"][mode])
+    if record["summary"].get("eager", {}).get("speed_of_light_ms") is not None:
+        yield "Speed of light", _speed_of_light_fact(record["summary"])
     if graph:
         yield from _graph_facts(graph)
-    if comparison:
+    if is_compared:
         yield "Slower requests", _slower_fact(comparison["slower_than_eager"])
         floors = [comparison[metric]["noise_floor_pct"] for metric in ("mean", "p99")]
-        mean, p99 = (f"±{_number(floor, 2)}%" if _is_number(floor) else NOT_MEASURED for floor in floors)
+        mean, p99 = (f"±{number_text(floor, 2)}%" if is_number(floor) else NOT_MEASURED for floor in floors)
         yield "Noise floor", f"mean {mean}, P99 {p99} (eager against eager)"
     yield "Correctness", _correctness_fact(record["correctness"])
     skipped = record["workload"].get("skipped", [])
@@ -203,29 +174,48 @@ def _fact_lines(record: RunRecord) -> Iterable[tuple[str, str]]:
 
 def _latency_fact(entry: Mapping[str, Any]) -> str:
     names = ["mean", "p50", "p90", *(["p99"] if entry["p99_supported"] else []), "max"]
-    parts = [f"{name.capitalize() if name != 'mean' else name} {_ms(entry[f'{name}_ms'])}" for name in names]
+    parts = [f"{name.capitalize() if name != 'mean' else name} {ms_text(entry[f'{name}_ms'])}" for name in names]
     gpu = entry["gpu_mean_ms"]
-    gpu_note = f"GPU time {_ms(gpu)} mean" if _is_number(gpu) else f"GPU time {NOT_MEASURED}"
+    gpu_note = f"GPU time {ms_text(gpu)} mean" if is_number(gpu) else f"GPU time {NOT_MEASURED}"
     parts[-1] = parts[-1].lower()
-    return f"{', '.join(parts)} ms; {gpu_note}; {_count(entry['outliers'], 'outlier')} kept"
+    return f"{', '.join(parts)} ms; {gpu_note}; {count_text(entry['outliers'], 'outlier')} kept"
+
+
+def _speed_of_light_fact(summary: Mapping[str, Any]) -> str:
+    times = [f"{mode} {ratio_text(entry.get('times_speed_of_light'))}" for mode, entry in summary.items()]
+    limit = ms_text(summary["eager"]["speed_of_light_ms"])
+    return f"{limit} ms for the arithmetic of a mean request; {', '.join(times)} of it"
 
 
 def _graph_facts(graph: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    rate = f" ({_share(graph['hit_rate'])})" if graph["hit_rate"] is not None else ""
+    rate = f" ({share_text(graph['hit_rate'])})" if graph["hit_rate"] is not None else ""
     partial = f", {graph['partial_hits']} of them with some path replayed" if graph["partial_hits"] else ""
-    yield "Items", f"{graph['items']}: {_count(graph['hits'], 'hit')}{rate}, {_misses(graph['misses'])}{partial}"
+    yield "Items", f"{graph['items']}: {count_text(graph['hits'], 'hit')}{rate}, {_misses(graph['misses'])}{partial}"
     reasons = sorted(graph["misses_by_reason"].items(), key=lambda pair: (-pair[1], pair[0]))
     if graph["misses"]:
         yield "Misses by reason", ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in reasons if count)
-    rows = f"{graph['tokens_replayed']} of {graph['budget_tokens_replayed']} rows used"
-    yield "Replays", f"{graph['replays']} ({graph['policy']} packing), waste {_share(graph['waste'])} ({rows})"
-    gap = graph["launch_gap"]
-    yield "Launch gap", f"{_ratio(gap)} (wall time of a replay over its GPU time)" if _is_number(gap) else NOT_MEASURED
-    steps = graph["host_steps_ms"]
+    used, rows = graph["tokens_replayed"], graph["budget_tokens_replayed"]
+    waste = f", waste {share_text(graph['waste'])} ({used:,} of {rows:,} rows used)" if graph["replays"] else ""
+    yield "Replays", f"{graph['replays']} ({graph['policy']} packing){waste}"
+    gap = graph.get("launch_gap")
+    yield (
+        "Launch gap",
+        f"{ratio_text(gap)} (wall time of a replay over its GPU time)" if is_number(gap) else NOT_MEASURED,
+    )
+    steps = graph.get("host_steps_ms")
     if steps:
-        yield "Host steps", ", ".join(f"{name.replace('_', ' ')} {_ms(value)}" for name, value in steps.items()) + " ms"
+        named = (f"{name.replace('_', ' ')} {ms_text(value)}" for name, value in steps.items())
+        yield "Host steps", f"{', '.join(named)} ms"
+    if graph.get("call_overheads"):
+        yield "Call overhead", _overhead_fact(graph["call_overheads"][0])
     yield "Memory", _memory_fact(graph)
     yield "Capture", _capture_fact(graph)
+
+
+def _overhead_fact(call: Mapping[str, Any]) -> str:
+    shape = f"{count_text(call['items'], 'item')}, {count_text(call['tokens'], 'token')}"
+    parts = f"whole {ms_text(call['call_ms'])}, replays {ms_text(call['replays_ms'])}"
+    return f"{ms_text(call['overhead_ms'])} ms outside the replays of the most frequent call ({shape}: {parts} ms)"
 
 
 def _misses(number: int) -> str:
@@ -233,39 +223,40 @@ def _misses(number: int) -> str:
 
 
 def _memory_fact(graph: Mapping[str, Any]) -> str:
-    sizes = (("graph pool", graph["pool_bytes"]), ("buffers", graph["buffer_bytes"]))
-    return ", ".join(f"{name} {_bytes(size) if _is_number(size) else NOT_MEASURED}" for name, size in sizes)
+    sizes = (("graph pool", graph.get("pool_bytes")), ("buffers", graph.get("buffer_bytes")))
+    return ", ".join(f"{name} {bytes_text(size) if is_number(size) else NOT_MEASURED}" for name, size in sizes)
 
 
 def _capture_fact(graph: Mapping[str, Any]) -> str:
-    captured, dropped = len(graph["captured"]), len(graph["dropped"])
-    seconds = f" in {_number(graph['capture_s'], 2)} s" if _is_number(graph["capture_s"]) else ""
+    captured, dropped = len(graph.get("captured", [])), len(graph.get("dropped", []))
+    seconds = f" in {number_text(graph['capture_s'], 2)} s" if is_number(graph.get("capture_s")) else ""
     failed = f", {dropped} not captured (listed below)" if dropped else ""
-    return f"{_count(captured, 'graph')}{seconds}{failed}"
+    return f"{count_text(captured, 'graph')}{seconds}{failed}"
 
 
 def _slower_fact(slower: Mapping[str, Any]) -> str:
-    fixed = f"{slower['over_2pct_count']} of {slower['n']} ({_share(slower['over_2pct_share'])}) by more than 2%"
+    n, over = slower["n"], slower["over_2pct_count"]
+    fixed = f"{over} of {n} ({share_text(slower['over_2pct_share'])}) slower than eager by more than 2%"
     if slower["count"] is None:
-        return f"than eager: {fixed}; request noise {NOT_MEASURED}"
-    threshold = f"the request noise of {_number(slower['threshold_pct'], 1)}%"
-    return f"than eager: {slower['count']} ({_share(slower['share'])}) by more than {threshold}; {fixed}"
+        return f"{fixed}; request noise {NOT_MEASURED}"
+    threshold = f"the request noise of {number_text(slower['threshold_pct'], 1)}%"
+    return f"{fixed}; {slower['count']} ({share_text(slower['share'])}) by more than {threshold}"
 
 
 def _correctness_fact(correctness: Mapping[str, Any] | None) -> str:
     if correctness is None:
         return "not checked"
     error, tolerance = correctness["max_rel_l2"], correctness["tolerance"]
-    difference = f"{error:.1e}" if _is_number(error) else NOT_MEASURED
+    difference, limit = (f"{value:.1e}" if is_number(value) else NOT_MEASURED for value in (error, tolerance))
     return (
-        f"{correctness['status']}: graph against eager on {_count(correctness['checked'], 'call')}, "
-        f"largest relative L2 difference {difference}, tolerance {tolerance:.1e}"
+        f"{correctness['status']}: graph against eager on {count_text(correctness['checked'], 'call')}, "
+        f"largest relative L2 difference {difference}, tolerance {limit}"
     )
 
 
 def _verdict_text(record: RunRecord) -> Text:
-    comparison = record["comparison"]
-    if not comparison:
+    comparison = record["comparison"] or {}
+    if not comparison.get("requests"):
         return Text("none: nothing was compared", style="bold")
     if record.is_cpu_replay:
         return Text("none, not a GPU", style="bold")
@@ -282,14 +273,27 @@ def _graph_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _graph_table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
     """A table whose first columns name a graph; path and axis key only where some graph needs them."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     if _has_paths(entries):
-        table.add_column("Path")
-    table.add_column("Budget", justify="right")
-    table.add_column("Slots", justify="right")
+        table.add_column("Path", no_wrap=True)
+    _add_numeric_columns(table, "Budget", "Slots")
     if _has_axes(entries):
-        table.add_column("Axis", justify="right")
+        _add_numeric_columns(table, "Axis")
     return table
+
+
+def _add_numeric_columns(table: Table, *names: str) -> None:
+    for name in names:
+        # In a narrow terminal only the headers of two words may break.
+        table.add_column(name, justify="right", no_wrap=" " not in name)
 
 
 def _graph_cells(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -312,29 +316,28 @@ def _print_per_budget(graph: Mapping[str, Any], console: Console) -> None:
         console.print(_line("Nothing was replayed.", "bold yellow"))
         return
     table = _graph_table("Replays by token budget", replayed)
-    for name in ("Replays", "Items", "Fill", "Waste", "Replay ms", "Launch gap"):
-        table.add_column(name, justify="right")
+    _add_numeric_columns(table, "Replays", "Items", "Fill", "Waste", "Replay ms", "Launch gap")
     for entry in replayed:
         waste = entry["waste"]
         table.add_row(
             *_graph_cells(entry, replayed),
             str(entry["replays"]),
             str(entry["items"]),
-            _share(1 - waste) if _is_number(waste) else NO_VALUE,
-            _share(waste),
-            _ms(entry["replay_ms"]),
-            _ratio(entry["launch_gap"]),
+            share_text(1 - waste) if is_number(waste) else NO_VALUE,
+            share_text(waste),
+            ms_text(entry.get("replay_ms")),
+            ratio_text(entry.get("launch_gap")),
         )
     console.print(table)
     used = {_graph_key(entry) for entry in replayed}
-    idle = [entry for entry in graph["captured"] if _graph_key(entry) not in used]
+    idle = [entry for entry in graph.get("captured", []) if _graph_key(entry) not in used]
     if idle:
         console.print(_line(f"Captured and never replayed: {_list_graphs(idle)}"))
 
 
 def _print_dropped(graph: Mapping[str, Any], console: Console) -> None:
     by_reason: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in graph["dropped"]:
+    for entry in graph.get("dropped", []):
         by_reason.setdefault(entry["reason"], []).append(entry)
     for reason, entries in by_reason.items():
         console.print(_line(f"Not captured: {_list_graphs(entries)}: {reason}", "yellow"))
@@ -345,6 +348,6 @@ def _list_graphs(entries: Sequence[Mapping[str, Any]]) -> str:
     for entry in entries[:_GRAPHS_LISTED]:
         path = "" if entry["path"] == "default" else f"{entry['path']} "
         axis = f", {'×'.join(map(str, entry['axis_key']))}" if entry["axis_key"] else ""
-        names.append(f"{path}{entry['token_budget']} ({_count(entry['segment_slots'], 'slot')}{axis})")
+        names.append(f"{path}{entry['token_budget']} ({count_text(entry['segment_slots'], 'slot')}{axis})")
     more = len(entries) - _GRAPHS_LISTED
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ VIDEO_FILE_FPS = 30.0
 _BUCKET_OPTION = "--random-mm-bucket-config"
 _BUCKET_EXAMPLE = "'{(336, 336, 1): 1.0}' or '{\"336x336x1\": 1.0}' (height, width, frames: probability)"
 _LIMIT_OPTION = "--random-mm-limit-mm-per-prompt"
-_LIMIT_EXAMPLE = "'{\"image\": 3, \"video\": 0}'"
+_LIMIT_EXAMPLE = '\'{"image": 3, "video": 0}\''
 # vLLM takes audio limits too; they concern no item here, and a pasted limit must not fail for them.
 _KNOWN_MODALITIES = (IMAGE, VIDEO, "audio")
 _SIZE_TEXT = re.compile(r"\(?\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*\)?")
@@ -54,7 +55,7 @@ class DrawRule:
     limits: dict[str, int]
 
 
-def parse_bucket_config(value: str | Mapping[object, object]) -> BucketConfig:
+def parse_bucket_config(value: str | Mapping[Any, Any]) -> BucketConfig:
     """Reads size buckets from the spelling of a Python tuple literal or from JSON.
 
     Args:
@@ -73,12 +74,12 @@ def parse_bucket_config(value: str | Mapping[object, object]) -> BucketConfig:
         size = _parse_size(key)
         if size in buckets:
             raise UsageError(f"{_BUCKET_OPTION}: size {size} is given twice; name each (height, width, frames) once")
-        buckets[size] = probability  # type: ignore[assignment]  # checked just below
+        buckets[size] = probability
     _check_buckets(buckets)
     return {size: float(probability) for size, probability in buckets.items()}
 
 
-def parse_limit_mm_per_prompt(value: str | Mapping[object, object]) -> dict[str, int]:
+def parse_limit_mm_per_prompt(value: str | Mapping[Any, Any]) -> dict[str, int]:
     """Reads the most items of each modality in a request.
 
     Args:
@@ -134,18 +135,19 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
         raise UsageError(
             f"--random-mm-num-mm-items-range-ratio is {ratio!r}; it must be a number from 0 to 1, for example 0.5"
         )
-    buckets = parse_bucket_config(spec.random_mm_bucket_config)  # type: ignore[arg-type]  # keys are checked there
-    limits = parse_limit_mm_per_prompt(spec.random_mm_limit_mm_per_prompt)  # type: ignore[arg-type]
+    buckets = parse_bucket_config(spec.random_mm_bucket_config)
+    limits = parse_limit_mm_per_prompt(spec.random_mm_limit_mm_per_prompt)
     for size in buckets:
         if _modality(size) not in limits:
             raise UsageError(
                 f"{_LIMIT_OPTION} names {sorted(limits)}, but bucket {size} is of modality {_modality(size)!r}; every "
                 f"bucket needs a limit, also one of probability 0, for example {_LIMIT_EXAMPLE}"
             )
-    total = math.fsum(buckets.values())
-    drawable = {size: probability / total for size, probability in buckets.items() if probability > 0}
+    largest = max(buckets.values())  # divided by first, so that no sum of finite probabilities overflows
+    total = math.fsum(probability / largest for probability in buckets.values())
+    drawable = {size: probability / largest / total for size, probability in buckets.items() if probability > 0}
     used_limits = {modality: limits[modality] for modality in sorted({_modality(size) for size in drawable})}
-    # The same floating-point expressions as upstream: 10 items with ratio 0.1 give up to 12, since 10 * 1.1 > 11.
+    # The same floating-point expressions as upstream: 100 items with ratio 0.1 give up to 111, as 100 * 1.1 > 110.
     min_items = max(0, math.floor(base * (1 - ratio)))
     max_items = min(sum(used_limits.values()), math.ceil(base * (1 + ratio)))
     if min_items > max_items:
@@ -231,7 +233,9 @@ def _draw_sizes(rule: DrawRule, count: int, rng: np.random.Generator) -> list[tu
     cumulative = _cumulative(rule, left)
     sizes: list[tuple[int, int, int]] = []
     while len(sizes) < count:
-        size = rule.sizes[int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))]
+        # A product that rounds up to the total would lie beyond the last bucket.
+        point = min(rng.random() * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
+        size = rule.sizes[int(np.searchsorted(cumulative, point, side="right"))]
         sizes.append(size)
         left[_modality(size)] -= 1
         if left[_modality(size)] == 0 and len(sizes) < count:
@@ -252,7 +256,7 @@ def _modality(size: tuple[int, int, int]) -> str:
     return IMAGE if size[2] == 1 else VIDEO
 
 
-def _mapping_pairs(value: object, option: str, example: str) -> list[tuple[object, object]]:
+def _mapping_pairs(value: object, option: str, example: str) -> list[tuple[Any, Any]]:
     """Keys and values of a mapping or of its text, in order and with repeats, so that repeats can be refused."""
     problem = UsageError(f"{option} is {value!r}; it must be a non-empty mapping, for example {example}")
     if isinstance(value, Mapping):
@@ -280,7 +284,7 @@ def _parse_size(key: object) -> tuple[int, int, int]:
         f"{_BUCKET_OPTION}: size {key!r} must be three positive integers, height, width and frames (1 frame is an "
         f"image, more are a video), for example {_BUCKET_EXAMPLE}"
     )
-    parts: tuple[object, ...]
+    parts: tuple[Any, ...]
     if isinstance(key, str):
         match = _SIZE_TEXT.fullmatch(key.strip())
         if match is None:
@@ -296,13 +300,13 @@ def _parse_size(key: object) -> tuple[int, int, int]:
         if not isinstance(part, int) or isinstance(part, bool) or part < 1:
             raise problem
     height, width, frames = parts
-    return height, width, frames  # type: ignore[return-value]  # each is an int, checked above
+    return height, width, frames
 
 
-def _check_buckets(buckets: Mapping[tuple[int, int, int], object]) -> None:
+def _check_buckets(buckets: Mapping[tuple[int, int, int], Any]) -> None:
     for size, probability in buckets.items():
         is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
-        if not is_number or not math.isfinite(probability) or probability < 0:  # type: ignore[arg-type, operator]
+        if not is_number or not math.isfinite(probability) or probability < 0:
             raise UsageError(
                 f"{_BUCKET_OPTION}: probability of {size} is {probability!r}; it must be a finite number of at least "
                 f"0, for example {_BUCKET_EXAMPLE}"

@@ -1,0 +1,454 @@
+"""Images from parquet files and the hub: what is decoded, what is left out and named, what is repeated."""
+
+from __future__ import annotations
+
+import io
+import re
+import socket
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, features
+
+from vitgraph.errors import InputError, UsageError
+from vitgraph.workloads import EncodedImage, MediaItem, Workload, WorkloadSpec, build_workload, convert_folder
+from vitgraph.workloads.encoded_image import UnreadableImageError, decode_image, encode_pixels
+
+IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+# `datasets` waits this long, in seconds, after it has read several shards.
+datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
+
+
+@pytest.fixture(autouse=True)
+def keep_caches_in_the_test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def encode(width: int, height: int, fmt: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, fmt, **options)
+    return file.getvalue()
+
+
+def encode_turned(width: int, height: int, orientation: int, fmt: str = "JPEG") -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(width, height, fmt, exif=exif.tobytes())
+
+
+def write_images(path: Path, rows: list[Any]) -> Path:
+    """Parquet without the metadata of any library; each row is a list of (bytes, path), or None."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    values = [None if row is None else [{"bytes": data, "path": name} for data, name in row] for row in rows]
+    table = {
+        "conversation": pa.array(["text"] * len(rows)),
+        "images": pa.array(values, type=pa.list_(IMAGE_STRUCT)),
+    }
+    pq.write_table(pa.table(table), path)
+    return path
+
+
+def write_sides(path: Path, sides: range) -> Path:
+    return write_images(path, [[(encode(side, 1), None)] for side in sides])
+
+
+def read(path: Path | str, **options: Any) -> Workload:
+    defaults = {"num_prompts": 100, "num_warmups": 0, "disable_shuffle": True, "no_oversample": True}
+    return build_workload(WorkloadSpec(dataset_name="hf", dataset_path=str(path), **{**defaults, **options}))
+
+
+def sizes(workload: Workload) -> list[tuple[int, int]]:
+    return [(item.width, item.height) for request in workload.requests for item in request.items]
+
+
+GOOD_IMAGES = {
+    "JPEG": (encode(20, 10, "JPEG"), (20, 10)),
+    "PNG": (encode(21, 10), (21, 10)),
+    "RGBA": (encode(22, 10, mode="RGBA"), (22, 10)),
+    "grayscale": (encode(23, 10, "JPEG", "L"), (23, 10)),
+    "16 bits": (encode(24, 10, mode="I;16"), (24, 10)),
+    "CMYK": (encode(25, 10, "JPEG", "CMYK"), (25, 10)),
+    "palette": (encode(26, 10, mode="P", transparency=b"\x00\x80"), (26, 10)),
+    "bilevel": (encode(27, 10, mode="1"), (27, 10)),
+    "one pixel": (encode(1, 1), (1, 1)),
+    "turned right": (encode_turned(28, 10, 6), (10, 28)),
+    "turned left": (encode_turned(29, 10, 8), (10, 29)),
+    "upside down": (encode_turned(30, 10, 3), (30, 10)),
+    "turned PNG": (encode_turned(31, 10, 5, "PNG"), (10, 31)),
+    "GIF": (encode(32, 10, "GIF"), (32, 10)),
+    "animation": (
+        encode(33, 10, "GIF", save_all=True, append_images=[Image.new("RGB", (33, 10), "red")]),
+        (33, 10),
+    ),
+}
+if features.check("webp"):
+    GOOD_IMAGES["WEBP"] = (encode(34, 10, "WEBP"), (34, 10))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_format_is_read_upright_and_in_rgb(tmp_path: Path, stream: bool) -> None:
+    path = write_images(tmp_path / "a.parquet", [[(data, None)] for data, _ in GOOD_IMAGES.values()])
+    workload = read(path, stream=stream)
+    assert sizes(workload) == [size for _, size in GOOD_IMAGES.values()]
+    assert workload.skipped == ()
+    for request in workload.requests:
+        item = request.items[0]
+        assert isinstance(item.image, EncodedImage)
+        opened = item.image.open()
+        assert (opened.mode, opened.size) == ("RGB", (item.width, item.height))
+
+
+def test_pixels_are_kept_encoded(tmp_path: Path) -> None:
+    data = encode(500, 400, "JPEG")
+    item = read(write_images(tmp_path / "a.parquet", [[(data, None)]])).requests[0].items[0]
+    assert isinstance(item.image, EncodedImage)
+    assert item.image.data == data
+    assert "data" not in repr(item.image)
+
+
+def test_orientation_moves_the_pixels() -> None:
+    image = Image.new("RGB", (2, 1), "black")
+    image.putpixel((0, 0), (255, 255, 255))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    image.save(file, "PNG", exif=exif.tobytes())
+    upright = EncodedImage(file.getvalue()).open()
+    assert upright.size == (1, 2)
+    assert [upright.getpixel((0, row)) for row in (0, 1)] == [(255, 255, 255), (0, 0, 0)]
+
+
+BROKEN_ROWS = {
+    "junk": ([(b"not an image", None)], r"PIL cannot decode the image \(UnidentifiedImageError"),
+    "truncated JPEG": ([(encode(200, 200, "JPEG", quality=95)[:600], None)], r"PIL cannot decode the image \("),
+    "truncated PNG": ([(encode(20, 20)[:-20], None)], r"PIL cannot decode the image \("),
+    "no bytes": ([(b"", None)], r"the image has no bytes"),
+    "null": (None, r"the row has no image"),
+    "empty list": ([], r"the row has no image"),
+    "null inside": ([(None, None)], r"the row has neither bytes nor a path of an image"),
+    "missing file": ([(None, "gone.png")], r"the image file gone.png cannot be read \(No such file or directory\)"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_ROWS)
+def test_broken_image_is_skipped_named_and_replaced(tmp_path: Path, kind: str) -> None:
+    row, reason = BROKEN_ROWS[kind]
+    good = [(encode(8, 8), None)]
+    path = write_images(tmp_path / "set" / "a.parquet", [good, row, [(encode(9, 9), None)], [(encode(7, 7), None)]])
+    workload = read(path, num_prompts=2)
+    assert sizes(workload) == [(8, 8), (9, 9)]
+    assert [item.source for item in workload.skipped] == ["a.parquet#2"]
+    assert re.match(reason, workload.skipped[0].reason)
+    assert (workload.provenance["rows_skipped"], workload.provenance["rows_read"]) == (1, 3)
+
+
+def test_only_the_first_image_of_a_row_counts(tmp_path: Path) -> None:
+    rows = [[(encode(8, 8), None), (b"junk", None)], [(b"junk", None), (encode(9, 9), None)]]
+    workload = read(write_images(tmp_path / "a.parquet", rows))
+    assert sizes(workload) == [(8, 8)]
+    assert len(workload.skipped) == 1
+
+
+def test_paths_are_relative_to_the_folder(tmp_path: Path) -> None:
+    write_images(tmp_path / "a.parquet", [[(None, "img/one.png")]])
+    (tmp_path / "img").mkdir()
+    (tmp_path / "img" / "one.png").write_bytes(encode(11, 12))
+    assert sizes(read(tmp_path)) == [(11, 12)]
+    assert sizes(read(tmp_path / "a.parquet")) == [(11, 12)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("image", pa.array([encode(8, 6), b"junk", None], type=pa.binary())),
+        ("image", pa.array([{"bytes": encode(8, 6)}, {"bytes": b"junk"}, None], type=IMAGE_STRUCT)),
+        ("images", pa.array([[encode(8, 6)], [b"junk"], []], type=pa.list_(pa.binary()))),
+        ("images", pa.array([encode(8, 6), b"junk", None], type=pa.binary())),
+    ],
+    ids=["bytes", "struct", "list of bytes", "bytes in images"],
+)
+def test_column_layouts(tmp_path: Path, column: str, values: pa.Array, stream: bool) -> None:
+    pq.write_table(pa.table({column: values}), tmp_path / "a.parquet")
+    workload = read(tmp_path, stream=stream)
+    assert sizes(workload) == [(8, 6)]
+    assert len(workload.skipped) == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("is_list", [True, False])
+def test_declared_image_features_do_not_stop_at_a_broken_image(tmp_path: Path, stream: bool, is_list: bool) -> None:
+    """`datasets` decodes declared image columns itself, and one broken image would end the whole reading."""
+    cells = [{"bytes": data, "path": None} for data in (encode(8, 6), b"junk", encode(9, 6))]
+    feature = datasets.List(datasets.Image()) if is_list else datasets.Image()
+    column = "images" if is_list else "image"
+    rows = {column: [[cell] for cell in cells] if is_list else cells}
+    datasets.Dataset.from_dict(rows, features=datasets.Features({column: feature})).to_parquet(tmp_path / "a.parquet")
+    workload = read(tmp_path / "a.parquet", stream=stream)
+    assert sizes(workload) == [(8, 6), (9, 6)]
+    assert len(workload.skipped) == 1
+
+
+def test_folder_reads_the_files_of_its_split_in_order(tmp_path: Path) -> None:
+    folder = tmp_path / "set [1]" / "data"
+    write_sides(folder / "train-00001-of-00002.parquet", range(3, 5))
+    write_sides(folder / "train-00000-of-00002.parquet", range(1, 3))
+    write_sides(folder / "test-00000-of-00001.parquet", range(9, 10))
+    assert [width for width, _ in sizes(read(folder.parent))] == [1, 2, 3, 4]
+    assert [width for width, _ in sizes(read(folder.parent, hf_split="test"))] == [9]
+    with pytest.raises(InputError, match=r"holds no file of split 'dev' \(files: test-00000-of-00001.parquet, train"):
+        read(folder.parent, hf_split="dev")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_local_files_are_read_without_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *host, **options: asked.append(host) or [])
+    assert sizes(read(write_sides(tmp_path / "a.parquet", range(1, 3)), stream=stream)) == [(1, 1), (2, 1)]
+    assert asked == []
+
+
+def test_files_without_a_split_in_their_name_are_train(tmp_path: Path) -> None:
+    write_sides(tmp_path / "b.parquet", range(3, 4))
+    write_sides(tmp_path / "sub" / "a.parquet", range(1, 2))
+    assert sorted(sizes(read(tmp_path, hf_split="train"))) == [(1, 1), (3, 1)]
+
+
+def test_warmups_are_the_rows_after_the_measured_ones(tmp_path: Path) -> None:
+    workload = read(write_sides(tmp_path / "a.parquet", range(1, 9)), num_prompts=3, num_warmups=2)
+    assert [width for width, _ in sizes(workload)] == [1, 2, 3]
+    assert [request.items[0].width for request in workload.warmups] == [4, 5]
+    assert workload.provenance["rows_read"] == 5
+    assert workload.provenance["warmups"] == "the requests after the measured ones"
+
+
+def test_too_few_rows_are_repeated_with_the_seed_and_counted(tmp_path: Path) -> None:
+    path = write_sides(tmp_path / "a.parquet", range(1, 4))
+    options = {"num_prompts": 40, "num_warmups": 2, "no_oversample": False}
+    workload = read(path, **options)
+    widths = [width for width, _ in sizes(workload)]
+    assert widths[:3] == [1, 2, 3]
+    assert set(widths[3:]) == {1, 2, 3}
+    assert [request.index for request in workload.requests] == list(range(40))
+    assert workload.fingerprint() == read(path, **options).fingerprint() != read(path, **options, seed=1).fingerprint()
+    assert workload.provenance["requests_repeated"] == 37
+    assert len(workload.warmups) == 2
+
+
+def test_no_oversample_measures_what_is_there_and_says_so(tmp_path: Path) -> None:
+    workload = read(write_sides(tmp_path / "a.parquet", range(1, 4)), num_prompts=40)
+    assert len(workload.requests) == 3
+    assert (workload.provenance["fewer_than_wanted"], workload.provenance["requests_repeated"]) == (True, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_rows_are_shuffled_with_the_seed(tmp_path: Path, stream: bool) -> None:
+    path = write_sides(tmp_path / "a.parquet", range(1, 30))
+    order = [
+        [width for width, _ in sizes(read(path, stream=stream, disable_shuffle=False, seed=seed))] for seed in (0, 0, 1)
+    ]
+    assert order[0] == order[1] != order[2]
+    assert sorted(order[0]) == list(range(1, 30))
+    assert order[0] != list(range(1, 30))
+
+
+def test_pixel_bound_applies_to_the_opened_image(tmp_path: Path) -> None:
+    item = read(write_images(tmp_path / "a.parquet", [[(encode(400, 300), None)]]), max_pixels_per_item=30_000)
+    image = item.requests[0].items[0].image
+    assert sizes(item) == [(200, 150)]
+    assert isinstance(image, EncodedImage)
+    assert image.open().size == (200, 150)
+
+
+def test_name_and_subset_of_a_local_copy(tmp_path: Path) -> None:
+    write_sides(tmp_path / "a.parquet", range(1, 3))
+    workload = read(tmp_path, hf_name="lmarena-ai/VisionArena-Chat", hf_subset="x")
+    assert workload.name == "VisionArena-Chat"
+    assert (workload.provenance["subset"], workload.provenance["subset_ignored"]) == (None, True)
+    assert workload.provenance["exif_orientation"] == "applied"
+
+
+def test_set_without_a_usable_image_is_refused(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "a.parquet", [None, [(b"junk", None)], []])
+    with pytest.raises(InputError, match=r"gave no usable image in 3 rows \(a\.parquet#1: the row has no image; .*#3"):
+        read(path)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_empty_files_are_passed_over_and_an_empty_set_refused(tmp_path: Path, stream: bool) -> None:
+    empty = write_images(tmp_path / "train-0.parquet", [])
+    with pytest.raises(InputError, match=r"gave no usable image in 0 rows \(there are no rows\)"):
+        read(empty, stream=stream)
+    write_sides(tmp_path / "train-1.parquet", range(1, 3))
+    assert sizes(read(tmp_path, stream=stream)) == [(1, 1), (2, 1)]
+
+
+def test_set_without_images_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = write_images(tmp_path / "a.parquet", [None] * 1500)
+    with pytest.raises(InputError, match=r"gave no usable image in 1000 rows"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing.parquet", r"--dataset-path .*missing\.parquet does not exist; name a \.parquet file"),
+        ("a/b/c", r"--dataset-path .*a/b/c does not exist; name a \.parquet file"),
+        ("sizes.csv", r"sizes\.csv is not a parquet file; .* or use --dataset-name trace"),
+        ("folder", r"holds no \.parquet file; --dataset-path takes a folder of parquet files"),
+        ("bad.parquet", r"file .*bad\.parquet cannot be read as parquet \(ArrowInvalid: .*use a local copy"),
+        ("text.parquet", r"has the columns text; one named 'images' \(a list of encoded images\) or 'image' is needed"),
+    ],
+)
+def test_unusable_paths_name_value_rule_and_way_out(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "sizes.csv").write_text("width,height\n")
+    (tmp_path / "bad.parquet").write_bytes(b"nope")
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "text.parquet")
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / name)
+
+
+def test_data_set_must_be_named() -> None:
+    with pytest.raises(UsageError, match=r"--dataset-name hf needs --dataset-path, which is not given; .*VisionArena"):
+        build_workload(WorkloadSpec(dataset_name="hf"))
+
+
+def test_unreachable_hub_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError) as caught:
+        read("lmarena-ai/VisionArena-Chat")
+    text = str(caught.value)
+    assert "data set 'lmarena-ai/VisionArena-Chat' could not be reached on the hub" in text
+    for way_out in ("--dataset-path FOLDER", "--dataset-name trace", "--dataset-name random-mm"):
+        assert way_out in text
+
+
+class FakeHub:
+    """Stands for `datasets.load_dataset` and records how it was called."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+        self.calls: list[tuple[tuple, dict]] = []
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls.append((args, options))
+        if isinstance(self.rows, Exception):
+            raise self.rows
+        return self.rows
+
+
+def test_hub_set_is_asked_for_as_upstream_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = datasets.Dataset.from_dict({"images": [[encode(8, 6)]]}).to_iterable_dataset()
+    hub = FakeHub(rows)
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    assert sizes(read("lmarena-ai/VisionArena-Chat", hf_subset="dropped")) == [(8, 6)]
+    assert sizes(read("owner/other", hf_subset="kept", hf_split="test", stream=True)) == [(8, 6)]
+    assert hub.calls == [
+        (("lmarena-ai/VisionArena-Chat",), {"name": None, "split": "train", "streaming": True}),
+        (("owner/other",), {"name": "kept", "split": "test", "streaming": True}),
+    ]
+
+
+def test_hub_rows_do_not_open_local_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(encode(3, 3))
+    table = {"images": [[{"bytes": None, "path": str(tmp_path / "secret.png")}]]}
+    monkeypatch.setattr(datasets, "load_dataset", FakeHub(datasets.Dataset.from_dict(table).to_iterable_dataset()))
+    with pytest.raises(InputError, match=r"the row names the file .*secret\.png and holds no bytes"):
+        read("owner/name")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("no route"), r"could not be reached on the hub.*\(ConnectionError: no route\); use a local"),
+        (
+            ValueError("Bad split: x\nmore"),
+            r"could not be loaded on the hub.*\(ValueError: Bad split: x\); use a local",
+        ),
+    ],
+)
+def test_hub_errors_keep_their_cause(monkeypatch: pytest.MonkeyPatch, error: Exception, message: str) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", FakeHub(error))
+    with pytest.raises(InputError, match=message) as caught:
+        read("owner/name")
+    assert caught.value.__cause__ is error
+
+
+def test_reader_is_closed_before_the_workload_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` waits seconds when its reader goes; left to the garbage collector that falls into a measurement."""
+    events = []
+
+    def generate() -> Any:
+        try:
+            while True:
+                yield {"images": [encode(8, 6)]}
+        finally:
+            events.append("closed")
+
+    class Rows:
+        column_names = None
+
+        def __iter__(self) -> Any:
+            self.reader = generate()  # a second reference, so that only closing ends it
+            return self.reader
+
+    rows = Rows()
+    monkeypatch.setattr(datasets, "load_dataset", FakeHub(rows))
+    assert len(read("owner/name", num_prompts=3).requests) == 3
+    assert events == ["closed"]
+
+
+def test_hub_lost_while_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate() -> Any:
+        yield {"images": [encode(8, 6)]}
+        raise ConnectionError("reset")
+
+    monkeypatch.setattr(datasets, "load_dataset", FakeHub(datasets.IterableDataset.from_generator(generate)))
+    with pytest.raises(InputError, match=r"data set 'owner/name' could not be reached"):
+        read("owner/name")
+
+
+def test_decoded_images_are_encoded_without_loss() -> None:
+    image = Image.effect_noise((13, 7), 50).convert("RGB")
+    again = decode_image(encode_pixels(image))
+    assert (again.size, again.tobytes()) == ((13, 7), image.tobytes())
+    with pytest.raises(UnreadableImageError, match=r"the image is 0x5; both sides must be positive"):
+        encode_pixels(Image.new("RGB", (0, 5)))
+
+
+def test_convert_folder(tmp_path: Path) -> None:
+    (tmp_path / "b" / "c").mkdir(parents=True)
+    (tmp_path / "b" / "c" / "photo.jpg").write_bytes(encode_turned(30, 20, 6))
+    (tmp_path / "a.png").write_bytes(encode(12, 8))
+    (tmp_path / "z.png").write_bytes(encode(500, 400)[:60])  # the header is whole, the pixels are not
+    (tmp_path / "broken.jpg").write_bytes(b"junk")
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden.png").write_bytes(encode(1, 1))
+    items, skipped = convert_folder(tmp_path)
+    assert items == [
+        MediaItem(12, 8, source="a.png"),
+        MediaItem(20, 30, source="b/c/photo.jpg"),
+        MediaItem(500, 400, source="z.png"),
+    ]
+    assert [item.source for item in skipped] == ["broken.jpg", "notes.txt"]
+    assert "PIL cannot read the header (UnidentifiedImageError" in skipped[0].reason
+    assert Workload.of_items("folder", items, skipped).skipped == tuple(skipped)
+
+
+def test_folder_without_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"holds no image that PIL can read: no files; name a folder of image files"):
+        convert_folder(tmp_path)
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(InputError, match=r"holds no image that PIL can read: 1 files, first notes\.txt \("):
+        convert_folder(tmp_path)
+    with pytest.raises(InputError, match=r"notes\.txt is no folder; name a folder of image files"):
+        convert_folder(tmp_path / "notes.txt")

@@ -1,0 +1,5 @@
+"""`python -m vitgraph`."""
+
+from vitgraph.cli import main
+
+main()

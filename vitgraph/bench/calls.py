@@ -1,0 +1,136 @@
+"""From requests to encoder calls: grouping, geometries, and the pixels of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitgraph.errors import InputError
+from vitgraph.models.geometry import GeometryRule, ItemGeometry
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.workloads.base import MediaItem, Request, SkippedItem
+
+if TYPE_CHECKING:
+    from vitgraph.models.base import EncoderInputs
+    from vitgraph.models.encoder import VisionEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderCall:
+    """Items that the encoder gets together.
+
+    Attributes:
+        index: Place among the calls.
+        requests: Requests in it.
+        media: Items as the workload has them.
+        items: Their geometries.
+        specs: Their planner facts.
+    """
+
+    index: int
+    requests: int
+    media: tuple[MediaItem, ...]
+    items: tuple[ItemGeometry, ...]
+    specs: tuple[EncoderItemSpec, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(spec.output_tokens for spec in self.specs)
+
+    @property
+    def input_rows(self) -> int:
+        return sum(spec.input_size for spec in self.specs)
+
+    @property
+    def has_images(self) -> bool:
+        """True where the call brings real pixels."""
+        return any(media.image is not None for media in self.media)
+
+
+def make_calls(
+    requests: Sequence[Request], rule: GeometryRule, requests_per_call: int
+) -> tuple[list[EncoderCall], list[SkippedItem]]:
+    """Groups requests into calls; items that the model's processor refuses are left out and named.
+
+    Requests without items need no encoder and make no call.
+
+    Raises:
+        InputError: No item is left.
+    """
+    skipped: list[SkippedItem] = []
+    kept: list[list[tuple[MediaItem, ItemGeometry]]] = []
+    for request in requests:
+        usable = []
+        for media in request.items:
+            try:
+                usable.append((media, rule.geometry(media.width, media.height, media.frames, media.fps)))
+            except InputError as error:
+                skipped.append(SkippedItem(media.source or f"request {request.index}", str(error)))
+        if usable:
+            kept.append(usable)
+    if requests and not kept:
+        reason = skipped[0].reason if skipped else "the requests carry no items"
+        raise InputError(f"the workload has no item that this model takes: {reason}")
+    calls = []
+    for start in range(0, len(kept), requests_per_call):
+        group = kept[start : start + requests_per_call]
+        pairs = [pair for request in group for pair in request]
+        items = tuple(geometry for _, geometry in pairs)
+        calls.append(
+            EncoderCall(
+                index=len(calls),
+                requests=len(group),
+                media=tuple(media for media, _ in pairs),
+                items=items,
+                specs=tuple(rule.item_spec(geometry) for geometry in items),
+            )
+        )
+    return calls, skipped
+
+
+class CallInputs:
+    """Makes the device inputs of calls, outside the timing.
+
+    Calls without real pixels read rows of one seeded random pool, whose size is that of the largest call; real images
+    go through the model's image processor each time.
+
+    Args:
+        encoder: The encoder.
+        calls: Every call that will be asked for.
+        seed: Seed of the random pixels.
+    """
+
+    def __init__(self, encoder: VisionEncoder, calls: Sequence[EncoderCall], seed: int) -> None:
+        self._encoder = encoder
+        most: dict[str, int] = {}
+        for call in calls:
+            if call.has_images:
+                continue
+            rows: dict[str, int] = {}
+            for item in call.items:
+                for name, count in encoder.rule.pixel_rows(item).items():
+                    rows[name] = rows.get(name, 0) + count
+            for name, count in rows.items():
+                most[name] = max(most.get(name, 0), count)
+        self._pool = encoder.random_pixels(most, seed) if most else {}
+
+    def make(self, call: EncoderCall) -> EncoderInputs:
+        """The call's inputs on the encoder's device."""
+        if not call.has_images:
+            return self._encoder.make_inputs(call.items, self._pool)
+        images = [_open(media.image) for media in call.media]
+        items, pixels = self._encoder.preprocess(images)
+        if tuple(items) != call.items:
+            raise InputError(
+                f"the image processor made {items} of {[media.source for media in call.media]}, the size rule expected "
+                f"{list(call.items)}; the model's processor settings differ from the preset's"
+            )
+        on_device = {name: rows.to(self._encoder.device, self._encoder.dtype) for name, rows in pixels.items()}
+        return self._encoder.make_inputs(items, on_device)
+
+
+def _open(image: object) -> object:
+    opener = getattr(image, "open", None)
+    # PIL's own images have no `open` method; encoded ones decode here.
+    return opener() if callable(opener) else image

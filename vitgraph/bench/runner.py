@@ -1,0 +1,212 @@
+"""Runs every call in every mode, interleaved, and hands each sample out as soon as it is measured."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from vitgraph.bench.calls import CallInputs, EncoderCall
+from vitgraph.bench.timing import CallTimer
+from vitgraph.environment import GpuState, read_gpu_state
+from vitgraph.errors import IncorrectOutputError
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.planning.accounting import GraphCounters
+from vitgraph.planning.packing import PackedBatch
+from vitgraph.samples import EAGER, EAGER_REPEAT, GRAPH, HF, Sample
+
+CONTROL_SHARE = 0.1
+MIN_CONTROL_CALLS = 40
+"""Eager is measured against itself on this share of the calls, and on at least so many: the noise of the run."""
+
+CORRECTNESS_CALLS = 8
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Relative L2 distance of replay and eager that passes, by dtype."""
+
+STATE_READS = 8
+"""Times that clocks and throttling are read during a run."""
+
+
+@dataclass(slots=True)
+class BenchOutcome:
+    """What a run measured, complete or not.
+
+    Attributes:
+        counters: Hits, misses and use of the graphs, over one round.
+        max_rel_l2: Largest distance of replay and eager on the checked calls; None where none was checked.
+        checked_calls: Calls whose outputs were compared.
+        gpu_states: Readings of the GPU during the run.
+        is_interrupted: The user stopped the run; the samples until then are valid.
+    """
+
+    counters: GraphCounters = field(default_factory=GraphCounters)
+    max_rel_l2: float | None = None
+    checked_calls: int = 0
+    gpu_states: list[GpuState | None] = field(default_factory=list)
+    is_interrupted: bool = False
+
+
+class BenchRunner:
+    """Measures one encoder with one manager on one list of calls.
+
+    Args:
+        encoder: The encoder, for eager and for the stock forward.
+        manager: The captured graphs.
+        inputs: Makes the calls' pixels.
+        baseline: `eager`, or `hf` to measure transformers' stock forward too.
+    """
+
+    def __init__(
+        self, encoder: VisionEncoder, manager: EncoderCudaGraphManager, inputs: CallInputs, *, baseline: str = "eager"
+    ) -> None:
+        self.encoder = encoder
+        self.manager = manager
+        self.inputs = inputs
+        self._timer = CallTimer(encoder.device)
+        self._extra_modes = (HF,) if baseline == HF else ()
+
+    def _run(self, mode: str, mm_kwargs: EncoderInputs) -> object:
+        if mode == GRAPH:
+            return self.manager.execute(mm_kwargs)
+        if mode == HF:
+            return self.encoder.stock_forward(mm_kwargs)
+        return self.run_eager(mm_kwargs)
+
+    def run_eager(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+        """One eager call: every path on all items at once, split into items like the graph call's result."""
+        encoder = self.encoder
+        specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
+        outputs: dict[str, list[torch.Tensor | None]] = {}
+        for path in encoder.get_encoder_cudagraph_config().paths:
+            counts = [spec.tokens_on(path) for spec in specs]
+            present = [index for index, count in enumerate(counts) if count]
+            outputs[path] = [None] * len(counts)
+            if not present:
+                continue
+            selected = mm_kwargs
+            if len(present) < len(counts):
+                selected = encoder.select_encoder_cudagraph_items(mm_kwargs, present)
+            rows = encoder.encoder_eager_forward(selected, path)
+            for index, piece in zip(present, rows.split([counts[i] for i in present]), strict=True):
+                outputs[path][index] = piece
+        return encoder.postprocess_encoder_output(mm_kwargs, outputs)
+
+    @torch.inference_mode()
+    def check_outputs(self, calls: Sequence[EncoderCall], outcome: BenchOutcome) -> None:
+        """Compares replay and eager on some calls before anything is timed.
+
+        Raises:
+            IncorrectOutputError: An output is not finite, or farther from eager than the dtype's tolerance.
+        """
+        tolerance = TOLERANCE[self.encoder.dtype]
+        chosen = {call.items: call for call in calls}
+        for call in list(chosen.values())[:CORRECTNESS_CALLS]:
+            mm_kwargs = self.inputs.make(call)
+            graph, eager = self.manager.execute(mm_kwargs), self.run_eager(mm_kwargs)
+            for index, (replayed, reference) in enumerate(zip(graph, eager, strict=True)):
+                distance = relative_l2(replayed, reference)
+                outcome.max_rel_l2 = max(outcome.max_rel_l2 or 0.0, distance)
+                if not distance <= tolerance:
+                    raise IncorrectOutputError(
+                        f"item {index} of a call with {call.tokens} tokens: graph and eager differ by {distance:.3g} "
+                        f"(relative L2, at most {tolerance:g} for {self.encoder.dtype}); nothing was timed. "
+                        "Try another --mm-encoder-attn-backend, and `vitgraph verify` for the details"
+                    )
+            outcome.checked_calls += 1
+
+    @torch.inference_mode()
+    def warm_up(self, calls: Sequence[EncoderCall], tick: Callable[[], None] | None = None) -> None:
+        """Runs calls in every mode without recording them."""
+        for call in calls:
+            mm_kwargs = self.inputs.make(call)
+            for mode in (EAGER, GRAPH, *self._extra_modes):
+                self._timer.time(lambda mode=mode, mm_kwargs=mm_kwargs: self._run(mode, mm_kwargs))
+            if tick is not None:
+                tick()
+
+    @torch.inference_mode()
+    def measure(
+        self,
+        calls: Sequence[EncoderCall],
+        rounds: int,
+        record: Callable[[Sample], None],
+        outcome: BenchOutcome,
+        tick: Callable[[], None] | None = None,
+    ) -> None:
+        """Measures every call in every mode, `rounds` times, alternating which mode goes first.
+
+        A stop by the user ends the measuring and marks the outcome; nothing measured before is lost.
+
+        Args:
+            calls: The calls.
+            rounds: Rounds over all of them.
+            record: Takes each sample as it is measured.
+            outcome: Filled while measuring.
+            tick: Called after each call.
+        """
+        control_every = max(1, len(calls) // max(MIN_CONTROL_CALLS, int(len(calls) * CONTROL_SHARE)))
+        read_every = max(1, len(calls) * rounds // STATE_READS)
+        gc.collect()
+        gc.disable()
+        done = 0
+        try:
+            for round_index in range(rounds):
+                for call in calls:
+                    if done % read_every == 0:
+                        outcome.gpu_states.append(read_gpu_state(self.encoder.device))
+                    done += 1
+                    is_control = (call.index + round_index) % control_every == 0
+                    batches = self._measure_call(call, round_index, is_control, record)
+                    if round_index == 0:
+                        outcome.counters.add(batches)
+                    if tick is not None:
+                        tick()
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+        finally:
+            gc.enable()
+            outcome.gpu_states.append(read_gpu_state(self.encoder.device))
+
+    def _measure_call(
+        self, call: EncoderCall, round_index: int, is_control: bool, record: Callable[[Sample], None]
+    ) -> list[PackedBatch]:
+        modes = [EAGER, GRAPH, *self._extra_modes]
+        if (call.index + round_index) % 2:
+            modes.reverse()
+        if is_control:
+            # The control runs on the other side of the graph call, as far from the first eager one as graph is.
+            modes.append(EAGER_REPEAT) if modes[0] == EAGER else modes.insert(0, EAGER_REPEAT)
+        mm_kwargs = self.inputs.make(call)
+        plan = self.manager.plan_call(mm_kwargs)
+        for position, mode in enumerate(modes):
+            time = self._timer.time(lambda mode=mode: self._run(mode, mm_kwargs))
+            in_graph = mode == GRAPH
+            hits = sum(len(batch.items) for batch in plan.batches if batch.is_hit)
+            replays = sum(run.key is not None for batch in plan.batches for run in batch.runs.values())
+            record(
+                Sample(
+                    round=round_index,
+                    request=call.index,
+                    mode=mode,
+                    position=position,
+                    wall_ms=time.wall_ms / call.requests,
+                    gpu_ms=None if time.gpu_ms is None else time.gpu_ms / call.requests,
+                    items=len(call.items),
+                    tokens=call.tokens,
+                    input_rows=call.input_rows,
+                    hits=hits if in_graph else 0,
+                    misses=len(call.items) - hits if in_graph else 0,
+                    replays=replays if in_graph else 0,
+                )
+            )
+        return plan.batches
+
+
+def relative_l2(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """`|value - reference| / |reference|` in float32; NaN stays NaN."""
+    value, reference = value.float(), reference.float()
+    return ((value - reference).norm() / reference.norm().clamp(min=1e-30)).item()

@@ -1,0 +1,183 @@
+"""The command line: options to a spec, one engine call, its record to a report; exit statuses. Nothing else.
+
+Heavy modules are imported inside the commands, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vitgraph import __version__, errors
+from vitgraph import cli_options as opt
+
+if TYPE_CHECKING:
+    from vitgraph.config import BenchSpec
+    from vitgraph.records import RunRecord
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Decide how to run a vision-language model's vision encoder: CUDA Graphs at token budgets against eager.",
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"vitgraph {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """See the commands below; each has its own --help."""
+
+
+@contextmanager
+def reported_errors() -> Iterator[None]:
+    """Turns errors meant for the user into one message on stderr and their exit status."""
+    try:
+        yield
+    except errors.VitgraphError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_status) from error
+    except KeyboardInterrupt as error:
+        print("stopped", file=sys.stderr)
+        raise typer.Exit(errors.EXIT_INTERRUPTED) from error
+
+
+@app.command()
+def bench(
+    model: opt.Model = None,
+    dataset_name: opt.DatasetName = "trace",
+    dataset_path: opt.DatasetPath = None,
+    hf_name: opt.HfName = None,
+    hf_subset: opt.HfSubset = None,
+    hf_split: opt.HfSplit = None,
+    no_stream: opt.NoStream = False,
+    disable_shuffle: opt.DisableShuffle = False,
+    no_oversample: opt.NoOversample = False,
+    num_prompts: opt.NumPrompts = 1000,
+    num_warmups: opt.NumWarmups = 20,
+    random_mm_base_items_per_request: opt.BaseItems = 1,
+    random_mm_num_mm_items_range_ratio: opt.RangeRatio = 0.0,
+    random_mm_limit_mm_per_prompt: opt.LimitMm = None,
+    random_mm_bucket_config: opt.BucketConfig = None,
+    max_pixels_per_item: opt.MaxPixels = None,
+    video_fps: opt.VideoFps = None,
+    shuffle_trace: opt.ShuffleTrace = False,
+    revision: opt.Revision = None,
+    load_format: opt.LoadFormat = "auto",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    mm_encoder_attn_backend: opt.AttnBackend = "auto",
+    flash_attn_version: opt.FlashAttnVersion = None,
+    mm_processor_kwargs: opt.MmProcessorKwargs = None,
+    compilation_config: opt.CompilationConfig = None,
+    token_budgets: opt.TokenBudgets = None,
+    max_vision_items_per_batch: opt.MaxItems = None,
+    max_frames_per_batch: opt.MaxFrames = None,
+    packing: opt.Packing = "greedy",
+    max_model_len: opt.MaxModelLen = 32768,
+    max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
+    single_slot_tier: opt.SingleSlotTier = False,
+    rounds: opt.Rounds = 2,
+    requests_per_call: opt.RequestsPerCall = 1,
+    baseline: opt.Baseline = "eager",
+    seed: opt.Seed = 0,
+    output_dir: opt.OutputDir = None,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    json_output: opt.JsonOutput = False,
+    fail_on_slower: opt.FailOnSlower = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure the encoder in graph and eager mode on a workload, and say which is faster."""
+    with reported_errors():
+        from vitgraph.cli_specs import bench_spec
+
+        spec = bench_spec(dict(locals()))
+        _run_bench(spec, dry_run=dry_run, json_output=json_output, quiet=quiet)
+
+
+def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool) -> None:
+    from rich.console import Console
+
+    from vitgraph.bench.engine import prepare_bench, run_bench
+    from vitgraph.cli_specs import new_run_folder
+    from vitgraph.report.console import render_bench
+    from vitgraph.report.plan_table import render_plan
+    from vitgraph.report.progress import ConsoleProgress
+
+    prepared = prepare_bench(spec)
+    if dry_run:
+        description = prepared.describe()
+        if json_output:
+            _print_json(description)
+        else:
+            render_plan(description, Console())
+        return
+    folder = spec.run.output_dir or new_run_folder("bench", spec.model.model)
+    command = ["vitgraph", *sys.argv[1:]]
+    with ConsoleProgress(enabled=not quiet) as progress:
+        for warning in prepared.warnings:
+            progress.note(warning)
+        try:
+            record = run_bench(prepared, folder, command, progress)
+        finally:
+            _write_derived(folder, progress.note)
+    if json_output:
+        _print_json(record.data)
+    else:
+        render_bench(record, Console())
+        print(f"record: {folder}")
+    if record["status"] == "interrupted":
+        raise typer.Exit(errors.EXIT_INTERRUPTED)
+    if spec.run.fail_on_slower and record["comparison"].get("verdict") == "slower":
+        raise errors.SlowerThanEagerError(
+            f"graphs are slower than eager here: {record['comparison']['verdict_reason']}"
+        )
+
+
+def _write_derived(folder: Path, note: Any) -> None:
+    """Writes the CSV files and plots that are derived from a saved record; a failure there loses no measurement."""
+    from vitgraph.records import RunRecord
+    from vitgraph.report.derived import write_derived_files
+    from vitgraph.samples import RUN_FILE
+
+    if not (folder / RUN_FILE).exists():
+        return
+    try:
+        record: RunRecord = RunRecord.load(folder)
+        write_derived_files(record, folder)
+    except (OSError, errors.VitgraphError) as error:
+        note(f"tables and plots were not written ({error}); the record itself is saved in {folder}")
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    from vitgraph.records import encode
+
+    print(json.dumps(encode(value), indent=1))
+
+
+def main() -> None:
+    """Entry point of the `vitgraph` program."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

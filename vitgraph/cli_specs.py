@@ -1,0 +1,132 @@
+"""Turns the values of command-line options into specs; the one place where texts of options are parsed."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitgraph.config import (
+    BenchSpec,
+    GraphSpec,
+    ModelSpec,
+    RunSpec,
+    parse_compilation_config,
+    parse_token_budgets,
+)
+from vitgraph.errors import UsageError
+from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.workloads.random_mm import parse_bucket_config, parse_limit_mm_per_prompt
+
+DEFAULT_TRACE = "mixed-chat"
+
+
+def bench_spec(options: Mapping[str, Any]) -> BenchSpec:
+    """The spec of `vitgraph bench` from its options by parameter name.
+
+    Raises:
+        UsageError: An option that cannot be read, or two that contradict each other.
+    """
+    return BenchSpec(model_spec(options), graph_spec(options), run_spec(options), workload_spec(options))
+
+
+def model_spec(options: Mapping[str, Any]) -> ModelSpec:
+    """The model part; `--model` is required."""
+    if not options["model"]:
+        raise UsageError("no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists the presets)")
+    return ModelSpec(
+        model=options["model"],
+        revision=options["revision"],
+        load_format=options["load_format"],
+        dtype=options["dtype"],
+        device=options["device"],
+        attn_backend=options["mm_encoder_attn_backend"],
+        flash_attn_version=options["flash_attn_version"],
+        mm_processor_kwargs=_json_object("--mm-processor-kwargs", options["mm_processor_kwargs"]),
+        compile=bool(options.get("compile", False)),
+        seed=options["seed"],
+    )
+
+
+def graph_spec(options: Mapping[str, Any]) -> GraphSpec:
+    """The graph part; the single options override the fields of `--compilation-config`."""
+    given = parse_compilation_config(options["compilation_config"]) if options["compilation_config"] else {}
+    budgets = tuple(given.get("encoder_cudagraph_token_budgets", ()))
+    if options["token_budgets"] is not None:
+        budgets = parse_token_budgets(options["token_budgets"])
+    items = options["max_vision_items_per_batch"]
+    frames = options["max_frames_per_batch"]
+    return GraphSpec(
+        token_budgets=budgets,
+        max_vision_items_per_batch=(
+            given.get("encoder_cudagraph_max_vision_items_per_batch", 0) if items is None else items
+        ),
+        max_frames_per_batch=given.get("encoder_cudagraph_max_frames_per_batch") if frames is None else frames,
+        packing=options["packing"],
+        max_model_len=options["max_model_len"],
+        max_num_batched_tokens=options["max_num_batched_tokens"],
+        slot_tiers=not options["single_slot_tier"],
+    )
+
+
+def run_spec(options: Mapping[str, Any]) -> RunSpec:
+    """The measuring part."""
+    return RunSpec(
+        rounds=options["rounds"],
+        requests_per_call=options["requests_per_call"],
+        baseline=options["baseline"],
+        output_dir=options["output_dir"],
+        overwrite=options["overwrite"],
+        fail_on_slower=options["fail_on_slower"],
+    )
+
+
+def workload_spec(options: Mapping[str, Any]) -> WorkloadSpec:
+    """The workload part; a trace without a path is the shipped mixed one."""
+    path = options["dataset_path"]
+    if options["dataset_name"] == "trace" and path is None:
+        path = DEFAULT_TRACE
+    texts: dict[str, Any] = {}
+    if options["random_mm_bucket_config"] is not None:
+        texts["random_mm_bucket_config"] = parse_bucket_config(options["random_mm_bucket_config"])
+    if options["random_mm_limit_mm_per_prompt"] is not None:
+        texts["random_mm_limit_mm_per_prompt"] = parse_limit_mm_per_prompt(options["random_mm_limit_mm_per_prompt"])
+    return WorkloadSpec(
+        dataset_name=options["dataset_name"],
+        dataset_path=path,
+        hf_name=options["hf_name"],
+        hf_subset=options["hf_subset"],
+        hf_split=options["hf_split"],
+        stream=not options["no_stream"],
+        disable_shuffle=options["disable_shuffle"],
+        no_oversample=options["no_oversample"],
+        num_prompts=options["num_prompts"],
+        num_warmups=options["num_warmups"],
+        seed=options["seed"],
+        random_mm_base_items_per_request=options["random_mm_base_items_per_request"],
+        random_mm_num_mm_items_range_ratio=options["random_mm_num_mm_items_range_ratio"],
+        max_pixels_per_item=options["max_pixels_per_item"],
+        video_fps=options["video_fps"],
+        shuffle_trace=options["shuffle_trace"],
+        **texts,
+    )
+
+
+def new_run_folder(kind: str, model: str) -> Path:
+    """A folder name under `runs/` that says what was run and when."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{kind}_{Path(model).name.lower()}_{stamp}"
+
+
+def _json_object(option: str, text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is not valid JSON ({error}): {text}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"{option} must be a JSON object, got {text}")
+    return value

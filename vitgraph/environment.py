@@ -1,0 +1,148 @@
+"""What a run was measured on: device, driver, libraries, clocks, throttling, other users of the GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "triton",
+    "flash-attn",
+    "flash-attn-4",
+    "flashinfer-python",
+    "nvidia-cudnn-frontend",
+    "nvidia-cudnn-cu13",
+)
+
+_GPU_QUERY = (
+    "name",
+    "driver_version",
+    "power.limit",
+    "power.draw",
+    "temperature.gpu",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "clocks_event_reasons.hw_slowdown",
+    "clocks_event_reasons.hw_thermal_slowdown",
+    "clocks_event_reasons.sw_thermal_slowdown",
+    "clocks_event_reasons.sw_power_cap",
+)
+
+THROTTLE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown")
+"""Reasons that make a run invalid; a power cap under full load is how the card is set, and only recorded."""
+
+
+def library_versions() -> dict[str, str | None]:
+    """Installed version of each library that matters to a result; None where it is not installed."""
+    versions: dict[str, str | None] = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One reading of the driver's tool.
+
+    Attributes:
+        values: Query name to text, as `nvidia-smi` prints it without units.
+        other_processes: Other processes that compute on the GPU.
+    """
+
+    values: dict[str, str]
+    other_processes: int
+
+    @property
+    def throttled_by(self) -> tuple[str, ...]:
+        """Active slowdown reasons, thermal or hardware."""
+        return tuple(name for name in THROTTLE_REASONS if self.values.get(f"clocks_event_reasons.{name}") == "Active")
+
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        try:
+            return float(self.values["clocks.sm"])
+        except (KeyError, ValueError):
+            return None
+
+
+def read_gpu_state(device: torch.device) -> GpuState | None:
+    """Reads clocks, power, throttling and other processes; None without a GPU or without `nvidia-smi`."""
+    if device.type != "cuda":
+        return None
+    index = str(device.index if device.index is not None else torch.cuda.current_device())
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        index = visible.split(",")[int(index)].strip()
+    answer = _nvidia_smi("--query-gpu=" + ",".join(_GPU_QUERY), "--id=" + index)
+    if answer is None:
+        return None
+    values = dict(zip(_GPU_QUERY, (value.strip() for value in answer.split(",")), strict=False))
+    apps = _nvidia_smi("--query-compute-apps=pid", "--id=" + index) or ""
+    pids = {line.strip() for line in apps.splitlines() if line.strip().isdigit()}
+    return GpuState(values, len(pids - {str(os.getpid())}))
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    try:
+        result = subprocess.run(
+            ["nvidia-smi", "--format=csv,noheader,nounits", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def snapshot(device: torch.device) -> dict[str, Any]:
+    """The environment as run.json records it."""
+    facts: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        "device_type": device.type,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": platform.processor() or platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "libraries": library_versions(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        state = read_gpu_state(device)
+        facts |= {
+            "gpu_memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "gpu_state": state.values if state is not None else None,
+            "other_gpu_processes": state.other_processes if state is not None else None,
+        }
+    return facts
+
+
+def validity_problems(states: list[GpuState | None]) -> list[str]:
+    """Reasons why figures measured between these readings are invalid; empty where there are none."""
+    problems = []
+    for state in states:
+        if state is None:
+            continue
+        if state.throttled_by:
+            problems.append(f"the GPU was throttled ({', '.join(state.throttled_by)})")
+        if state.other_processes:
+            problems.append(f"{state.other_processes} other process(es) computed on the GPU")
+    return sorted(set(problems))

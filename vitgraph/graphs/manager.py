@@ -1,0 +1,380 @@
+"""`EncoderCudaGraphManager`: packs a call, replays graphs, runs the rest eagerly, returns rows in input order.
+
+The manager knows no model and no backend; all of that is behind `SupportsEncoderCudaGraph`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from vitgraph.errors import CaptureError, NothingReplayedError
+from vitgraph.graphs.buffers import StaticBuffers
+from vitgraph.graphs.capture import BudgetGraphMetadata, capture_budget
+from vitgraph.models.base import EncoderInputs, GraphCapacity, PixelField, SupportsEncoderCudaGraph
+from vitgraph.models.geometry import ItemGeometry
+from vitgraph.models.metadata import MetadataLayout
+from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun, pack_items
+
+logger = logging.getLogger(__name__)
+
+BUFFER_OVERFLOW = "buffer_overflow"
+"""Miss reason of a batch that the packing let through and a buffer cannot hold."""
+
+PLAN_CACHE_ENTRIES = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedGraph:
+    """A graph that was planned and is not there."""
+
+    key: GraphKey
+    reason: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "path": self.key.path,
+            "token_budget": self.key.token_budget,
+            "segment_slots": self.key.segment_slots,
+            "axis_key": list(self.key.axis_key),
+            "reason": self.reason,
+        }
+
+
+@dataclass(slots=True)
+class CallPlan:
+    """How a call with certain geometries is encoded; made once for each combination and reused.
+
+    Attributes:
+        batches: The packed batches.
+        tokens: For each path, output rows of each item.
+        offsets: For each path, the first output row of each item in input order, and the end.
+        eager_items: For each path, the items that run eagerly on it, in input order.
+    """
+
+    batches: list[PackedBatch]
+    tokens: dict[str, list[int]]
+    offsets: dict[str, list[int]]
+    eager_items: dict[str, list[int]] = field(default_factory=dict)
+
+
+class EncoderCudaGraphManager:
+    """Captures the graphs of a plan and encodes calls with them.
+
+    Args:
+        model: The encoder.
+        plan: Which graphs exist, and the limits of a replay.
+        policy: Packing policy.
+
+    Attributes:
+        graphs: Captured graphs by key.
+        dropped: Planned graphs that could not be captured, with the reason.
+    """
+
+    def __init__(self, model: SupportsEncoderCudaGraph, plan: BudgetPlan, *, policy: str = "greedy") -> None:
+        self.model = model
+        self.plan = plan
+        self.policy = policy
+        self.graphs: dict[GraphKey, BudgetGraphMetadata] = {}
+        self.dropped: list[DroppedGraph] = []
+        self._buffers: StaticBuffers | None = None
+        self._pool: Any = None
+        self._plans: OrderedDict[tuple[ItemGeometry, ...], CallPlan] = OrderedDict()
+        self._warned: set[str] = set()
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.model.device.type == "cuda"
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the static buffers, which all graphs share."""
+        return self._buffers.nbytes if self._buffers is not None else 0
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the graph pool, which all graphs share."""
+        return sum(graph.pool_bytes for graph in self.graphs.values())
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[int, int, GraphKey], None] | None = None) -> None:
+        """Captures every graph of the plan, the largest first; those that do not fit are dropped and reported.
+
+        Args:
+            progress: Called with (done, total, key) before each capture.
+
+        Raises:
+            NothingReplayedError: Not one graph could be captured.
+            CaptureError: The encoder's forward cannot be captured, or graphs exist already.
+        """
+        if self.graphs:
+            raise CaptureError("graphs are captured already; clear() before capturing again")
+        if self.is_cuda and not self.model.attention.is_capture_safe and self._needs_segments():
+            raise CaptureError(
+                f"attention backend {self.model.attention.name} reads segment lengths on the host, so this tower "
+                "cannot be captured with it; use FLASH_ATTN, or run eager only"
+            )
+        self.dropped = []
+        keys = self._allocate(self.plan.graph_keys())
+        stream = None
+        if self.is_cuda:
+            self._pool = torch.cuda.graph_pool_handle()
+            stream = torch.cuda.Stream(self.model.device)
+        for done, key in enumerate(keys):
+            if progress is not None:
+                progress(done, len(keys), key)
+            assert self._buffers is not None
+            try:
+                self.graphs[key] = capture_budget(self.model, key, self.plan, self._buffers, self._pool, stream)
+            except torch.OutOfMemoryError as error:
+                self._drop(key, error)
+        if not self.graphs:
+            why = self.dropped[0].reason if self.dropped else "the plan has no budgets"
+            raise NothingReplayedError(f"0 graphs captured of {len(self.plan.graph_keys())} planned: {why}")
+
+    def _needs_segments(self) -> bool:
+        return any(path.has_segments for path in self.model.get_encoder_cudagraph_config().paths.values())
+
+    def _allocate(self, keys: Sequence[GraphKey]) -> list[GraphKey]:
+        """Makes the shared buffers for the largest of `keys` that fits; returns the keys that remain."""
+        remaining = list(keys)
+        while remaining:
+            pixels: dict[str, PixelField] = {}
+            arena_bytes = 0
+            for key in remaining:
+                capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
+                wanted = self.model.prepare_encoder_cudagraph_capture_inputs(capacity)
+                arena_bytes = max(arena_bytes, MetadataLayout(wanted.metadata).nbytes)
+                for name, pixel_field in wanted.pixels.items():
+                    known = pixels.get(name)
+                    if known is None or known.rows < pixel_field.rows:
+                        pixels[name] = pixel_field
+            try:
+                self._buffers = StaticBuffers(pixels, arena_bytes, self.model.device, self.model.dtype)
+            except torch.OutOfMemoryError as error:
+                largest = remaining[0].token_budget
+                for key in [key for key in remaining if key.token_budget == largest]:
+                    self._drop(key, error)
+                remaining = [key for key in remaining if key.token_budget < largest]
+                continue
+            self.model.attention.reserve_padding_safe_output(max(pixel.rows for pixel in pixels.values()))
+            return remaining
+        return []
+
+    def _drop(self, key: GraphKey, error: Exception) -> None:
+        self.dropped.append(DroppedGraph(key, f"out of memory: {str(error).splitlines()[0]}"))
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def clear(self) -> None:
+        """Releases every graph, the pool and the buffers; capturing again is allowed."""
+        if self.is_cuda:
+            torch.cuda.synchronize(self.model.device)
+        for graph in self.graphs.values():
+            graph.graph.reset()
+        self.graphs.clear()
+        self._plans.clear()
+        self._buffers = None
+        self._pool = None
+        self.model.attention.release_padding_safe_output()
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    # -- encoding --------------------------------------------------------------------------------------------------
+
+    def plan_call(self, mm_kwargs: EncoderInputs) -> CallPlan:
+        """Packs a call and selects its graphs; cached by the items' geometries."""
+        items = mm_kwargs.chosen
+        cached = self._plans.get(items)
+        if cached is not None:
+            return cached
+        specs = self.model.get_encoder_cudagraph_item_specs(mm_kwargs)
+        batches = pack_items(specs, self.plan, self.policy)
+        for batch in batches:
+            for run in batch.runs.values():
+                if run.key is not None and run.key not in self.graphs:
+                    self._use_captured_graph(run)
+        tokens = {path: [spec.tokens_on(path) for spec in specs] for path in self.plan.paths}
+        offsets = {}
+        for path, counts in tokens.items():
+            ends = [0]
+            for count in counts:
+                ends.append(ends[-1] + count)
+            offsets[path] = ends
+        plan = CallPlan(batches, tokens, offsets)
+        self._collect_eager(plan)
+        self._plans[items] = plan
+        if len(self._plans) > PLAN_CACHE_ENTRIES:
+            self._plans.popitem(last=False)
+        return plan
+
+    def _use_captured_graph(self, run: PathRun) -> None:
+        """A planned graph was dropped: takes the smallest captured one that holds the batch, else goes eager."""
+        assert run.key is not None
+        wanted = run.key
+        fitting = [
+            key
+            for key in self.graphs
+            if key.path == wanted.path
+            and key.axis_key == wanted.axis_key
+            and key.token_budget >= run.tokens
+            and key.segment_slots >= run.segments
+        ]
+        run.key = min(fitting, default=None)
+        if run.key is None or (self.policy == "exact" and run.key.token_budget != run.tokens):
+            run.key, run.miss_reason = None, NOT_CAPTURED
+
+    def _collect_eager(self, plan: CallPlan) -> None:
+        plan.eager_items = {}
+        for batch in plan.batches:
+            for path, run in batch.runs.items():
+                if run.key is None:
+                    with_rows = [index for index in batch.items if plan.tokens[path][index]]
+                    plan.eager_items.setdefault(path, []).extend(with_rows)
+        for indices in plan.eager_items.values():
+            indices.sort()
+
+    @torch.inference_mode()
+    def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+        """Encodes one call.
+
+        Args:
+            mm_kwargs: The call's items and pixels.
+
+        Returns:
+            The final embedding of each item, in input order; none shares memory with a graph's buffers.
+        """
+        return self.execute_planned(mm_kwargs, self.plan_call(mm_kwargs))
+
+    @torch.inference_mode()
+    def execute_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:
+        """`execute` with a plan that `plan_call` made for the same geometries."""
+        rows: dict[str, torch.Tensor | None] = dict.fromkeys(plan.tokens)
+        for batch in plan.batches:
+            for path, run in batch.runs.items():
+                if run.key is not None:
+                    self._replay(mm_kwargs, plan, batch, path, run, rows)
+        for path, indices in plan.eager_items.items():
+            self._run_eagerly(mm_kwargs, plan, path, indices, rows)
+        outputs: dict[str, Sequence[torch.Tensor | None]] = {}
+        for path, counts in plan.tokens.items():
+            result = rows[path]
+            if result is None:
+                outputs[path] = [None] * len(counts)
+            else:
+                pieces = result.split(counts)
+                outputs[path] = [piece if count else None for piece, count in zip(pieces, counts, strict=True)]
+        return self.model.postprocess_encoder_output(mm_kwargs, outputs)
+
+    def _replay(
+        self,
+        mm_kwargs: EncoderInputs,
+        plan: CallPlan,
+        batch: PackedBatch,
+        path: str,
+        run: PathRun,
+        rows: dict[str, torch.Tensor | None],
+    ) -> None:
+        assert run.key is not None and self._buffers is not None
+        graph = self.graphs[run.key]
+        key = run.key
+        capacity = GraphCapacity(path, key.token_budget, key.segment_slots, key.axis_key)
+        selected = self.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
+        values = self.model.prepare_encoder_cudagraph_replay_buffers(selected, capacity)
+        overflow = graph.writer.layout.overflow(values.metadata) or self._pixel_overflow(graph, values.pixels)
+        if overflow is not None:
+            self._reroute_overflow(plan, batch, path, run, overflow)
+            return
+        for name, value in values.scalars.items():
+            if value > graph.scalars[name]:
+                raise CaptureError(
+                    f"{name} is {value} in this batch, above the {graph.scalars[name]} that the graph of budget "
+                    f"{key.token_budget} froze at capture; the model's capture_scalars is not an upper bound"
+                )
+        if graph.current_pointers() != graph.pointers:
+            raise CaptureError(f"a buffer of the graph of budget {key.token_budget} moved after the capture")
+        for name, pixel_rows in values.pixels.items():
+            self._buffers.load_pixels(name, pixel_rows, graph.pixel_capacity[name])
+        graph.writer.send(values.metadata, self._buffers.arena)
+        graph.graph.replay()
+        graph.replay_count += 1
+        self._clone_out(graph.output_buffer, plan, path, batch.items, run.tokens, rows)
+
+    def _pixel_overflow(self, graph: BudgetGraphMetadata, pixels: dict[str, Any]) -> str | None:
+        for name, pixel_rows in pixels.items():
+            if pixel_rows.num_rows > graph.pixel_capacity[name]:
+                return f"{name}: {pixel_rows.num_rows} rows into {graph.pixel_capacity[name]}"
+        return None
+
+    def _reroute_overflow(self, plan: CallPlan, batch: PackedBatch, path: str, run: PathRun, overflow: str) -> None:
+        """The packing let a batch through that a buffer cannot hold: a counted miss and one warning, never a crash."""
+        message = f"{path}: {overflow}"
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("a batch does not fit its graph's buffers and runs eagerly (%s)", message)
+        batch.runs[path] = replace(run, key=None, miss_reason=BUFFER_OVERFLOW)
+        self._collect_eager(plan)
+
+    def _clone_out(
+        self,
+        output: torch.Tensor,
+        plan: CallPlan,
+        path: str,
+        items: Sequence[int],
+        tokens: int,
+        rows: dict[str, torch.Tensor | None],
+    ) -> None:
+        """Copies a replay's real rows to where the call's result holds them; the next replay may overwrite `output`."""
+        offsets = plan.offsets[path]
+        result = rows[path]
+        if result is None and tokens == offsets[-1]:
+            rows[path] = output[:tokens].clone()
+            return
+        if result is None:
+            result = rows[path] = output.new_empty((offsets[-1], output.shape[1]))
+        _scatter_rows(output, result, [(offsets[index], offsets[index + 1]) for index in items])
+
+    def _run_eagerly(
+        self,
+        mm_kwargs: EncoderInputs,
+        plan: CallPlan,
+        path: str,
+        indices: Sequence[int],
+        rows: dict[str, torch.Tensor | None],
+    ) -> None:
+        selected = self.model.select_encoder_cudagraph_items(mm_kwargs, indices)
+        output = self.model.encoder_eager_forward(selected, path)
+        offsets = plan.offsets[path]
+        result = rows[path]
+        if result is None and len(output) == offsets[-1]:
+            rows[path] = output
+            return
+        if result is None:
+            result = rows[path] = output.new_empty((offsets[-1], output.shape[1]))
+        _scatter_rows(output, result, [(offsets[index], offsets[index + 1]) for index in indices])
+
+
+def _scatter_rows(source: torch.Tensor, target: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+    """Copies the head of `source` to the row ranges of `target`, in order; neighbouring ranges go in one copy."""
+    merged: list[list[int]] = []
+    for start, stop in ranges:
+        if merged and merged[-1][1] == start:
+            merged[-1][1] = stop
+        elif start < stop:
+            merged.append([start, stop])
+    row = 0
+    targets, sources = [], []
+    for start, stop in merged:
+        targets.append(target[start:stop])
+        sources.append(source[row : row + stop - start])
+        row += stop - start
+    if len(targets) == 1:
+        targets[0].copy_(sources[0])
+    else:
+        torch._foreach_copy_(targets, sources)

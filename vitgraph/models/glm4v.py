@@ -1,0 +1,267 @@
+"""GLM-4.1V and GLM-4.6V-Flash: transformers' own tower modules, with position taps computed on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.models.base import GraphCapacity, MetadataField
+from vitgraph.models.geometry import (
+    GeometryRule,
+    GridGeometry,
+    ItemGeometry,
+    MergedGridRule,
+    smart_resize_video,
+    transformer_flops,
+)
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
+from vitgraph.planning.items import IMAGE, VIDEO
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CONSTANT_RATE = "constant_rate"
+"""GLM-4.1V: so many frames a second, evenly spread where the video is longer than the limit."""
+
+FALLING_RATE = "falling_rate"
+"""GLM-4.6V: fewer frames a second the longer the video is."""
+
+FALLING_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
+"""Up to so many seconds, so many temporal patches a second; the last holds for longer videos too."""
+
+FALLING_RATE_MOST_FRAMES = 640
+
+CUBIC = -0.75
+"""Keys' coefficient, as torch's bicubic sampling has it."""
+
+
+@lru_cache(maxsize=4096)
+def constant_rate_frames(frames: int, file_fps: float, fps: float, max_duration: float) -> int:
+    """Frames that GLM-4.1V's processor samples, an odd count made even by repeating the last one."""
+    duration = frames / file_fps
+    most = int(max_duration * fps)
+    if duration <= max_duration:
+        times = np.arange(max(math.floor(duration * fps), 1)) * file_fps / fps
+    elif most >= frames:
+        times = np.arange(frames)
+    else:
+        times = np.linspace(0, duration, most) * file_fps
+    distinct = np.unique(np.minimum(np.ceil(times), frames - 1)).size
+    return distinct + distinct % 2
+
+
+@lru_cache(maxsize=4096)
+def falling_rate_frames(frames: int, file_fps: float, temporal: int) -> int:
+    """Frames that GLM-4.6V's processor samples, an odd count made even by repeating the last one."""
+    duration = frames / file_fps
+    counted = min(duration, FALLING_RATES[-1][0])
+    rate = next(rate for limit, rate in FALLING_RATES if counted <= limit)
+    wanted = min(int(counted * rate * temporal), FALLING_RATE_MOST_FRAMES)
+    picked, last, second = 0, 0, 0.0
+    seconds_per_frame = 1 / file_fps
+    # The processor adds up the time step frame by frame; its rounding decides at the edges.
+    for index in range(frames):
+        if index * seconds_per_frame >= second:
+            second += 1 / (temporal * rate)
+            picked, last = picked + 1, index
+            if second >= int(duration):
+                break
+    if frames < wanted or picked > wanted:
+        last = frames - 1
+    elif picked == wanted:
+        return picked + picked % 2
+    distinct = np.unique(np.linspace(0, last, wanted, dtype=int)).size
+    return distinct + distinct % 2
+
+
+@lru_cache(maxsize=1024)
+def bicubic_taps(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each patch of one frame samples a `side x side` position table bicubically, pixel centres aligned.
+
+    Returns:
+        `[h * w, 16]` int32 indices into the flattened table (clamped at its border) and `[h * w, 16]` float32 weights.
+    """
+    positions = block_positions(h, w, merge)
+    row_taps, row_weights = _cubic_axis(positions[:, 0], h, side)
+    col_taps, col_weights = _cubic_axis(positions[:, 1], w, side)
+    taps = (row_taps[:, :, None] * side + col_taps[:, None, :]).reshape(-1, 16)
+    weights = (row_weights[:, :, None] * col_weights[:, None, :]).reshape(-1, 16)
+    return taps.astype(np.int32), weights.astype(np.float32)
+
+
+def _cubic_axis(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Four taps and their weights of each position on an axis of `size`."""
+    source = (index + 0.5) * side / size - 0.5
+    floor = np.floor(source)
+    offsets = np.arange(-1, 3)
+    taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)
+    distance = np.abs(source[:, None] - floor[:, None] - offsets)
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
+    far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
+    return taps, np.where(distance <= 1, near, far)
+
+
+class Glm4vRule(MergedGridRule):
+    """28-pixel tokens; the processor's pixel ranges count all frames, and an image as `temporal_patch_size` frames."""
+
+    @property
+    def temporal(self) -> int:
+        return int(self.vision_config["temporal_patch_size"])
+
+    def image_geometry(self, width: int, height: int) -> GridGeometry:
+        return self._sized(IMAGE, width, height, self.temporal, self.image_pixel_range)
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
+        video = self.processor["video"]
+        kept = frames if fps is None else self._sampled(frames, fps)
+        return self._sized(VIDEO, width, height, kept, (int(video["shortest_edge"]), int(video["longest_edge"])))
+
+    def _sized(self, modality: str, width: int, height: int, frames: int, bounds: tuple[int, int]) -> GridGeometry:
+        new_height, new_width = smart_resize_video(frames, height, width, self.temporal, self.factor, *bounds)
+        steps = -(-frames // self.temporal)
+        return GridGeometry(modality, steps, new_height // self.patch, new_width // self.patch)
+
+    def _sampled(self, frames: int, file_fps: float) -> int:
+        video = self.processor["video"]
+        if video["sampling"] == FALLING_RATE:
+            return falling_rate_frames(frames, file_fps, self.temporal)
+        return constant_rate_frames(frames, file_fps, video["fps"], video["max_duration"])
+
+    def max_frames_per_video(self) -> int:
+        video = self.processor["video"]
+        constant = int(video["fps"] * video["max_duration"])
+        return -(-(FALLING_RATE_MOST_FRAMES if video["sampling"] == FALLING_RATE else constant) // self.temporal)
+
+    @property
+    def table_side(self) -> int:
+        """Rows (and columns) of the learned position table."""
+        return int(self.vision_config["image_size"]) // self.patch
+
+    @property
+    def output_width(self) -> int:
+        return int(self.vision_config["out_hidden_size"])
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        config = self.vision_config
+        width, out = config["hidden_size"], self.output_width
+        tokens = grid.patches // self.merge**2
+        pixels = config["in_channels"] * self.temporal * self.patch**2
+        pairs = float(grid.t) * (grid.h * grid.w) ** 2
+        return (
+            2.0 * grid.patches * pixels * width
+            # The blocks' MLP has the output's width; `intermediate_size` is the merger's.
+            + transformer_flops(grid.patches, pairs, config["depth"], width, out, 3)
+            + 2.0 * tokens * self.merge**2 * width * out
+            + 2.0 * tokens * (out * out + 3 * out * config["intermediate_size"])
+        )
+
+
+class Glm4vEncoder(GridTowerEncoder):
+    """The modules of `Glm4vVisionModel` (`Glm46VModel` has the same tower); output `[M, D]`.
+
+    The tower's own forward finds each patch's image by comparing every row with every segment and samples the position
+    table at run time; here each patch brings the 16 taps and weights that the sampling comes to.
+    """
+
+    rule_class: ClassVar[type[GeometryRule]] = Glm4vRule
+    rule: Glm4vRule
+    vision_defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "in_channels": 3,
+        "image_size": 336,
+        "patch_size": 14,
+        "rms_norm_eps": 1e-5,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 4096,
+        "intermediate_size": 13696,
+    }
+    default_pixel_range: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 15000)
+    default_video_pixel_range: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 2 * 30000)
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.glm4v.configuration_glm4v import Glm4vVisionConfig
+        from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
+
+        return Glm4vVisionConfig, Glm4vVisionModel
+
+    @classmethod
+    def image_processor_class(cls) -> type[Any]:
+        from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+
+        return Glm4vImageProcessorPil
+
+    @classmethod
+    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        found = super().read_video_processor_config(processor)
+        if processor.get("max_duration"):
+            found["max_duration"] = processor["max_duration"]
+        kind = processor.get("video_processor_type")
+        if kind is not None:
+            found["sampling"] = FALLING_RATE if kind.startswith("Glm46V") else CONSTANT_RATE
+        return found
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        patches = self.patch_rows(capacity)
+        return {
+            **super().metadata_fields(capacity),
+            "interp_indices": MetadataField((patches, 16), "int32"),
+            "interp_weights": MetadataField((patches, 16), "float32"),
+        }
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        merge = self.rule.merge
+        frames = [bicubic_taps(grid.h, grid.w, merge, self.rule.table_side) for grid in grids for _ in range(grid.t)]
+        return {
+            "cu_seqlens": segment_offsets(grids),
+            "position_ids": grid_positions(grids, merge),
+            "interp_indices": np.concatenate([indices for indices, _ in frames]),
+            "interp_weights": np.concatenate([weights for _, weights in frames]),
+        }
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        tower = self.modules["visual"]
+        hidden = tower.post_conv_layernorm(tower.patch_embed(inputs["pixel_values"]))
+        position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
+        hidden = hidden + self._sampled_positions(tower, inputs).to(hidden.dtype)
+        for block in tower.blocks:
+            hidden = block(
+                hidden,
+                cu_seqlens=inputs["cu_seqlens"],
+                max_seqlen=scalars["max_seqlen"],
+                position_embeddings=position_embeddings,
+            )
+        hidden = tower.post_layernorm(hidden)
+        merge = self.rule.merge
+        groups = hidden.view(-1, merge, merge, hidden.shape[-1]).permute(0, 3, 1, 2)
+        return [tower.merger(tower.downsample(groups).view(-1, self.rule.output_width))]
+
+    def _sampled_positions(self, tower: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Position embedding of every patch, `[N, C]` float32: the tower samples in float32 whatever its dtype."""
+        import torch
+
+        # One fused gather and sum; the taps spelled out would be sixteen times the activations.
+        return torch.nn.functional.embedding_bag(
+            inputs["interp_indices"],
+            tower.embeddings.position_embedding.weight.float(),
+            per_sample_weights=inputs["interp_weights"],
+            mode="sum",
+        )
+
+    def grid_rows(self, grid: GridGeometry) -> list[list[int]]:
+        # The tower wants a row a frame; transformers' own video features expand their grids so.
+        return [[1, grid.h, grid.w]] * grid.t

@@ -1,0 +1,187 @@
+"""What adapters of patch-grid towers share: modules, keys, pixel buffers, the stock forward and real images."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import ModelError
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.planning.items import IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+PROCESSOR_SETTINGS = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+"""Settings of a preset's processor that transformers' patch-packing image processors take."""
+
+
+class GridTowerEncoder(VisionEncoder):
+    """A transformers tower over packed patches in merge-block order, with one attention segment a frame.
+
+    A family gives the tower's classes, the config values that published files leave out, and its own metadata.
+    """
+
+    rule: MergedGridRule
+    vision_defaults: ClassVar[Mapping[str, Any]] = {}
+    default_pixel_range: ClassVar[tuple[int, int]]
+    default_video_pixel_range: ClassVar[tuple[int, int]]
+
+    @classmethod
+    @abstractmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        """transformers' config and model classes of the tower."""
+
+    @classmethod
+    def image_processor_class(cls) -> type[Any]:
+        """transformers' image processor of the family that needs neither torchvision nor a GPU."""
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        return Qwen2VLImageProcessorPil
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+
+        config_class, model_class = cls.tower_class()
+        with device:
+            tower = model_class._from_config(config_class(**vision_config), attn_implementation="sdpa", dtype=dtype)
+        return nn.ModuleDict({"visual": tower})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        for prefix in ("model.visual.", "visual."):
+            if key.startswith(prefix):
+                return "visual." + key.removeprefix(prefix)
+        return None
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        vision_config, extra = super().read_model_config(config)
+        # Older files call the channels `in_chans`, which transformers ignores.
+        channels = {"in_channels": vision_config["in_chans"]} if "in_chans" in vision_config else {}
+        return {**cls.vision_defaults, **channels, **vision_config}, extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        found = super().read_processor_config(processor)
+        found.pop("size", None)
+        return {**found, **image_settings(processor, cls.default_pixel_range)}
+
+    @classmethod
+    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: processor[name] for name in ("fps", "min_frames", "max_frames") if processor.get(name)}
+        return {**found, **pixel_range(processor, cls.default_video_pixel_range)}
+
+    # -- capacity --------------------------------------------------------------------------------------------------
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        config = self.rule.vision_config
+        return (config["in_channels"] * config["temporal_patch_size"] * config["patch_size"] ** 2,)
+
+    def patch_rows(self, capacity: GraphCapacity) -> int:
+        """Patches N of a graph: the merge gives each output token `merge**2` of them."""
+        return capacity.token_budget * self.rule.merge**2
+
+    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+        return {"pixel_values": PixelField(self.patch_rows(capacity), self.pixel_row_shape("pixel_values"))}
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        return {
+            "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
+            "position_ids": MetadataField((self.patch_rows(capacity), 2), "int32"),
+        }
+
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        # One image may fill the whole budget, so no tighter bound of a segment is safe.
+        return {"max_seqlen": self.patch_rows(capacity)}
+
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        merge = self.rule.merge
+        return [GridGeometry(IMAGE, 1, merge, merge * capacity.token_budget)]
+
+    # -- reference and real images ---------------------------------------------------------------------------------
+
+    def grid_rows(self, grid: GridGeometry) -> list[list[int]]:
+        """Rows of transformers' `grid_thw` that stand for the item in a stock forward."""
+        return [[grid.t, grid.h, grid.w]]
+
+    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        rows = [row for item in mm_kwargs.chosen for row in self.grid_rows(self.rule.checked_grid(item))]
+        grid_thw = torch.tensor(rows, device=self.device)
+        return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return list(self.modules["visual"].blocks)
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        return preprocess_patches(self, self.image_processor_class(), images)
+
+
+def pixel_range(settings: Mapping[str, Any], default: tuple[int, int]) -> dict[str, int]:
+    """Pixel bounds of a processor file as `shortest_edge` and `longest_edge`; empty where it names none.
+
+    Files give them as `size.shortest_edge`, as `size.min_pixels` or as a plain `min_pixels`; the plain one wins, and
+    a bound that is left out has its class default, as in transformers.
+
+    Args:
+        settings: preprocessor_config.json or video_preprocessor_config.json.
+        default: Bounds of the processor's class.
+    """
+    size = settings.get("size") or {}
+    found = {}
+    for edge, plain in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
+        value = settings.get(plain) or size.get(edge) or size.get(plain)
+        if value:
+            found[edge] = int(value)
+    return {"shortest_edge": default[0], "longest_edge": default[1], **found} if found else {}
+
+
+def image_settings(processor: Mapping[str, Any], default: tuple[int, int]) -> dict[str, Any]:
+    """`size`, `image_mean` and `image_std` of a processor file, in the presets' shape; absent ones are left out."""
+    found: dict[str, Any] = {name: processor[name] for name in ("image_mean", "image_std") if processor.get(name)}
+    size = pixel_range(processor, default)
+    return {**found, "size": size} if size else found
+
+
+def preprocess_patches(
+    encoder: VisionEncoder, processor_class: type[Any], images: Sequence[Any]
+) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    """Runs an image processor that packs patches, with the settings of the encoder's rule.
+
+    Args:
+        encoder: Gives the settings, the device and the dtype.
+        processor_class: transformers' class; its output has `pixel_values` and `image_grid_thw`.
+        images: PIL images.
+
+    Returns:
+        Grids, and packed pixels `[N, 3 * temporal * patch**2]` on the encoder's device.
+
+    Raises:
+        InputError: The processor does not take an image's size.
+        ModelError: The processor made another grid than the rule says.
+    """
+    import torch
+
+    rule: GeometryRule = encoder.rule
+    expected = [rule.image_geometry(image.width, image.height) for image in images]
+    settings = {name: rule.processor[name] for name in PROCESSOR_SETTINGS if name in rule.processor}
+    # The processor's constructor writes into `size`.
+    processor = processor_class(**{**settings, "size": dict(rule.processor["size"])})
+    batch = processor(images=list(images), return_tensors="np")
+    grids: list[ItemGeometry] = [GridGeometry(IMAGE, int(t), int(h), int(w)) for t, h, w in batch["image_grid_thw"]]
+    if grids != expected:
+        raise ModelError(
+            f"{processor_class.__name__} made the grids {grids}, the rule of {type(rule).__name__} says {expected}; "
+            "this version of transformers resizes differently"
+        )
+    pixels = torch.from_numpy(batch["pixel_values"]).to(device=encoder.device, dtype=encoder.dtype)
+    return grids, {"pixel_values": pixels}

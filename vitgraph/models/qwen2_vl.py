@@ -1,0 +1,115 @@
+"""Qwen2-VL: transformers' own tower, and the rule by which its processors size images and videos."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import InputError
+from vitgraph.models.geometry import (
+    GeometryRule,
+    GridGeometry,
+    ItemGeometry,
+    MergedGridRule,
+    smart_resize,
+    transformer_flops,
+)
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import grid_positions, segment_offsets
+from vitgraph.planning.items import VIDEO
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Qwen2VLRule(MergedGridRule):
+    """Images: 28-pixel tokens within the processor's pixel range. Videos: a range of their own for each frame."""
+
+    @property
+    def temporal(self) -> int:
+        return int(self.vision_config["temporal_patch_size"])
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
+        video = self.processor["video"]
+        kept = frames if fps is None else self._sampled(frames, fps)
+        new_height, new_width = smart_resize(
+            height, width, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
+        )
+        # The processor repeats the last frame until the temporal patch divides the count.
+        steps = -(-kept // self.temporal)
+        return GridGeometry(VIDEO, steps, new_height // self.patch, new_width // self.patch)
+
+    def _sampled(self, frames: int, file_fps: float) -> int:
+        """Frames that the processor samples from a file, its rounding included."""
+        video, temporal = self.processor["video"], self.temporal
+        if frames < temporal:
+            raise InputError(
+                f"a video of {frames} frame cannot be sampled: the processor takes a multiple of {temporal} frames and "
+                "never more than the file has; pass it as an image"
+            )
+        most = min(int(video["max_frames"]), frames) // temporal * temporal
+        wanted = min(max(frames / file_fps * video["fps"], video["min_frames"]), most, frames)
+        wanted = math.floor(wanted / temporal) * temporal
+        # Every (frames / wanted)-th frame; in floating point that is sometimes one frame more than wanted.
+        return math.ceil(frames / (frames / wanted))
+
+    @property
+    def output_width(self) -> int:
+        # This family's config calls the tower's width `embed_dim` and its output's `hidden_size`.
+        return int(self.vision_config["hidden_size"])
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        config = self.vision_config
+        width, merged = config["embed_dim"], config["embed_dim"] * self.merge**2
+        pairs = float(grid.t) * (grid.h * grid.w) ** 2
+        return (
+            2.0 * grid.patches * config["in_channels"] * self.temporal * self.patch**2 * width
+            + transformer_flops(grid.patches, pairs, config["depth"], width, width * config["mlp_ratio"])
+            + 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
+        )
+
+
+class Qwen2VLEncoder(GridTowerEncoder):
+    """`Qwen2VisionTransformerPretrainedModel` as it is; output `[M, D]`."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Qwen2VLRule
+    rule: Qwen2VLRule
+    vision_defaults: ClassVar[Mapping[str, Any]] = {
+        "hidden_act": "quick_gelu",
+        "in_channels": 3,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    }
+    default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
+    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 28 * 28, 768 * 28 * 28)
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+        return Qwen2VLVisionConfig, Qwen2VisionTransformerPretrainedModel
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        return {"cu_seqlens": segment_offsets(grids), "position_ids": grid_positions(grids, self.rule.merge)}
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        output = self.modules["visual"](
+            inputs["pixel_values"],
+            # Everything that the tower would derive from the grid is passed in; it must not look at it.
+            grid_thw=None,
+            cu_seqlens=inputs["cu_seqlens"],
+            max_seqlen=scalars["max_seqlen"],
+            position_ids=inputs["position_ids"],
+        )
+        return [output.pooler_output]

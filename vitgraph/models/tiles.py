@@ -1,0 +1,188 @@
+"""What the tile families share: equal square tiles as a dense batch, no segment list, no metadata."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import BudgetError, InputError, ModelError
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.geometry import (
+    EncoderCudaGraphConfig,
+    EncoderCudaGraphPathConfig,
+    GeometryRule,
+    ItemGeometry,
+    TileGeometry,
+)
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+
+def square_side(size: Any, name: str) -> int:
+    """One side of a square given as a number or as a pair.
+
+    Raises:
+        ModelError: The pair is not square.
+    """
+    sides = list(size) if isinstance(size, (list, tuple)) else [size]
+    if any(side != sides[0] for side in sides):
+        raise ModelError(f"{name} is {sides}; only towers with square tiles and patches are supported")
+    return int(sides[0])
+
+
+class TileRule(GeometryRule):
+    """Every image becomes a number of tiles of the tower's own size; every tile gives the same number of tokens.
+
+    Raises:
+        ModelError: The tile is not square or not a whole number of output cells on a side.
+    """
+
+    modalities: ClassVar[tuple[str, ...]] = (IMAGE,)
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        self.tile_side = square_side(self.vision_config["image_size"], "image_size")
+        self.patch = square_side(self.vision_config["patch_size"], "patch_size")
+        self.patches_per_side = self.tile_side // self.patch
+        merge = self.merge
+        if self.tile_side % self.patch or self.patches_per_side % merge:
+            raise ModelError(
+                f"tiles of {self.tile_side} pixels do not divide into output cells of {merge}x{merge} patches of "
+                f"{self.patch} pixels; image_size must be a multiple of {merge * self.patch}"
+            )
+        self.tokens_per_tile = (self.patches_per_side // merge) ** 2
+
+    @property
+    @abstractmethod
+    def merge(self) -> int:
+        """Patches on a side of one output token."""
+
+    @property
+    @abstractmethod
+    def most_tiles_per_item(self) -> int:
+        """Tiles of the largest item that the processor makes."""
+
+    @abstractmethod
+    def image_tiles(self, width: int, height: int) -> int:
+        """Tiles that the processor makes of an image of `width` x `height` pixels."""
+
+    @abstractmethod
+    def tile_flops(self) -> float:
+        """Operations of one tile."""
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["text_hidden_size"])
+
+    @property
+    def patches_per_tile(self) -> int:
+        return self.patches_per_side**2
+
+    def image_geometry(self, width: int, height: int) -> TileGeometry:
+        return TileGeometry(IMAGE, self.image_tiles(width, height))
+
+    def checked_tiles(self, geometry: ItemGeometry) -> TileGeometry:
+        """The geometry as tiles.
+
+        Raises:
+            InputError: It is something else, or has no tile.
+        """
+        if not isinstance(geometry, TileGeometry) or geometry.tiles < 1:
+            raise InputError(f"expected one tile or more, got {geometry!r}")
+        return geometry
+
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        tiles = self.checked_tiles(geometry).tiles
+        return EncoderItemSpec(geometry.modality, tiles, tiles * self.tokens_per_tile, tiles)
+
+    def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
+        return {"pixel_values": self.checked_tiles(geometry).tiles}
+
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        return EncoderCudaGraphConfig(
+            modalities=self.modalities,
+            output_width=self.output_width,
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.tokens_per_tile, has_segments=False)},
+            # Tiles are bounded by the budget alone; with this, items times frames never is the tighter limit.
+            max_frames_per_video=self.most_tiles_per_item,
+            min_tokens_per_segment=self.tokens_per_tile,
+        )
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        return self.checked_tiles(geometry).tiles * self.tile_flops()
+
+
+class TileEncoder(VisionEncoder):
+    """A tower over `[tiles, 3, side, side]`: tiles never see each other, so a graph is padded with spare tiles."""
+
+    rule_class: ClassVar[type[GeometryRule]] = TileRule
+    rule: TileRule
+
+    @abstractmethod
+    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        """`[tiles, 3, side, side]` to `[tiles, tokens per tile, D]`."""
+
+    def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        """transformers' own way from pixels to embeddings; same shapes as `encode_tiles`."""
+        return self.encode_tiles(pixels)
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (int(self.rule.vision_config.get("num_channels", 3)), self.rule.tile_side, self.rule.tile_side)
+
+    def _tiles(self, capacity: GraphCapacity) -> int:
+        tiles = capacity.token_budget // self.rule.tokens_per_tile
+        if tiles < 1:
+            raise BudgetError(
+                f"token budget {capacity.token_budget} holds no tile: every tile of this model has "
+                f"{self.rule.tokens_per_tile} tokens. Use budgets of at least {self.rule.tokens_per_tile}"
+            )
+        return tiles
+
+    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+        return {"pixel_values": PixelField(self._tiles(capacity), self.pixel_row_shape("pixel_values"))}
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        return {}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        for item in items:
+            self.rule.checked_tiles(item)
+        return {}
+
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        return {}
+
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        return [TileGeometry(IMAGE, self._tiles(capacity))]
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        return [self.encode_tiles(inputs["pixel_values"]).flatten(0, 1)]
+
+    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).flatten(0, 1)
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        items: list[ItemGeometry] = [self.rule.image_geometry(*image.size) for image in images]
+        pixels = self.image_pixels([image.convert("RGB") for image in images])
+        wanted = sum(self.rule.checked_tiles(item).tiles for item in items)
+        if len(pixels) != wanted:
+            raise InputError(
+                f"the image processor made {len(pixels)} tiles of images of {[image.size for image in images]} pixels, "
+                f"the model's rule says {wanted}; its settings and the model do not belong together"
+            )
+        return items, {"pixel_values": pixels.to(self.device, self.dtype)}
+
+    @abstractmethod
+    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+        """Tiles `[tiles, 3, side, side]` of RGB PIL images, normalised, images in order."""

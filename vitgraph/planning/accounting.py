@@ -1,0 +1,140 @@
+"""Hits, misses with reasons, fill and waste, counted from packed batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vitgraph.planning.budgets import GraphKey
+from vitgraph.planning.packing import PackedBatch
+
+
+@dataclass(slots=True)
+class GraphUse:
+    """How one graph was used.
+
+    Attributes:
+        replays: Times it was replayed.
+        items: Items in those replays.
+        tokens: Real output rows in those replays.
+        segments: Real attention segments in those replays.
+    """
+
+    replays: int = 0
+    items: int = 0
+    tokens: int = 0
+    segments: int = 0
+
+
+@dataclass(slots=True)
+class GraphCounters:
+    """Counts over many encoder calls. An item is a hit where every non-empty path of it was replayed.
+
+    Attributes:
+        items: Items seen; always `hits + misses`.
+        hits: Items with every non-empty path replayed.
+        misses_by_reason: Items with an eager path, by the reason of the first one.
+        partial_hits: Misses of which at least one path was replayed.
+        path_runs: Path executions, replayed or eager.
+        path_replays: Path executions that were replayed.
+        use: Replays of each graph.
+    """
+
+    items: int = 0
+    hits: int = 0
+    misses_by_reason: Counter[str] = field(default_factory=Counter)
+    partial_hits: int = 0
+    path_runs: int = 0
+    path_replays: int = 0
+    use: dict[GraphKey, GraphUse] = field(default_factory=dict)
+
+    @property
+    def misses(self) -> int:
+        return sum(self.misses_by_reason.values())
+
+    @property
+    def replays(self) -> int:
+        return sum(use.replays for use in self.use.values())
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hits over items; None where there were no items."""
+        return self.hits / self.items if self.items else None
+
+    @property
+    def tokens_replayed(self) -> int:
+        return sum(use.tokens for use in self.use.values())
+
+    @property
+    def budget_tokens_replayed(self) -> int:
+        """Rows that the replays computed, padding included."""
+        return sum(key.token_budget * use.replays for key, use in self.use.items())
+
+    @property
+    def waste(self) -> float | None:
+        """Share of the replayed rows that was padding; None where nothing was replayed."""
+        budget = self.budget_tokens_replayed
+        return 1 - self.tokens_replayed / budget if budget else None
+
+    def add(self, batches: Iterable[PackedBatch]) -> None:
+        """Counts the batches of one call."""
+        for batch in batches:
+            count = len(batch.items)
+            self.items += count
+            reason = batch.miss_reason
+            if reason is None:
+                self.hits += count
+            else:
+                self.misses_by_reason[reason] += count
+                if any(run.key is not None for run in batch.runs.values()):
+                    self.partial_hits += count
+            for run in batch.runs.values():
+                self.path_runs += 1
+                if run.key is not None:
+                    self.path_replays += 1
+                    use = self.use.setdefault(run.key, GraphUse())
+                    use.replays += 1
+                    use.items += count
+                    use.tokens += run.tokens
+                    use.segments += run.segments
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts in the shape of run.json's `graph` part."""
+        return {
+            "items": self.items,
+            "hits": self.hits,
+            "misses": self.misses,
+            "hit_rate": self.hit_rate,
+            "misses_by_reason": dict(sorted(self.misses_by_reason.items())),
+            "replays": self.replays,
+            "path_runs": self.path_runs,
+            "path_replays": self.path_replays,
+            "partial_hits": self.partial_hits,
+            "tokens_replayed": self.tokens_replayed,
+            "budget_tokens_replayed": self.budget_tokens_replayed,
+            "waste": self.waste,
+            "per_budget": [
+                {
+                    "path": key.path,
+                    "token_budget": key.token_budget,
+                    "segment_slots": key.segment_slots,
+                    "axis_key": list(key.axis_key),
+                    "replays": use.replays,
+                    "items": use.items,
+                    "tokens": use.tokens,
+                    "segments": use.segments,
+                    "waste": 1 - use.tokens / (key.token_budget * use.replays),
+                }
+                for key, use in sorted(self.use.items())
+            ],
+        }
+
+
+def count_calls(calls: Sequence[Sequence[PackedBatch]]) -> GraphCounters:
+    """Counters over the packed batches of several calls."""
+    counters = GraphCounters()
+    for batches in calls:
+        counters.add(batches)
+    return counters

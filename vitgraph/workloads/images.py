@@ -1,0 +1,383 @@
+"""Requests with real images: hub data sets, local parquet files, and the sizes of a folder of image files."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitgraph.errors import InputError, UsageError
+from vitgraph.workloads.base import (
+    MediaItem,
+    Provenance,
+    SkippedItem,
+    Workload,
+    WorkloadSpec,
+    choose_warmups,
+    number_requests,
+    shrink_size,
+)
+from vitgraph.workloads.encoded_image import (
+    EncodedImage,
+    UnreadableImageError,
+    decode_image,
+    describe,
+    encode_pixels,
+    read_upright_size,
+)
+
+VISION_ARENA_IDS = ("lmarena-ai/VisionArena-Chat", "lmarena-ai/vision-arena-bench-v0.1")
+
+_IMAGE_COLUMNS = ("images", "image")
+_SHUFFLE_BUFFER_ROWS = 1000
+# Row groups of image files can be gigabytes, and an empty one is no batch size at all.
+_PARQUET_BATCH_ROWS = 64
+# A column that holds no images would otherwise be read to its end, which for a hub data set can be 80 GB.
+_MAX_ROWS_WITHOUT_IMAGE = 1000
+_WAYS_OUT = (
+    "use a local copy (--dataset-path FOLDER with its parquet files), real sizes without pixels (--dataset-name "
+    "trace), or random sizes (--dataset-name random-mm)"
+)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where rows come from: the name for messages, and the folder that paths inside local rows are relative to."""
+
+    label: str
+    folder: Path | None
+    files: tuple[Path, ...] = ()
+
+    @property
+    def short(self) -> str:
+        return self.label.rstrip("/").rsplit("/", 1)[-1]
+
+
+def build_hf(spec: WorkloadSpec) -> Workload:
+    """Reads images from a hub data set, or from local parquet files with the same columns.
+
+    A row brings the first image of its `images` list, as upstream, or its `image`; each row is one request. Rows are
+    shuffled with the seed unless `disable_shuffle`. A stream is shuffled within a buffer of 1,000 rows, so the two
+    ways of reading give different requests, as another version of `datasets` may. Every image is decoded once here:
+    one that is missing or broken is left out and named in `skipped`, and the next row takes its place. Warm-ups are
+    the rows after the measured ones. If there are too few rows, images are repeated by a seeded choice unless
+    `no_oversample`.
+
+    Args:
+        spec: The options; `dataset_path` (or `hf_name`) names the data set.
+
+    Returns:
+        The workload, its images as `EncodedImage`.
+
+    Raises:
+        UsageError: If no data set is named.
+        InputError: If the data set cannot be reached or read, or holds no usable image.
+    """
+    source = _find_source(spec)
+    rows = _open_rows(spec, source)
+    items, skipped, rows_read = _collect_items(spec, source, rows)
+    if not items:
+        reasons = "; ".join(f"{item.source}: {item.reason}" for item in skipped[:3]) or "there are no rows"
+        raise InputError(
+            f"data set {source.label!r} gave no usable image in {rows_read} rows ({reasons}); a row needs an encoded "
+            f"image in column 'images' (a list) or 'image'; {_WAYS_OUT}"
+        )
+    pool = [(item,) for item in items]
+    measured = pool[: spec.num_prompts]
+    num_repeated = 0 if spec.no_oversample else spec.num_prompts - len(measured)
+    if num_repeated:
+        drawn = np.random.default_rng(spec.seed).integers(len(pool), size=num_repeated)
+        measured += [pool[int(index)] for index in drawn]
+    warmups, warmup_source = choose_warmups(pool, spec.num_prompts, spec.num_warmups, spec.seed)
+    provenance: Provenance = {
+        **_describe_source(spec, source),
+        "rows_read": rows_read,
+        "rows_skipped": len(skipped),
+        "requests_wanted": spec.num_prompts,
+        "requests_measured": len(measured),
+        "requests_repeated": num_repeated,
+        "fewer_than_wanted": len(measured) < spec.num_prompts,
+        "warmups": warmup_source,
+    }
+    name = (spec.hf_name or source.label).rstrip("/").rsplit("/", 1)[-1]
+    return Workload(name, number_requests(measured), warmups, tuple(skipped), provenance)
+
+
+def convert_folder(folder: str | Path) -> tuple[list[MediaItem], list[SkippedItem]]:
+    """Sizes of the image files of a folder and its subfolders, in the order of their paths.
+
+    Headers alone are read, so a file whose pixels are damaged still counts. Sizes are as shown, with the EXIF
+    orientation applied. Files and folders whose name starts with a dot are passed over.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        One item for each image, without pixels, and the files that PIL could not read.
+
+    Raises:
+        InputError: If it is no folder or holds no readable image.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise InputError(f"{root} is no folder; name a folder of image files")
+    items: list[MediaItem] = []
+    skipped: list[SkippedItem] = []
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    for name in names:
+        if any(part.startswith(".") for part in name.split("/")):
+            continue
+        try:
+            width, height = read_upright_size(root / name)
+            items.append(MediaItem(width, height, source=name))
+        except InputError as error:
+            skipped.append(SkippedItem(name, str(error)))
+    if not items:
+        tried = f"{len(skipped)} files, first {skipped[0].source} ({skipped[0].reason})" if skipped else "no files"
+        raise InputError(f"{root} holds no image that PIL can read: {tried}; name a folder of image files")
+    return items, skipped
+
+
+def _find_source(spec: WorkloadSpec) -> _Source:
+    given = spec.dataset_path or spec.hf_name
+    if not given:
+        raise UsageError(
+            "--dataset-name hf needs --dataset-path, which is not given; name a hub data set or a local folder of "
+            f"parquet files, for example {VISION_ARENA_IDS[0]}"
+        )
+    path = Path(given).expanduser()
+    if path.is_file():
+        if path.suffix != ".parquet":
+            raise InputError(
+                f"--dataset-path {given} is not a parquet file; name a .parquet file, a folder of them or a hub data "
+                "set, or use --dataset-name trace for a CSV of sizes"
+            )
+        return _Source(given, path.parent, (path,))
+    if path.is_dir():
+        return _Source(given, path, _find_parquet_files(path, spec.hf_split))
+    is_hub_id = given.count("/") <= 1 and not given.startswith((".", "/", "~")) and path.suffix != ".parquet"
+    if not is_hub_id:
+        raise InputError(
+            f"--dataset-path {given} does not exist; name a .parquet file, a folder of them, or a hub data set as "
+            f"owner/name, for example {VISION_ARENA_IDS[0]}"
+        )
+    return _Source(given, None)
+
+
+def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
+    """Files of the split: those named for it, or all where the files name no split and `train` is meant."""
+    files = sorted(folder.rglob("*.parquet"))
+    if not files:
+        raise InputError(
+            f"folder {folder} holds no .parquet file; --dataset-path takes a folder of parquet files with a column "
+            "'images' or 'image' (for a folder of image files make a trace of their sizes)"
+        )
+    wanted = split or "train"
+    named = [file for file in files if _split_of(folder, file) == wanted]
+    if named or wanted == "train":
+        return tuple(named or files)
+    raise InputError(
+        f"folder {folder} holds no file of split {wanted!r} (files: {', '.join(file.name for file in files[:5])}); a "
+        "split's files are named like test-00000-of-00001.parquet or lie in a folder of its name"
+    )
+
+
+def _split_of(folder: Path, file: Path) -> str:
+    inner = file.relative_to(folder)
+    return inner.parent.name if inner.parent.name not in ("", "data") else file.stem.split("-", 1)[0]
+
+
+def _used_subset(spec: WorkloadSpec) -> str | None:
+    """The subset, which upstream discards for the VisionArena sets and local files do not have."""
+    is_arena = spec.dataset_path in VISION_ARENA_IDS or spec.hf_name in VISION_ARENA_IDS
+    is_local = spec.dataset_path is not None and Path(spec.dataset_path).expanduser().exists()
+    return None if is_arena or is_local else spec.hf_subset
+
+
+def _describe_source(spec: WorkloadSpec, source: _Source) -> Provenance:
+    subset = _used_subset(spec)
+    return {
+        "dataset": "hf",
+        "path": source.label,
+        "hf_name": spec.hf_name,
+        "subset": subset,
+        "subset_ignored": spec.hf_subset is not None and subset is None,
+        "split": spec.hf_split or "train",
+        "streamed": spec.stream,
+        "shuffled": not spec.disable_shuffle,
+        "shuffle_buffer_rows": _SHUFFLE_BUFFER_ROWS if spec.stream and not spec.disable_shuffle else None,
+        "seed": spec.seed,
+        "datasets_version": version("datasets"),
+        "max_pixels_per_item": spec.max_pixels_per_item,
+        "exif_orientation": "applied",
+    }
+
+
+def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any]]:
+    import datasets  # takes most of a second, and only this kind of workload needs it
+    from datasets.io.parquet import ParquetDatasetReader
+
+    try:
+        if source.folder is None:
+            rows = datasets.load_dataset(
+                source.label, name=_used_subset(spec), split=spec.hf_split or "train", streaming=spec.stream
+            )
+            column = _image_column(source, rows.column_names) if rows.column_names else None
+        else:
+            files, column = _inspect_files(source)
+            if not files:
+                return ()
+            # `load_dataset` would report the use to the hub, which local files have nothing to do with.
+            rows = ParquetDatasetReader(
+                {"train": [glob.escape(str(file.resolve())) for file in files]},
+                split=datasets.Split.TRAIN,
+                streaming=spec.stream,
+                columns=[column],
+                batch_size=_PARQUET_BATCH_ROWS,
+            ).read()
+        if column is not None:
+            pass
+        if not spec.disable_shuffle:
+            buffer = {"buffer_size": _SHUFFLE_BUFFER_ROWS} if spec.stream else {}
+            rows = rows.shuffle(seed=spec.seed, **buffer)
+    except InputError:
+        raise
+    except Exception as error:
+        raise _source_error(source, error) from error
+    return rows
+
+
+def _inspect_files(source: _Source) -> tuple[list[Path], str | None]:
+    """The local files that have rows (`datasets` fails on some that have none), and their column of images."""
+    import pyarrow.parquet  # as above
+
+    files: list[Path] = []
+    column = None
+    for file in source.files:
+        try:
+            num_rows = pyarrow.parquet.read_metadata(file).num_rows
+            names = pyarrow.parquet.read_schema(file).names
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"file {file} cannot be read as parquet ({describe(error)}); fetch it again, or leave it out of the "
+                f"folder; or {_WAYS_OUT}"
+            ) from error
+        if num_rows:
+            files.append(file)
+            column = column or _image_column(source, names)
+    return files, column
+
+
+def _image_column(source: _Source, names: Iterable[str]) -> str:
+    column = next((name for name in _IMAGE_COLUMNS if name in names), None)
+    if column is None:
+        raise InputError(
+            f"data set {source.label!r} has the columns {', '.join(names)}; one named 'images' (a list of encoded "
+            f"images) or 'image' is needed; {_WAYS_OUT}"
+        )
+    return column
+
+
+def _leave_encoded(rows: Any, column: str) -> Any:
+    """Stops `datasets` from decoding: one broken image would otherwise end the reading of all."""
+    import datasets
+
+    feature = (rows.features or {}).get(column)
+    if isinstance(feature, datasets.Image):
+        return rows.cast_column(column, datasets.Image(decode=False))
+    if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, datasets.Image):
+        return rows.cast_column(column, replace(feature, feature=datasets.Image(decode=False)))
+    return rows
+
+
+def _source_error(source: _Source, error: Exception) -> InputError:
+    if source.folder is not None:
+        return InputError(f"the parquet files of {source.label!r} cannot be read ({describe(error)}); {_WAYS_OUT}")
+    is_network = isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.startswith("httpx")
+    what = "could not be reached" if is_network else "could not be loaded"
+    return InputError(
+        f"data set {source.label!r} {what} on the hub, and there is no local file or folder of that name "
+        f"({describe(error)}); {_WAYS_OUT}"
+    )
+
+
+def _collect_items(
+    spec: WorkloadSpec, source: _Source, rows: Iterable[Mapping[str, Any]]
+) -> tuple[list[MediaItem], list[SkippedItem], int]:
+    """Takes rows until there are enough good images; returns them, the rows left out, and the rows read."""
+    wanted = spec.num_prompts + spec.num_warmups
+    items: list[MediaItem] = []
+    skipped: list[SkippedItem] = []
+    rows_read = 0
+    with closing(_iterate(source, rows)) as iterator:
+        for row in iterator:
+            rows_read += 1
+            name = f"{source.short}#{rows_read}"
+            try:
+                items.append(_read_item(spec, source, row, name))
+            except UnreadableImageError as error:
+                skipped.append(SkippedItem(name, str(error)))
+            if len(items) == wanted or (not items and rows_read == _MAX_ROWS_WITHOUT_IMAGE):
+                break
+    return items, skipped, rows_read
+
+
+def _iterate(source: _Source, rows: Iterable[Mapping[str, Any]]) -> Generator[Mapping[str, Any]]:
+    """Rows until they end or the generator is closed.
+
+    Closing it closes the reader too: `datasets` joins threads and waits seconds when its reader goes, which must
+    happen here and not whenever memory is collected, perhaps while something is measured.
+    """
+    iterator = iter(rows)
+    try:
+        while True:
+            try:
+                row = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                raise _source_error(source, error) from error
+            yield row
+    finally:
+        if isinstance(iterator, Generator):
+            iterator.close()
+
+
+def _read_item(spec: WorkloadSpec, source: _Source, row: Mapping[str, Any], name: str) -> MediaItem:
+    value = row.get("images", row.get("image"))
+    if isinstance(value, list | tuple):
+        value = value[0] if value else None
+    image = EncodedImage(_encoded_bytes(source, value), spec.max_pixels_per_item)
+    width, height = shrink_size(*decode_image(image.data).size, spec.max_pixels_per_item)
+    return MediaItem(width, height, source=name, image=image)
+
+
+def _encoded_bytes(source: _Source, value: object) -> bytes:
+    if value is None:
+        raise UnreadableImageError("the row has no image")
+    if isinstance(value, Image.Image):
+        return encode_pixels(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    path: object = value
+    if isinstance(value, Mapping):
+        if value.get("bytes") is not None:
+            return bytes(value["bytes"])
+        path = value.get("path")
+        if path is None:
+            raise UnreadableImageError("the row has neither bytes nor a path of an image")
+    if not isinstance(path, str):
+        raise UnreadableImageError(f"the row holds a {type(path).__name__}; encoded bytes or a path are needed")
+    if source.folder is None:
+        raise UnreadableImageError(f"the row names the file {path} and holds no bytes")
+    try:
+        return (source.folder / path).read_bytes()
+    except OSError as error:
+        raise UnreadableImageError(f"the image file {path} cannot be read ({error.strerror})") from error

@@ -1,0 +1,302 @@
+"""Size traces: CSV files of item sizes, read as requests, written from a workload, and the ones that are shipped."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import io
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitgraph.errors import InputError, UsageError
+from vitgraph.workloads.base import (
+    MediaItem,
+    Provenance,
+    Workload,
+    WorkloadSpec,
+    choose_warmups,
+    number_requests,
+    shrink_size,
+)
+
+TRACE_FOLDER = Path(__file__).with_name("traces")
+DEFAULT_TRACE = "mixed-chat"
+
+
+@dataclass(frozen=True)
+class ShippedTrace:
+    """A size trace that comes with the package.
+
+    Attributes:
+        statement: What it is and is not; travels with every result.
+        video_fps: Frame rate assumed for its videos, whose source names none.
+    """
+
+    statement: str
+    video_fps: float | None = None
+
+
+SHIPPED_TRACES: dict[str, ShippedTrace] = {
+    "mixed-chat": ShippedTrace(
+        "3,300 real image sizes in an assumed mix of figures, receipts, photos and screenshots; not VisionArena-Chat, "
+        "not a measurement of traffic"
+    ),
+    "documents": ShippedTrace("1,767 real sizes of photographed and scanned receipts; not a measurement of traffic"),
+    "screenshots": ShippedTrace("978 real sizes of desktop, browser and phone screenshots from documentation"),
+    "videos": ShippedTrace(
+        "1,570 real sizes and file frame counts of short web videos; a rate of 29.97 frames a second is assumed where "
+        "none is given",
+        video_fps=29.97,
+    ),
+}
+
+_SIZE_COLUMNS = ("width", "height", "frames")
+_COLUMNS = (*_SIZE_COLUMNS, "request", "fps")
+_POSITIVE_INTEGER = re.compile(r"0*[1-9][0-9]{0,8}", re.ASCII)
+_HEADER_RULE = "the first line must name the columns width,height and, where needed, frames, request and fps"
+
+
+def resolve_trace_path(name_or_path: str | None) -> tuple[Path, str | None]:
+    """Finds a trace by shipped name or by path.
+
+    Args:
+        name_or_path: A name of `SHIPPED_TRACES`, which wins over a file of that name here (write `./name` for the
+            file), or the path of a CSV file. None is the default trace.
+
+    Returns:
+        The file, and the shipped name if it is one.
+
+    Raises:
+        InputError: If there is neither.
+    """
+    given = DEFAULT_TRACE if name_or_path is None else name_or_path
+    if given in SHIPPED_TRACES:
+        return TRACE_FOLDER / f"{given}.csv", given
+    path = Path(given).expanduser()
+    if path.is_file():
+        return path, None
+    known = ", ".join(SHIPPED_TRACES)
+    near = difflib.get_close_matches(path.stem, SHIPPED_TRACES, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    what = "is a folder" if path.is_dir() else "is no file"
+    raise InputError(
+        f"trace {given!r} {what} and no shipped trace; --dataset-path takes a CSV file with the columns width,height"
+        f"[,frames][,request] or one of {known}{hint}"
+    )
+
+
+def build_trace(spec: WorkloadSpec) -> Workload:
+    """Reads a size trace as a workload of random pixels.
+
+    The first `num_prompts` requests in file order are measured (after a permutation with the seed if `shuffle_trace`).
+    A trace that has fewer is used as it is and the provenance says so; it is never repeated. Warm-ups are the requests
+    after the measured ones where enough are left, otherwise drawn among all.
+
+    Args:
+        spec: The options; `dataset_path` names the trace.
+
+    Returns:
+        The workload.
+
+    Raises:
+        InputError: If the trace cannot be found or read, or a row is not what it must be.
+    """
+    path, shipped = resolve_trace_path(spec.dataset_path)
+    assumed_fps = SHIPPED_TRACES[shipped].video_fps if shipped else None
+    video_fps = assumed_fps if spec.video_fps is None else spec.video_fps
+    content = _read_bytes(path)
+    groups = _parse_groups(path.name, content, video_fps)
+    num_shrunk = 0
+    if spec.max_pixels_per_item is not None:
+        groups, num_shrunk = _shrink_groups(groups, spec.max_pixels_per_item)
+    if spec.shuffle_trace:
+        groups = [groups[int(index)] for index in np.random.default_rng(spec.seed).permutation(len(groups))]
+    warmups, warmup_source = choose_warmups(groups, spec.num_prompts, spec.num_warmups, spec.seed)
+    requests = number_requests(groups[: spec.num_prompts])
+    provenance: Provenance = {
+        "dataset": "trace",
+        "trace": shipped or str(path),
+        "file_sha256": hashlib.sha256(content).hexdigest(),
+        "requests_in_trace": len(groups),
+        "requests_wanted": spec.num_prompts,
+        "requests_measured": len(requests),
+        "fewer_than_wanted": len(requests) < spec.num_prompts,
+        "shuffled": spec.shuffle_trace,
+        "seed": spec.seed,
+        "warmups": warmup_source,
+        "max_pixels_per_item": spec.max_pixels_per_item,
+        "items_shrunk": num_shrunk,
+        "video_fps": video_fps,
+        "statement": SHIPPED_TRACES[shipped].statement if shipped else None,
+    }
+    return Workload(shipped or path.stem, requests, warmups, provenance=provenance)
+
+
+def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes the measured requests of a workload as a trace that reads back with the same fingerprint.
+
+    The columns are width, height, frames and request, and fps where a video still has file frames. A request without
+    items is a row whose sizes are empty. Warm-ups and pixels are not written.
+
+    Args:
+        workload: What to write.
+        path: The CSV file.
+        overwrite: Replace a file that is there.
+
+    Returns:
+        The path.
+
+    Raises:
+        UsageError: If the file exists, cannot be written, or no request has an item.
+    """
+    target = Path(path)
+    if workload.num_items == 0:
+        raise UsageError(f"workload {workload.name!r} has no items to write to {target}; a trace needs at least one")
+    has_fps = any(item.fps is not None for request in workload.requests for item in request.items)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_SIZE_COLUMNS, "request", *(["fps"] if has_fps else [])])
+    for index, request in enumerate(workload.requests):
+        if not request.items:
+            writer.writerow(["", "", "", index, *([""] if has_fps else [])])
+        for item in request.items:
+            rate = [] if not has_fps else ["" if item.fps is None else repr(float(item.fps))]
+            writer.writerow([item.width, item.height, item.frames, index, *rate])
+    try:
+        with target.open("w" if overwrite else "x", encoding="utf-8", newline="") as file:
+            file.write(text.getvalue())
+    except FileExistsError as error:
+        raise UsageError(f"{target} exists; name another file, or ask for it to be overwritten") from error
+    except OSError as error:
+        raise UsageError(
+            f"cannot write the trace {target}: {error.strerror}; name a file in a folder that exists and can be written"
+        ) from error
+    return target
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read the trace {path}: {error.strerror}; name a CSV file that can be read") from error
+
+
+def _parse_groups(name: str, content: bytes, video_fps: float | None) -> list[tuple[MediaItem, ...]]:
+    """The items of every request, requests in the order in which they first appear."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}: byte {error.start} is not UTF-8; save the trace as plain CSV in UTF-8 (a spreadsheet may have "
+            "saved a workbook or UTF-16)"
+        ) from error
+    reader = csv.reader(io.StringIO(text, newline=""))
+    header: list[str] | None = None
+    groups: dict[str, list[MediaItem]] = {}
+    rows_without_items: dict[str, int] = {}
+    try:
+        for cells in reader:
+            cells = [cell.strip() for cell in cells]
+            if not any(cells):
+                continue
+            line = reader.line_num
+            if header is None:
+                header = _check_header(name, line, cells)
+                continue
+            row = _check_row_length(name, line, header, cells)
+            request = row.get("request", f"line {line}")
+            if not request:
+                raise InputError(
+                    f"{name}:{line}: column request is empty; name the request of every row, or drop the column"
+                )
+            items = groups.setdefault(request, [])
+            if "request" in row and not any(row.get(column) for column in _SIZE_COLUMNS):
+                rows_without_items[request] = line
+                continue
+            items.append(_parse_item(f"{name}:{line}", row, video_fps))
+    except csv.Error as error:
+        raise InputError(f"{name}:{reader.line_num}: not CSV ({error}); {_HEADER_RULE}") from error
+    if header is None or not any(groups.values()):
+        raise InputError(
+            f"{name}: no {'rows' if header else 'header'}; {_HEADER_RULE}, and each further line is an "
+            "item, for example 640,480,1"
+        )
+    for request, line in rows_without_items.items():
+        if groups[request]:
+            raise InputError(
+                f"{name}:{line}: columns width and height are empty, yet request {request!r} has other rows; an empty "
+                "row stands for a request without items and must be its only one"
+            )
+    return [tuple(items) for items in groups.values()]
+
+
+def _check_header(name: str, line: int, cells: list[str]) -> list[str]:
+    header = [cell.lower() for cell in cells]
+    repeated = sorted({column for column in header if header.count(column) > 1})
+    unknown = [column for column in header if column not in _COLUMNS]
+    missing = [column for column in ("width", "height") if column not in header]
+    if repeated or unknown or missing:
+        # An unknown column is refused, since a misspelt `frames` would turn videos into images without a word.
+        parts = [
+            f"{word} column {', '.join(map(repr, columns))}"
+            for word, columns in (("repeated", repeated), ("unknown", unknown), ("missing", missing))
+            if columns
+        ]
+        raise InputError(f"{name}:{line}: header {','.join(cells)!r} has {' and '.join(parts)}; {_HEADER_RULE}")
+    return header
+
+
+def _check_row_length(name: str, line: int, header: list[str], cells: list[str]) -> dict[str, str]:
+    if len(cells) != len(header):
+        raise InputError(
+            f"{name}:{line}: {len(cells)} values ({','.join(cells)!r}) for {len(header)} columns ({','.join(header)}); "
+            "every row needs one value a column"
+        )
+    return dict(zip(header, cells, strict=True))
+
+
+def _parse_item(source: str, row: dict[str, str], video_fps: float | None) -> MediaItem:
+    sizes = {}
+    for column in _SIZE_COLUMNS:
+        text = row.get(column, "1" if column == "frames" else "")
+        if not _POSITIVE_INTEGER.fullmatch(text):
+            raise InputError(
+                f"{source}: column {column} is {text!r}; it must be a positive integer below 1000000000, for example "
+                f"{'1 for an image' if column == 'frames' else '640'}"
+            )
+        sizes[column] = int(text)
+    fps = _parse_fps(source, row.get("fps", "")) or video_fps
+    return MediaItem(**sizes, fps=fps if sizes["frames"] > 1 else None, source=source)
+
+
+def _parse_fps(source: str, text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        fps = float(text)
+    except ValueError:
+        fps = math.nan
+    if not math.isfinite(fps) or fps <= 0:
+        raise InputError(
+            f"{source}: column fps is {text!r}; it must be a positive number, for example 29.97, or empty where frames "
+            "are already sampled"
+        )
+    return fps
+
+
+def _shrink_groups(groups: list[tuple[MediaItem, ...]], max_pixels: int) -> tuple[list[tuple[MediaItem, ...]], int]:
+    num_shrunk = 0
+    shrunk_groups = []
+    for group in groups:
+        shrunk = []
+        for item in group:
+            width, height = shrink_size(item.width, item.height, max_pixels)
+            num_shrunk += (width, height) != (item.width, item.height)
+            shrunk.append(MediaItem(width, height, item.frames, item.fps, item.source))
+        shrunk_groups.append(tuple(shrunk))
+    return shrunk_groups, num_shrunk
