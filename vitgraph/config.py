@@ -118,7 +118,6 @@ class BenchSpec:
         settings = asdict(self)
         settings["bench"] = settings.pop("run")
         settings["bench"]["output_dir"] = str(self.run.output_dir) if self.run.output_dir else None
-        settings["model"]["name"] = settings["model"].pop("model")
         buckets = settings["workload"].get("random_mm_bucket_config")
         if buckets is not None:
             settings["workload"]["random_mm_bucket_config"] = {str(size): share for size, share in buckets.items()}

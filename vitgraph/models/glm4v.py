@@ -24,7 +24,6 @@ from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 CONSTANT_RATE = "constant_rate"
 """GLM-4.1V: so many frames a second, evenly spread where the video is longer than the limit."""
@@ -46,6 +45,7 @@ def constant_rate_frames(frames: int, file_fps: float, fps: float, max_duration:
     """Frames that GLM-4.1V's processor samples, an odd count made even by repeating the last one."""
     duration = frames / file_fps
     most = int(max_duration * fps)
+    times: np.ndarray
     if duration <= max_duration:
         times = np.arange(max(math.floor(duration * fps), 1)) * file_fps / fps
     elif most >= frames:
@@ -97,7 +97,10 @@ def bicubic_taps(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.
 
 def _cubic_axis(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     """Four taps and their weights of each position on an axis of `size`."""
-    source = (index + 0.5) * side / size - 0.5
+    # The tower samples at float32 coordinates that it first scales to [-1, 1]; their rounding moves the taps a little.
+    half, one, two = np.float32(0.5), np.float32(1), np.float32(2)
+    scaled = (index.astype(np.float32) + half) / np.float32(size) * two - one
+    source = ((scaled + one) * np.float32(side) - one) / two
     floor = np.floor(source)
     offsets = np.arange(-1, 3)
     taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)
@@ -234,7 +237,7 @@ class Glm4vEncoder(GridTowerEncoder):
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
     ) -> Sequence[torch.Tensor]:
-        tower = self.modules["visual"]
+        tower: Any = self.modules["visual"]
         hidden = tower.post_conv_layernorm(tower.patch_embed(inputs["pixel_values"]))
         position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
         hidden = hidden + self._sampled_positions(tower, inputs).to(hidden.dtype)
@@ -250,7 +253,7 @@ class Glm4vEncoder(GridTowerEncoder):
         groups = hidden.view(-1, merge, merge, hidden.shape[-1]).permute(0, 3, 1, 2)
         return [tower.merger(tower.downsample(groups).view(-1, self.rule.output_width))]
 
-    def _sampled_positions(self, tower: nn.Module, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _sampled_positions(self, tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Position embedding of every patch, `[N, C]` float32: the tower samples in float32 whatever its dtype."""
         import torch
 

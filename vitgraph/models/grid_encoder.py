@@ -120,7 +120,8 @@ class GridTowerEncoder(VisionEncoder):
         return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
 
     def repeated_blocks(self) -> list[nn.Module]:
-        return list(self.modules["visual"].blocks)
+        tower: Any = self.modules["visual"]
+        return list(tower.blocks)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         return preprocess_patches(self, self.image_processor_class(), images)

@@ -36,6 +36,18 @@ VISION_FIELDS = (
 )
 """Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
 
+EXTRA_FIELDS = (
+    "downsample_ratio",
+    "projector_hidden_act",
+    "vision_feature_layer",
+    "vision_feature_select_strategy",
+    "ps_version",
+    "min_dynamic_patch",
+    "max_dynamic_patch",
+    "use_thumbnail",
+)
+"""Fields at the top of config.json that the projector and the tiling need."""
+
 ORIGINAL_VISION_FIELDS = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}
 """Names that the original repositories' config.json has for them."""
 
@@ -118,9 +130,7 @@ class InternVLRule(TileRule):
         projector = 2.0 * self.tokens_per_tile * (width * self.merge**2 * text + text * text)
         return (
             2.0 * patches * config.get("num_channels", 3) * self.patch**2 * width
-            + transformer_flops(
-                rows, float(rows) ** 2, config["num_hidden_layers"], width, config["intermediate_size"]
-            )
+            + transformer_flops(rows, float(rows) ** 2, config["num_hidden_layers"], width, config["intermediate_size"])
             + projector
         )
 
@@ -179,9 +189,7 @@ class InternVLEncoder(TileEncoder):
         vision = {name: found[name] for name in VISION_FIELDS if found.get(name) is not None}
         text = config.get("text_config") or config.get("llm_config") or {}
         extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
-        copied = ("downsample_ratio", "projector_hidden_act", "vision_feature_layer", "ps_version")
-        copied += ("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail")
-        extra.update({name: config[name] for name in copied if config.get(name) is not None})
+        extra.update({name: config[name] for name in EXTRA_FIELDS if config.get(name) is not None})
         if "select_layer" in config:
             extra["vision_feature_layer"] = config["select_layer"]
         if config.get("dynamic_image_size") is False:
@@ -214,11 +222,13 @@ class InternVLEncoder(TileEncoder):
         features = self.modules["visual"](pixel_values=pixels).last_hidden_state[:, 1:]
         side = self.rule.patches_per_side
         grid = features.reshape(len(pixels), side, side, -1)
-        shuffled = InternVLModel.pixel_shuffle(None, grid, scale_factor=1 / self.rule.merge)
+        shuffle: Any = InternVLModel.pixel_shuffle
+        shuffled = shuffle(None, grid, scale_factor=1 / self.rule.merge)
         return self.modules["projector"](shuffled.reshape(len(pixels), -1, shuffled.shape[-1]))
 
     def repeated_blocks(self) -> list[nn.Module]:
-        return list(self.modules["visual"].encoder.layer)
+        tower: Any = self.modules["visual"]
+        return list(tower.encoder.layer)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -238,7 +248,12 @@ class InternVLEncoder(TileEncoder):
 def _check_supported(vision_config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
     if extra.get("vision_feature_layer", -1) != -1:
         raise ModelError(
-            f"vision_feature_layer (select_layer) is {extra['vision_feature_layer']}; only the last layer, -1, is supported"
+            f"vision_feature_layer (select_layer) is {extra['vision_feature_layer']}; only -1, the last, is supported"
+        )
+    if extra.get("vision_feature_select_strategy", "default") != "default":
+        raise ModelError(
+            f"vision_feature_select_strategy is {extra['vision_feature_select_strategy']!r}; only 'default', "
+            "which drops the class token, leaves a square of patches to merge"
         )
     if extra.get("ps_version", "v2") != "v2":
         raise ModelError(f"ps_version is {extra['ps_version']!r}; only the pixel shuffle of InternVL 2 and later, 'v2'")

@@ -120,7 +120,7 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
         return {
             **super().metadata_fields(capacity),
             "cu_window_seqlens": MetadataField((windows + 1,), "int32", PAD_REPEAT_LAST),
-            # Padded groups stay where they are, so no real group is ever moved out of, or a padded one into, its place.
+            # The real part permutes the real groups among themselves; a padded place takes its own group.
             "window_index": MetadataField((capacity.token_budget,), "int32", PAD_IDENTITY),
             "inverse_index": MetadataField((capacity.token_budget,), "int32", PAD_IDENTITY),
         }
@@ -158,7 +158,7 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
     ) -> Sequence[torch.Tensor]:
-        tower = self.modules["visual"]
+        tower: Any = self.modules["visual"]
         hidden = tower.patch_embed(inputs["pixel_values"])
         groups = hidden.view(-1, self.rule.merge**2 * hidden.shape[-1])
         hidden = groups.index_select(0, inputs["window_index"]).view(hidden.shape)

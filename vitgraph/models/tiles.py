@@ -122,7 +122,6 @@ class TileRule(GeometryRule):
 class TileEncoder(VisionEncoder):
     """A tower over `[tiles, 3, side, side]`: tiles never see each other, so a graph is padded with spare tiles."""
 
-    rule_class: ClassVar[type[GeometryRule]] = TileRule
     rule: TileRule
 
     @abstractmethod

@@ -14,7 +14,7 @@ PLOTS_FOLDER = "plots"
 
 
 def write_derived_files(record: RunRecord, folder: Path) -> list[Path]:
-    """Writes `summary.csv`, `per_budget.csv` and the plots of a saved record into `folder`.
+    """Writes (again) `summary.csv`, `per_budget.csv` and the plots of a saved record into `folder`.
 
     Returns:
         The files written; none where the run ended before it measured anything.
@@ -23,7 +23,7 @@ def write_derived_files(record: RunRecord, folder: Path) -> list[Path]:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     tables = [folder / SUMMARY_FILE, folder / PER_BUDGET_FILE]
-    write_summary_csv(record, tables[0])
-    write_per_budget_csv(record, tables[1])
+    write_summary_csv(record, tables[0], overwrite=True)
+    write_per_budget_csv(record, tables[1], overwrite=True)
     samples = record.load_samples().samples
-    return [*tables, *write_plots(record, samples, folder / PLOTS_FOLDER)]
+    return [*tables, *write_plots(record, samples, folder / PLOTS_FOLDER, overwrite=True)]

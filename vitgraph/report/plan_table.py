@@ -20,7 +20,7 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
     settings, resolved = description["settings"], description["resolved"]
     workload, expected = description["workload"], description["expected"]
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("model", f"{settings['model']['name']} ({resolved['architecture']}, {resolved['config_source']})")
+    facts.add_row("model", f"{settings['model']['model']} ({resolved['architecture']}, {resolved['config_source']})")
     facts.add_row(
         "workload",
         f"{workload['name']}: {workload['requests']} requests, {workload['items']} items, "

@@ -243,7 +243,7 @@ def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any
                 batch_size=_PARQUET_BATCH_ROWS,
             ).read()
         if column is not None:
-            pass
+            rows = _leave_encoded(rows.select_columns([column]), column)
         if not spec.disable_shuffle:
             buffer = {"buffer_size": _SHUFFLE_BUFFER_ROWS} if spec.stream else {}
             rows = rows.shuffle(seed=spec.seed, **buffer)

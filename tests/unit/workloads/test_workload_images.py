@@ -206,6 +206,15 @@ def test_folder_reads_the_files_of_its_split_in_order(tmp_path: Path) -> None:
         read(folder.parent, hf_split="dev")
 
 
+def test_empty_row_group_is_passed_over(tmp_path: Path) -> None:
+    table = pa.table({"image": pa.array([encode(8, 6)], type=pa.binary())})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        writer.write_table(table.slice(0, 0))
+        writer.write_table(table)
+    assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
+    assert sizes(read(tmp_path)) == [(8, 6)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_local_files_are_read_without_the_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool

@@ -1,0 +1,129 @@
+"""Gemma 3: SigLIP on 896-pixel crops, average pooling and projection captured with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import ModelError
+from vitgraph.models.geometry import GeometryRule, transformer_flops
+from vitgraph.models.tiles import TileEncoder, TileRule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+PAN_AND_SCAN = (
+    "do_pan_and_scan",
+    "pan_and_scan_min_crop_size",
+    "pan_and_scan_max_num_crops",
+    "pan_and_scan_min_ratio_to_activate",
+)
+"""Settings of the optional extra crops of long images; published files leave them null, that is off."""
+
+
+class Gemma3Rule(TileRule):
+    """The whole image as one crop, whatever its shape; with pan and scan also 2 to 4 crops of a long image."""
+
+    @property
+    def merge(self) -> int:
+        patches = self.patches_per_side
+        tokens = math.isqrt(int(self.extra["mm_tokens_per_image"]))
+        if tokens**2 != self.extra["mm_tokens_per_image"] or patches % tokens:
+            raise ModelError(
+                f"mm_tokens_per_image is {self.extra['mm_tokens_per_image']}; it must be a square whose side divides "
+                f"the {patches} patches on a side of a crop"
+            )
+        return patches // tokens
+
+    @property
+    def most_tiles_per_item(self) -> int:
+        return 1 + int(self.processor["pan_and_scan_max_num_crops"] if self.processor["do_pan_and_scan"] else 0)
+
+    def image_tiles(self, width: int, height: int) -> int:
+        long, short = max(width, height), min(width, height)
+        if not self.processor["do_pan_and_scan"]:
+            return 1
+        if long / short < self.processor["pan_and_scan_min_ratio_to_activate"]:
+            return 1
+        smallest = int(self.processor["pan_and_scan_min_crop_size"])
+        crops = min(math.floor(long / short + 0.5), long // smallest)
+        crops = min(int(self.processor["pan_and_scan_max_num_crops"]), max(2, crops))
+        if min(math.ceil(long / crops), short) < smallest:
+            return 1
+        return 1 + crops
+
+    def tile_flops(self) -> float:
+        config = self.vision_config
+        width, rows = config["hidden_size"], self.patches_per_tile
+        return (
+            2.0 * rows * config.get("num_channels", 3) * self.patch**2 * width
+            + transformer_flops(rows, float(rows) ** 2, config["num_hidden_layers"], width, config["intermediate_size"])
+            + 2.0 * self.tokens_per_tile * width * self.output_width
+        )
+
+
+class Gemma3Encoder(TileEncoder):
+    """`SiglipVisionModel` without its head, and `Gemma3MultiModalProjector`."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Gemma3Rule
+    rule: Gemma3Rule
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.gemma3 import Gemma3Config, Gemma3TextConfig
+        from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
+        from transformers.models.siglip import SiglipVisionConfig, SiglipVisionModel
+
+        config = SiglipVisionConfig(**{**vision_config, "vision_use_head": False})
+        full = Gemma3Config(
+            vision_config=config,
+            text_config=Gemma3TextConfig(hidden_size=extra["text_hidden_size"]),
+            mm_tokens_per_image=extra["mm_tokens_per_image"],
+        )
+        with device:
+            tower = SiglipVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            projector = Gemma3MultiModalProjector(full).to(dtype)
+        return nn.ModuleDict({"visual": tower, "projector": projector})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        name = key.removeprefix("model.")
+        if name.startswith("vision_tower."):
+            return "visual." + name.removeprefix("vision_tower.").removeprefix("vision_model.")
+        if name.startswith("multi_modal_projector."):
+            return "projector." + name.removeprefix("multi_modal_projector.")
+        return None
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        vision, extra = super().read_model_config(config)
+        for name in ("model_type", "torch_dtype", "dtype"):
+            vision.pop(name, None)
+        if config.get("mm_tokens_per_image") is not None:
+            extra["mm_tokens_per_image"] = config["mm_tokens_per_image"]
+        return vision, extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = (*PAN_AND_SCAN, "image_mean", "image_std")
+        return {name: processor[name] for name in wanted if processor.get(name) is not None}
+
+    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.encoder.layers)
+
+    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+        settings = {name: self.rule.processor[name] for name in (*PAN_AND_SCAN, "image_mean", "image_std")}
+        side = self.rule.tile_side
+        processor = Gemma3ImageProcessorPil(size={"height": side, "width": side}, **settings)
+        return processor(images=list(images), return_tensors="pt")["pixel_values"]

@@ -1,0 +1,324 @@
+"""Kimi-VL: MoonViT and projector on transformers' Kimi K2.5 classes, which are the same network for single frames."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import InputError, ModelError
+from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.geometry import (
+    EncoderCudaGraphConfig,
+    EncoderCudaGraphPathConfig,
+    GeometryRule,
+    GridGeometry,
+    ItemGeometry,
+    MergedGridRule,
+    transformer_flops,
+)
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+SIDE_LIMIT = 512
+"""Patches on a side at which the model's rotary table ends; the processor refuses such images."""
+
+VISION_FIELDS = {
+    "patch_size": "patch_size",
+    "init_pos_emb_height": "pos_emb_height",
+    "init_pos_emb_width": "pos_emb_width",
+    "num_attention_heads": "num_attention_heads",
+    "num_hidden_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "merge_kernel_size": "merge_kernel_size",
+}
+"""Fields of the published vision config, and of transformers' class."""
+
+PUBLISHED_KEYS = (
+    (r"^vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
+    (r"^vision_tower\.patch_embed\.proj\.", "visual.patch_embed.proj."),
+    (r"^vision_tower\.encoder\.final_layernorm\.", "visual.final_layernorm."),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"visual.layers.\1.norm1."),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"visual.layers.\1.norm2."),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc0\.", r"visual.layers.\1.mlp.fc1."),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc1\.", r"visual.layers.\1.mlp.fc2."),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"visual.layers.\1.attn.proj."),
+    (r"^vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"visual.layers.\1.attn.wqkv."),
+    (r"^multi_modal_projector\.pre_norm\.", "projector.pre_norm."),
+    (r"^multi_modal_projector\.linear_1\.", "projector.in_proj."),
+    (r"^multi_modal_projector\.linear_2\.", "projector.out_proj."),
+)
+"""Published key to module name; the first match holds."""
+
+
+class KimiVLRule(MergedGridRule):
+    """Images are shrunk to a limit of patches, never enlarged, and padded to whole output tokens."""
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        height, width = self.vision_config["merge_kernel_size"]
+        if height != width:
+            raise ModelError(f"merge_kernel_size is {[height, width]}; only square merges are supported")
+        if not self.processor.get("pad_input", True):
+            raise ModelError("pad_input is false; images cropped to odd patch grids do not merge, set it to true")
+
+    @property
+    def merge(self) -> int:
+        return int(self.vision_config["merge_kernel_size"][0])
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["text_hidden_size"])
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels before the padding."""
+        limit = int(self.processor["in_token_limit"])
+        patches = (width // self.patch) * (height // self.patch)
+        if patches <= limit:
+            return width, height
+        scale = math.sqrt(limit / patches)
+        return int(width * scale), int(height * scale)
+
+    def image_geometry(self, width: int, height: int) -> GridGeometry:
+        new_width, new_height = self.resized(width, height)
+        cols, rows = (-(-side // self.factor) * self.merge for side in (new_width, new_height))
+        if max(rows, cols) >= SIDE_LIMIT or min(rows, cols) < 1:
+            raise InputError(
+                f"image of {width}x{height} becomes {cols}x{rows} patches of {self.patch} pixels; each side must have "
+                f"1 to {SIDE_LIMIT - 1}. Resize or crop it"
+            )
+        return self.checked_grid(GridGeometry(IMAGE, 1, rows, cols))
+
+    def checked_grid(self, geometry: ItemGeometry) -> GridGeometry:
+        grid = super().checked_grid(geometry)
+        if grid.t != 1:
+            raise InputError(f"grid [{grid.t}, {grid.h}, {grid.w}] has {grid.t} frames; this model takes images only")
+        return grid
+
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        return EncoderCudaGraphConfig(
+            modalities=(IMAGE,),
+            output_width=self.output_width,
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
+        )
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        config, width = self.vision_config, self.vision_config["hidden_size"]
+        merged = width * self.merge**2
+        return (
+            2.0 * grid.patches * 3 * self.patch**2 * width
+            + transformer_flops(
+                grid.patches,
+                float(grid.patches) ** 2,
+                config["num_hidden_layers"],
+                width,
+                config["intermediate_size"],
+            )
+            + 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
+        )
+
+
+@lru_cache(maxsize=1024)
+def bicubic_taps(h: int, w: int, table_side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each patch of an image, in raster order, samples a square position table: bicubic, half-pixel centres.
+
+    Returns:
+        `[h * w, 16]` int32 indices into the flattened table and `[h * w, 16]` float32 weights.
+    """
+    row_taps, row_weights = _cubic_axis(h, table_side)
+    col_taps, col_weights = _cubic_axis(w, table_side)
+    taps = row_taps[:, None, :, None] * table_side + col_taps[None, :, None, :]
+    weights = row_weights[:, None, :, None] * col_weights[None, :, None, :]
+    return taps.reshape(-1, 16).astype(np.int32), weights.reshape(-1, 16)
+
+
+def _cubic_axis(size: int, table_side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Four taps and their weights (cubic convolution, a = -0.75) of each position on an axis, in float32."""
+    source = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(table_side) / np.float32(size)
+    source -= np.float32(0.5)
+    floor = np.floor(source)
+    offsets = np.arange(-1, 3)
+    taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, table_side - 1)
+    distance = np.abs(source[:, None] - floor[:, None] - offsets.astype(np.float32))
+    a = np.float32(-0.75)
+    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
+    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+    return taps, np.where(distance <= 1, near, far).astype(np.float32)
+
+
+@lru_cache(maxsize=2048)
+def merge_destinations(h: int, w: int, merge: int) -> np.ndarray:
+    """Row of each raster-order patch once the patches of an output token lie side by side: `[h * w]` int32."""
+    positions = block_positions(h, w, merge)
+    destinations = np.empty(h * w, dtype=np.int32)
+    destinations[positions[:, 0] * w + positions[:, 1]] = np.arange(h * w, dtype=np.int32)
+    return destinations
+
+
+class KimiVLEncoder(GridTowerEncoder):
+    """`Kimi_K25VisionModel` and `Kimi_K25MultimodalProjection`; patches are in raster order."""
+
+    rule_class: ClassVar[type[GeometryRule]] = KimiVLRule
+    rule: KimiVLRule
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.kimi_k25 import Kimi_K25VisionConfig, Kimi_K25VisionModel
+
+        return Kimi_K25VisionConfig, Kimi_K25VisionModel
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from transformers.models.kimi_k25 import Kimi_K25Config
+        from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection
+
+        modules = super().build_modules(vision_config, extra, dtype, device)
+        tower: Any = modules["visual"]
+        config = Kimi_K25Config(
+            vision_config=tower.config,
+            text_config={"model_type": "deepseek_v3", "hidden_size": extra["text_hidden_size"]},
+            projection_hidden_size=tower.config.hidden_size,
+            projection_layer_norm_eps=extra.get("projection_layer_norm_eps", 1e-5),
+        )
+        with device:
+            modules["projector"] = Kimi_K25MultimodalProjection(config).to(dtype)
+        return modules
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        for pattern, target in PUBLISHED_KEYS:
+            name, count = re.subn(pattern, target, key)
+            if count:
+                return name
+        return None
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        name = cls.map_checkpoint_key(key)
+        if name is None:
+            return {}
+        if ".attn.wqkv." not in name:
+            return {name: tensor}
+        tower: Any = modules["visual"]
+        heads = tower.config.num_attention_heads
+        query, key_part, value = tensor.chunk(3)
+        parts = {"q": _pairs_to_halves(query, heads), "k": _pairs_to_halves(key_part, heads), "v": value}
+        return {name.replace(".wqkv.", f".{part}_proj."): rows for part, rows in parts.items()}
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found, extra = super().read_model_config(config)
+        vision = {ours: found[theirs] for theirs, ours in VISION_FIELDS.items() if found.get(theirs) is not None}
+        # The published code has it as a constant.
+        return {**vision, "hidden_act": "gelu_pytorch_tanh"}, extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = ("patch_size", "in_token_limit", "pad_input", "merge_kernel_size", "image_mean", "image_std")
+        return {name: processor[name] for name in wanted if processor.get(name) is not None}
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (3, self.rule.patch, self.rule.patch)
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        patches = self.patch_rows(capacity)
+        return {
+            **super().metadata_fields(capacity),
+            "interp_indices": MetadataField((patches, 16), "int32"),
+            "interp_weights": MetadataField((patches, 16), "float32"),
+            # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.
+            "merge_rows": MetadataField((patches,), "int32", PAD_IDENTITY),
+        }
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        offsets = segment_offsets(grids)
+        taps = [bicubic_taps(grid.h, grid.w, int(self.rule.vision_config["pos_emb_height"])) for grid in grids]
+        rows = [merge_destinations(grid.h, grid.w, self.rule.merge) for grid in grids]
+        return {
+            "cu_seqlens": offsets,
+            "position_ids": grid_positions(grids, 1),
+            "interp_indices": np.concatenate([indices for indices, _ in taps]),
+            "interp_weights": np.concatenate([weights for _, weights in taps]),
+            "merge_rows": np.concatenate([start + own for start, own in zip(offsets[:-1], rows, strict=True)]),
+        }
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        positions = inputs["position_ids"]
+        pooled = self.modules["visual"](
+            inputs["pixel_values"],
+            # Everything that the tower would derive from the grid is passed in; it must not look at it.
+            grid_thw=None,
+            cu_seqlens=inputs["cu_seqlens"],
+            max_seqlen=scalars["max_seqlen"],
+            position_ids=positions,
+            interp_indices=inputs["interp_indices"],
+            interp_weights=inputs["interp_weights"],
+            # Single frames: entry 0 of the time table, which is zero, and a mean over one frame.
+            frame_index=positions.new_zeros(len(positions)),
+            temporal_merge_index=(
+                inputs["merge_rows"],
+                inputs["interp_weights"].new_ones(len(positions)),
+                len(positions) // self.rule.merge**2,
+            ),
+        ).pooler_output
+        return [self.modules["projector"](pooled).squeeze(1)]
+
+    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.modules["projector"](super().stock_forward(mm_kwargs)).squeeze(1)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.layers)
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        """The published processor's rule with PIL and numpy; transformers has none for this model."""
+        import torch
+
+        items: list[ItemGeometry] = []
+        patches = []
+        for image in images:
+            grid = self.rule.image_geometry(*image.size)
+            items.append(grid)
+            patches.append(self._image_patches(image.convert("RGB"), grid))
+        pixels = torch.from_numpy(np.concatenate(patches))
+        return items, {"pixel_values": pixels.to(self.device, self.dtype)}
+
+    def _image_patches(self, image: Any, grid: GridGeometry) -> np.ndarray:
+        from PIL.Image import Resampling
+
+        patch, processor = self.rule.patch, self.rule.processor
+        size = self.rule.resized(*image.size)
+        if size != image.size:
+            image = image.resize(size, Resampling.BICUBIC)
+        canvas = np.zeros((grid.h * patch, grid.w * patch, 3), dtype=np.float32)
+        canvas[: image.height, : image.width] = np.asarray(image, dtype=np.float32) / 255
+        canvas = (canvas - np.float32(processor["image_mean"])) / np.float32(processor["image_std"])
+        blocks = canvas.reshape(grid.h, patch, grid.w, patch, 3).transpose(0, 2, 4, 1, 3)
+        return np.ascontiguousarray(blocks.reshape(-1, 3, patch, patch), dtype=np.float32)
+
+
+def _pairs_to_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a query or key projection (or its bias) reordered in each head: the published rotary turns neighbouring
+    pairs, transformers' turns the two halves."""
+    paired = tensor.unflatten(0, (heads, -1, 2))
+    return paired.transpose(1, 2).flatten(0, 2)
