@@ -1,4 +1,4 @@
-"""Overwrites what a replay must not depend on with NaN: the graphs' private pool, outputs, and inputs to be replaced."""
+"""Fills with NaN what a replay must not depend on: the graphs' private pool, outputs, and inputs to be replaced."""
 
 from __future__ import annotations
 

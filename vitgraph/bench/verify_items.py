@@ -1,4 +1,4 @@
-"""What verification encodes: a catalogue of item sizes, probes with pixels of their own, and batches that fill a graph."""
+"""What verification encodes: a catalogue of item sizes, probes with own pixels, and batches that fill a graph."""
 
 from __future__ import annotations
 
@@ -155,6 +155,19 @@ class ProbeStore:
             seen[candidate.geometry] += 1
         return probes
 
+    def shape_inputs(self, candidates: Sequence[Candidate]) -> EncoderInputs:
+        """A call without pixel values, to ask the encoder for metadata and scalars."""
+        items = [candidate.geometry for candidate in candidates]
+        totals: dict[str, int] = defaultdict(int)
+        for item in items:
+            for name, rows in self.encoder.rule.pixel_rows(item).items():
+                totals[name] += rows
+        pixels = {
+            name: torch.empty((rows, *self.encoder.pixel_row_shape(name)), device="meta")
+            for name, rows in totals.items()
+        }
+        return self.encoder.make_inputs(items, pixels)
+
     def inputs(self, probes: Sequence[Probe]) -> EncoderInputs:
         """One call of these probes, in this order."""
         pixels = {name: torch.cat([probe.pixels[name] for probe in probes]) for name in probes[0].pixels}
@@ -193,8 +206,8 @@ def encode_eagerly(encoder: VisionEncoder, inputs: EncoderInputs, sizes: Sequenc
         total = sum(spec.tokens_on(path) for path in config.paths)
         if total != spec.output_tokens:
             raise PredictedTokensError(
-                f"{sizes[index] if sizes else f'item {index}'}: {spec.output_tokens} tokens predicted, but {total} over "
-                "its paths"
+                f"{sizes[index] if sizes else f'item {index}'}: {spec.output_tokens} tokens predicted, but "
+                f"{total} over its paths"
             )
     return encoder.postprocess_encoder_output(inputs, outputs)
 

@@ -1,4 +1,4 @@
-"""The named checks of a verification: their results, and the comparison that decides which of them a fault belongs to."""
+"""Results of a verification: its named checks, and the comparison that decides to which of them a fault belongs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ COUNTERS = "counters"
 STATIC_BUFFERS = "static_buffers"
 FINITE = "finite"
 MEMORY_RETURNED = "memory_returned"
+
+
+class SkipCheck(Exception):  # noqa: N818 (no error, but the reason why a check has nothing to do)
+    """A check has nothing to check here; the text says why."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,67 @@ class CheckResult:
 def json_number(value: float | None) -> float | str | None:
     """The number as saved files hold it: one that is not finite becomes a string."""
     return value if value is None or math.isfinite(value) else str(value)
+
+
+@dataclass(slots=True)
+class VerifyResult:
+    """What the verification of one encoder found.
+
+    Attributes:
+        architecture: Architecture name of the model.
+        row: Row of the compatibility matrix.
+        preset: Preset, folder or hub id that was verified.
+        device: Where it ran.
+        dtype: Dtype of the encoder.
+        backend_requested: Attention backend asked for.
+        backend_used: What really ran.
+        status: `ok`, `failed` (a check failed) or `error` (it could not be verified to the end).
+        max_rel_l2: Largest relative L2 distance from eager of any output; None where none was compared.
+        tolerance: Largest distance that passes.
+        checks: The named checks, in the order in which they ran.
+        budgets: Token budgets of each path.
+        graphs_captured: Graphs captured.
+        graphs_dropped: Graphs planned that did not fit in memory.
+        calls: Random calls compared.
+        items: Items encoded by the graph path, over all checks.
+        seed: Seed of weights, pixels and draws.
+        seconds: Wall time.
+        error: Class and message of what ended it early, or None.
+    """
+
+    architecture: str
+    row: str | None = None
+    preset: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    backend_requested: str | None = None
+    backend_used: str | None = None
+    status: str = ERROR
+    max_rel_l2: float | None = None
+    tolerance: float | None = None
+    checks: list[CheckResult] = field(default_factory=list)
+    budgets: dict[str, list[int]] = field(default_factory=dict)
+    graphs_captured: int = 0
+    graphs_dropped: int = 0
+    calls: int = 0
+    items: int = 0
+    seed: int = 0
+    seconds: float | None = None
+    error: str | None = None
+
+    @property
+    def failed_checks(self) -> list[str]:
+        """Names of the checks that failed."""
+        return [check.name for check in self.checks if check.status == FAILED]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as JSON takes it."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {
+            "max_rel_l2": json_number(self.max_rel_l2),
+            "failed_checks": self.failed_checks,
+            "checks": [check.as_dict() for check in self.checks],
+        }
 
 
 @dataclass(slots=True)
@@ -125,24 +190,22 @@ class CheckBook:
         measured = dict(zip(same_shape, distances(outputs, references, same_shape), strict=True))
         passed = True
         for index, (output, probe) in enumerate(zip(outputs, probes, strict=True)):
-            place = f"item {index} ({probe.candidate.size}, pixel seed {probe.seed}), {where}"
             distance, is_finite = measured.get(index, (math.nan, True))
-            if not is_finite:
-                self.fail(finite, f"values that are not finite in {place}, found by {name}")
-                passed = False
-                continue
-            self.measure(name, distance)
-            if distance <= self.tolerance:
-                continue
+            place = f"item {index} ({probe.candidate.size}, pixel seed {probe.seed}), {where}, found by {name}"
+            if is_finite:
+                self.measure(name, distance)
+                if distance <= self.tolerance:
+                    continue
             passed = False
-            owner = self._owner(output, references, index)
-            if owner is not None:
-                self.fail(ORDER, f"the output holds item {owner}'s rows: {place}, found by {name}")
+            if not is_finite:
+                self.fail(finite, f"values that are not finite: {place}")
+            elif (owner := self._owner(output, references, index)) is not None:
+                self.fail(ORDER, f"the output holds the rows of item {owner}: {place}")
             elif index in measured:
                 self.fail(name, f"relative L2 {distance:.3g} from eager, above {self.tolerance:g}: {place}")
             else:
-                shapes = [" x ".join(map(str, tensor.shape)) for tensor in (output, probe.reference)]
-                self.fail(name, f"the output is {shapes[0]}, eager gives {shapes[1]}: {place}")
+                shape, wanted = (" x ".join(map(str, tensor.shape)) for tensor in (output, probe.reference))
+                self.fail(name, f"the output is {shape}, eager gives {wanted}: {place}")
         return passed
 
     def _owner(self, output: torch.Tensor, references: Sequence[torch.Tensor], index: int) -> int | None:

@@ -1,4 +1,4 @@
-"""One verification under way: the captured encoder, its probes, and replays through the manager that are all counted."""
+"""One verification under way: the captured encoder, its probes, and calls through the manager, all of them counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Effort:
     drills_every_graph: bool
 
 
-CPU_EFFORT = Effort(3, 2, 2, 1, ((0.7, 1), (0.2, 2), (0.08, 4), (0.02, 0)), 4, False)
+CPU_EFFORT = Effort(3, 2, 2, 1, ((0.85, 1), (0.1, 2), (0.04, 4), (0.01, 0)), 8, False)
 GPU_EFFORT = Effort(6, 8, 3, 3, ((0.3, 4), (0.4, 16), (0.3, 0)), 1, True)
 
 
@@ -117,7 +117,7 @@ class VerifySession:
         return self._run(inputs, plan), plan
 
     def execute_on(self, probes: Sequence[Probe], key: GraphKey) -> tuple[list[torch.Tensor], CallPlan]:
-        """Encodes a call with one replay of the graph `key`, whichever the packing would choose; other paths go eager."""
+        """Encodes a call with one replay of the graph `key`, whichever packing would choose; other paths go eager."""
         inputs = self.store.inputs(probes)
         plan = self.forced_plan(probes, key)
         return self._run(inputs, plan), plan

@@ -105,7 +105,7 @@ class VisionEncoder(ABC):
         """The settings of preprocessor_config.json that the family's rule reads, in the presets' shape."""
         found = {
             name: processor[name]
-            for name in ("patch_size", "temporal_patch_size", "merge_size", "size")
+            for name in ("patch_size", "temporal_patch_size", "merge_size", "size", "image_mean", "image_std")
             if processor.get(name) is not None
         }
         bounds = {"shortest_edge": processor.get("min_pixels"), "longest_edge": processor.get("max_pixels")}

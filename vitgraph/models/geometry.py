@@ -197,9 +197,11 @@ def smart_resize_video(
     if frames < temporal_factor:
         raise InputError(f"a video needs at least {temporal_factor} frames, got {frames}")
     scaled_height, scaled_width = height, width
+    _check_aspect(height, width)
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         scaled_height, scaled_width = int(height * scale), int(width * scale)
+    # Rounding the scaled sides can push a ratio that just passed over the bound.
     _check_aspect(scaled_height, scaled_width)
     new_height = round(scaled_height / factor) * factor
     new_width = round(scaled_width / factor) * factor

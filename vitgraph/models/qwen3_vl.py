@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
-from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
 from vitgraph.models.geometry import (
     GeometryRule,
     GridGeometry,
@@ -18,12 +17,12 @@ from vitgraph.models.geometry import (
     smart_resize_video,
     transformer_flops,
 )
+from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import grid_bilinear_taps, grid_positions, segment_offsets
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 class Qwen3VLRule(MergedGridRule):
@@ -33,12 +32,11 @@ class Qwen3VLRule(MergedGridRule):
         video = self.processor["video"]
         temporal = int(self.vision_config["temporal_patch_size"])
         kept = sampled_frames(frames, fps, video["fps"], video["min_frames"], video["max_frames"])
-        # The processor repeats the last frame of an odd count.
-        kept = max(temporal, -(-kept // temporal) * temporal)
+        # The processor sizes the frames that it was given, and only then repeats the last one of an odd count.
         new_height, new_width = smart_resize_video(
             kept, height, width, temporal, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
         )
-        return GridGeometry(VIDEO, kept // temporal, new_height // self.patch, new_width // self.patch)
+        return GridGeometry(VIDEO, -(-kept // temporal), new_height // self.patch, new_width // self.patch)
 
     @property
     def deepstack_levels(self) -> int:
@@ -63,53 +61,25 @@ class Qwen3VLRule(MergedGridRule):
         )
 
 
-class Qwen3VLEncoder(VisionEncoder):
+class Qwen3VLEncoder(GridTowerEncoder):
     """`Qwen3VLVisionModel` (the MoE variant's class is the same code); output `[M, D * (1 + deepstack levels)]`."""
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen3VLRule
     rule: Qwen3VLRule
+    default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
+    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 32 * 32, 32 * 32 * 768)
     has_deepstack: ClassVar[bool] = True
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        """transformers' config and model classes of the tower."""
         from transformers.models.qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
 
         return Qwen3VLVisionConfig, Qwen3VLVisionModel
 
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-
-        config_class, model_class = cls.tower_class()
-        with device:
-            tower = model_class._from_config(config_class(**vision_config), attn_implementation="sdpa", dtype=dtype)
-        return nn.ModuleDict({"visual": tower})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        for prefix in ("model.visual.", "visual."):
-            if key.startswith(prefix):
-                return "visual." + key.removeprefix(prefix)
-        return None
-
-    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        config = self.rule.vision_config
-        return (config.get("in_channels", 3) * config["temporal_patch_size"] * config["patch_size"] ** 2,)
-
-    def _patches(self, capacity: GraphCapacity) -> int:
-        return capacity.token_budget * self.rule.merge**2
-
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
-        return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
-
     def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
-        patches = self._patches(capacity)
+        patches = self.patch_rows(capacity)
         return {
-            "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
-            "position_ids": MetadataField((patches, 2), "int32"),
+            **super().metadata_fields(capacity),
             "interp_indices": MetadataField((patches, 4), "int32"),
             "interp_weights": MetadataField((patches, 4), "float32"),
         }
@@ -126,14 +96,6 @@ class Qwen3VLEncoder(VisionEncoder):
             "interp_indices": indices,
             "interp_weights": weights,
         }
-
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
-        # One image may fill the whole budget, so no tighter bound of a segment is safe.
-        return {"max_seqlen": self._patches(capacity)}
-
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
-        merge = self.rule.merge
-        return [GridGeometry(IMAGE, 1, merge, merge * capacity.token_budget)]
 
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
@@ -160,6 +122,3 @@ class Qwen3VLEncoder(VisionEncoder):
         grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids], device=self.device)
         output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
         return torch.cat(self._output_parts(output), dim=-1)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        return list(self.modules["visual"].blocks)

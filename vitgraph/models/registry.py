@@ -55,6 +55,46 @@ ROWS: tuple[ModelRow, ...] = (
         "qwen3-vl-30b-a3b",
         "qwen3-vl-debug",
     ),
+    ModelRow(
+        "qwen2_vl",
+        "Qwen2-VL",
+        "vitgraph.models.qwen2_vl:Qwen2VLEncoder",
+        ("Qwen2VLForConditionalGeneration",),
+        "qwen2-vl-7b",
+        "qwen2-vl-debug",
+    ),
+    ModelRow(
+        "qwen2_5_vl",
+        "Qwen2.5-VL",
+        "vitgraph.models.qwen2_5_vl:Qwen2_5VLEncoder",
+        ("Qwen2_5_VLForConditionalGeneration",),
+        "qwen2.5-vl-7b",
+        "qwen2.5-vl-debug",
+    ),
+    ModelRow(
+        "qwen3_5",
+        "Qwen3.5, Qwen3.6",
+        "vitgraph.models.qwen3_5:Qwen3_5Encoder",
+        ("Qwen3_5ForConditionalGeneration",),
+        "qwen3.5-9b",
+        "qwen3.5-debug",
+    ),
+    ModelRow(
+        "qwen3_5_moe",
+        "Qwen3.5-MoE, Qwen3.6-MoE",
+        "vitgraph.models.qwen3_5:Qwen3_5MoeEncoder",
+        ("Qwen3_5MoeForConditionalGeneration",),
+        "qwen3.5-35b-a3b",
+        "qwen3.5-moe-debug",
+    ),
+    ModelRow(
+        "glm4v",
+        "GLM-4.1V, GLM-4.6V-Flash",
+        "vitgraph.models.glm4v:Glm4vEncoder",
+        ("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"),
+        "glm-4.1v-9b",
+        "glm-4v-debug",
+    ),
 )
 
 

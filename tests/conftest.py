@@ -1,0 +1,29 @@
+"""Shared fixtures. GPU tests carry the marker `requires_cuda` and are skipped where torch sees no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitgraph.bench.session import load, resolve_source
+from vitgraph.config import ModelSpec
+from vitgraph.models.encoder import VisionEncoder
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if item.get_closest_marker("requires_cuda"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def tower() -> VisionEncoder:
+    """The debug-size Qwen3-VL encoder with seeded random weights, float32 on the CPU."""
+    spec = ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu")
+    encoder, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)
+    return encoder

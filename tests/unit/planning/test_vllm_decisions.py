@@ -1,0 +1,96 @@
+"""Replays what vLLM 0.33 decided on 480 recorded cases: budgets, settings, batches, load balance.
+
+vLLM counts a two-path item once a path and vitgraph counts items, so hits are not compared. Another file with cases of
+the same shape can be named in `VITGRAPH_VLLM_DECISIONS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitgraph.errors import BudgetError
+from vitgraph.planning.budgets import BudgetPlan, generate_budgets, resolve_budget_settings, select_budget
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.load_balance import assign_load_balanced
+from vitgraph.planning.packing import group_items, pack_items
+
+STORED = Path(__file__).parents[2] / "data" / "vllm-0.33-decisions.json"
+CASES: dict[str, list[dict[str, Any]]] = json.loads(
+    Path(os.environ.get("VITGRAPH_VLLM_DECISIONS", STORED)).read_text(encoding="utf-8")
+)
+
+
+def test_the_file_has_cases_of_every_kind() -> None:
+    assert all(len(CASES[kind]) > 0 for kind in ("generate_budgets", "resolve", "pack", "load_balance"))
+
+
+@pytest.mark.parametrize("case", CASES["generate_budgets"], ids=str)
+def test_generated_budgets(case: dict[str, Any]) -> None:
+    if case.get("budgets", "error") == "error":
+        with pytest.raises(BudgetError):
+            generate_budgets(case["min"], case["max"])
+    else:
+        assert generate_budgets(case["min"], case["max"]) == case["budgets"]
+
+
+@pytest.mark.parametrize("case", CASES["resolve"], ids=lambda case: str(list(case.values())[:6]))
+def test_resolved_settings(case: dict[str, Any]) -> None:
+    def resolve() -> Any:
+        return resolve_budget_settings(
+            tuple(case["model_range"]),
+            case["token_budgets"],
+            case["max_vision_items_per_batch"],
+            case["max_frames_per_batch"],
+            video_limit_per_prompt=case["video_limit_per_prompt"],
+            max_frames_per_video=case["max_frames_per_video"],
+        )
+
+    if case["result"] == "error":
+        with pytest.raises(BudgetError):
+            resolve()
+        return
+    settings = resolve()
+    assert {
+        "token_budgets": list(settings.token_budgets),
+        "max_batch_size": settings.max_vision_items_per_batch,
+        "max_frames_per_batch": settings.max_frames_per_batch,
+    } == case["result"]
+
+
+def _pack_case(case: dict[str, Any]) -> tuple[list[EncoderItemSpec], BudgetPlan]:
+    specs = [EncoderItemSpec("image", 1, sum(paths.values()), 1, paths) for paths in case["items"]]
+    budgets = {path: tuple(b for b in listed if b) for path, listed in case["path_token_budgets"].items()}
+    items = case["max_vision_items_per_batch"]
+    tiers = {(path, budget): (items,) for path, listed in budgets.items() for budget in listed}
+    return specs, BudgetPlan(budgets, items, 0, tiers)
+
+
+@pytest.mark.parametrize("number", range(len(CASES["pack"])))
+def test_greedy_defer_batches(number: int) -> None:
+    case = CASES["pack"][number]
+    specs, plan = _pack_case(case)
+    batches = []
+    for group in group_items(specs, plan, "greedy-defer"):
+        totals = {path: sum(specs[index].tokens_on(path) for index in group) for path in plan.paths}
+        budgets = {path: select_budget(plan.path_budgets[path], total) for path, total in totals.items() if total}
+        batches.append({"items": group, "budgets": budgets})
+    assert batches == case["batches"]
+    # The packed form selects the same budgets and loses no item.
+    packed = pack_items(specs, plan, "greedy-defer")
+    assert [batch.items for batch in packed] == [tuple(sorted(batch["items"])) for batch in case["batches"]]
+    chosen = [{path: run.key.token_budget if run.key else None for path, run in batch.runs.items()} for batch in packed]
+    assert chosen == [batch["budgets"] for batch in case["batches"]]
+
+
+@pytest.mark.parametrize("number", range(len(CASES["load_balance"])))
+def test_load_balance(number: int) -> None:
+    case = CASES["load_balance"][number]
+    assignment = assign_load_balanced(case["sizes"], case["ranks"])
+    assert list(assignment.order) == case["order"]
+    assert list(assignment.items_per_rank) == case["items_per_rank"]
+    assert list(assignment.size_per_rank) == case["size_per_rank"]

@@ -1,0 +1,371 @@
+"""`verify`: captures an encoder's graphs, replays them in every way that has failed before, and compares with eager."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from vitgraph.attention.registry import AUTO, create_backend
+from vitgraph.bench.runner import TOLERANCE
+from vitgraph.bench.session import plan_graphs
+from vitgraph.bench.verify_checks import (
+    check_every_graph,
+    check_frozen_scalars,
+    check_multi_path,
+    check_order,
+    check_predicted_tokens,
+    check_stale_metadata,
+)
+from vitgraph.bench.verify_drills import (
+    check_aliasing,
+    check_counters,
+    check_memory_returned,
+    check_random_packings,
+    check_small_large_small,
+    check_static_buffers,
+)
+from vitgraph.bench.verify_items import PredictedTokensError, ProbeStore, item_catalogue, sample_candidates
+from vitgraph.bench.verify_record import (
+    ALIASING,
+    COUNTERS,
+    ERROR,
+    EVERY_GRAPH,
+    FAILED,
+    FINITE,
+    FROZEN_SCALARS,
+    MEMORY_RETURNED,
+    MULTI_PATH,
+    OK,
+    ORDER,
+    PREDICTED_TOKENS,
+    RANDOM_PACKINGS,
+    SKIPPED,
+    SMALL_LARGE_SMALL,
+    STALE_METADATA,
+    STATIC_BUFFERS,
+    CheckBook,
+    CheckResult,
+    SkipCheck,
+    VerifyResult,
+)
+from vitgraph.bench.verify_session import CPU_EFFORT, GPU_EFFORT, Effort, ProgressCallback, VerifySession
+from vitgraph.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
+from vitgraph.errors import BudgetError, InputError, VitgraphError
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule
+from vitgraph.models.loading import load_encoder
+from vitgraph.models.registry import ModelRow, ModelSource, resolve_model
+from vitgraph.planning.budgets import BudgetPlan
+
+LARGEST_DEFAULT_BUDGET = 4096
+
+_SOUND = (PREDICTED_TOKENS, FINITE, FROZEN_SCALARS)
+_EQUAL = (*_SOUND, STALE_METADATA, EVERY_GRAPH)
+
+
+def _check_finite(session: VerifySession) -> str:
+    """Every output of every check so far was finite; the faults were noted where they were found."""
+    return f"{sum(check.compared for check in session.book.checks.values())} item outputs"
+
+
+CHECKS: tuple[tuple[str, Callable[[VerifySession], str], tuple[str, ...]], ...] = (
+    (PREDICTED_TOKENS, check_predicted_tokens, ()),
+    (FROZEN_SCALARS, check_frozen_scalars, (PREDICTED_TOKENS, FINITE)),
+    (STALE_METADATA, check_stale_metadata, _SOUND),
+    (EVERY_GRAPH, check_every_graph, (*_SOUND, STALE_METADATA)),
+    (SMALL_LARGE_SMALL, check_small_large_small, _EQUAL),
+    (ORDER, check_order, (*_EQUAL, SMALL_LARGE_SMALL)),
+    (MULTI_PATH, check_multi_path, _EQUAL),
+    (ALIASING, check_aliasing, _SOUND),
+    (RANDOM_PACKINGS, check_random_packings, (*_EQUAL, SMALL_LARGE_SMALL, ORDER, MULTI_PATH, ALIASING)),
+    (STATIC_BUFFERS, check_static_buffers, (*_SOUND, STALE_METADATA)),
+    (COUNTERS, check_counters, _SOUND),
+    (FINITE, _check_finite, ()),
+    (MEMORY_RETURNED, check_memory_returned, (PREDICTED_TOKENS,)),
+)
+"""Name, function, and the checks without which it would only repeat a fault; each blames what it alone can see."""
+
+
+def verify_row(
+    encoder: VisionEncoder,
+    *,
+    seed: int = 0,
+    calls: int = 200,
+    tolerance: float | None = None,
+    token_budgets: Sequence[int] | None = None,
+    max_items: int = 8,
+    max_frames: int | None = None,
+    progress: ProgressCallback | None = None,
+    manager_class: type[EncoderCudaGraphManager] = EncoderCudaGraphManager,
+) -> VerifyResult:
+    """Captures an encoder's graphs and runs every check on them.
+
+    Args:
+        encoder: The encoder, with its weights and backend.
+        seed: Seed of pixels and draws.
+        calls: Random calls.
+        tolerance: Largest relative L2 distance from eager; None takes the dtype's.
+        token_budgets: Budgets to capture; None takes a short list from the model's smallest.
+        max_items: Items of a replay; random calls have up to twice as many.
+        max_frames: Attention segments of a replay with videos; None takes a few an item, 0 sends videos to eager.
+        progress: Told about steps.
+        manager_class: The manager to verify.
+
+    Returns:
+        The result; whatever goes wrong is in it. Only an interruption by the user is raised.
+    """
+    book = CheckBook(TOLERANCE[encoder.dtype] if tolerance is None else tolerance)
+    book.checks = {name: CheckResult(name) for name, _, _ in CHECKS}
+    result = VerifyResult(
+        architecture=type(encoder).__name__,
+        device=str(encoder.device),
+        dtype=dtype_name(encoder.dtype),
+        backend_used=encoder.attention.implementation,
+        tolerance=book.tolerance,
+        checks=list(book.checks.values()),
+        seed=seed,
+    )
+    started = time.perf_counter()
+    manager: EncoderCudaGraphManager | None = None
+    try:
+        effort = GPU_EFFORT if encoder.device.type == "cuda" else CPU_EFFORT
+        plan = plan_verification(encoder.rule, effort, token_budgets, max_items, max_frames)
+        result.budgets = {path: list(budgets) for path, budgets in plan.path_budgets.items()}
+        manager = manager_class(encoder, plan)
+        with torch.inference_mode():
+            manager.capture(progress and (lambda done, total, _: progress("capture", done, total)))
+            result.graphs_captured, result.graphs_dropped = len(manager.graphs), len(manager.dropped)
+            _run_checks(_open_session(encoder, manager, book, effort, seed, calls, progress), result)
+        result.status = FAILED if result.failed_checks else OK
+    except Exception as error:
+        # One encoder's fault must not end the verification of the others; the reason is kept.
+        result.status, result.error = ERROR, describe_error(error)
+    finally:
+        if manager is not None:
+            _release(manager, result)
+        result.max_rel_l2 = book.max_rel_l2
+        result.seconds = time.perf_counter() - started
+    return result
+
+
+def _release(manager: EncoderCudaGraphManager, result: VerifyResult) -> None:
+    try:
+        manager.clear()
+    except RuntimeError as error:
+        # After a device fault nothing can be released; the first reason is the one to report.
+        result.error = result.error or describe_error(error)
+        result.status = ERROR
+
+
+def describe_error(error: BaseException) -> str:
+    """Class and message."""
+    return f"{type(error).__name__}: {error}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The dtype as options spell it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def plan_verification(
+    rule: GeometryRule,
+    effort: Effort,
+    token_budgets: Sequence[int] | None = None,
+    max_items: int = 8,
+    max_frames: int | None = None,
+) -> BudgetPlan:
+    """The graphs to verify: a few doublings from the model's smallest budget, or the given budgets.
+
+    Raises:
+        BudgetError: The settings contradict each other or the model.
+    """
+    config = rule.graph_config()
+    if max_items < 1:
+        raise BudgetError(f"max items is {max_items}; a replay holds at least one")
+    budgets = list(token_budgets) if token_budgets else _default_budgets(rule, config, effort)
+    items = min(max_items, *budgets)
+    if max_frames is None:
+        max_frames = min(items * config.max_frames_per_video, max_items * effort.frames_per_item)
+    spec = GraphSpec(
+        token_budgets=tuple(budgets),
+        max_vision_items_per_batch=items,
+        max_frames_per_batch=max_frames,
+        video_limit_per_prompt=1,
+    )
+    return plan_graphs(rule, spec, [])
+
+
+def _default_budgets(rule: GeometryRule, config: EncoderCudaGraphConfig, effort: Effort) -> list[int]:
+    low, high = rule.budget_range(DEFAULT_MAX_NUM_BATCHED_TOKENS)
+    # Each path needs two budgets at least, or a change of graph would never be seen.
+    enough = 2 * max(policy.min_token_budget for policy in config.paths.values())
+    budgets = [low]
+    while len(budgets) < effort.doublings and 2 * budgets[-1] <= max(LARGEST_DEFAULT_BUDGET, 4 * low):
+        budgets.append(2 * budgets[-1])
+    while budgets[-1] < enough:
+        budgets.append(2 * budgets[-1])
+    return [budget for budget in budgets if budget <= high] or [high]
+
+
+def _open_session(
+    encoder: VisionEncoder,
+    manager: EncoderCudaGraphManager,
+    book: CheckBook,
+    effort: Effort,
+    seed: int,
+    calls: int,
+    progress: ProgressCallback | None,
+) -> VerifySession:
+    catalogue = item_catalogue(encoder.rule)
+    if not catalogue:
+        raise InputError("the model's rule refuses every size that is tried; its processor settings cannot be right")
+    budgets = max(manager.plan.path_budgets.values(), key=lambda budgets: budgets[-1])
+    rng = np.random.default_rng(seed)
+    return VerifySession(
+        encoder=encoder,
+        manager=manager,
+        store=ProbeStore(encoder, seed),
+        book=book,
+        effort=effort,
+        catalogue=catalogue,
+        sample=sample_candidates(catalogue, budgets, effort.per_stratum, effort.oversize, rng),
+        seed=seed,
+        calls=calls,
+        progress=progress,
+    )
+
+
+def _run_checks(session: VerifySession, result: VerifyResult) -> None:
+    try:
+        for position, (name, function, needs) in enumerate(CHECKS):
+            session.tick(name, position, len(CHECKS))
+            _run_check(session, name, function, needs)
+    finally:
+        result.calls, result.items = session.random_calls, session.items
+
+
+def _run_check(
+    session: VerifySession, name: str, function: Callable[[VerifySession], str], needs: Sequence[str]
+) -> None:
+    book, check = session.book, session.book.checks[name]
+    blocker = next((other for other in needs if book.has_failed(other)), None)
+    if blocker is not None:
+        if check.status != FAILED:
+            check.status, check.detail = SKIPPED, f"{blocker} failed, which this would only repeat"
+        return
+    before = book.total_failures
+    try:
+        detail = function(session)
+    except SkipCheck as reason:
+        status, detail = SKIPPED, str(reason)
+    except PredictedTokensError as error:
+        book.fail(PREDICTED_TOKENS, str(error))
+        status, detail = SKIPPED, "predicted tokens and eager rows differ"
+    except VitgraphError as error:
+        book.fail(name, describe_error(error))
+        return
+    except Exception as error:
+        # The row ends here, and the check under way says so.
+        book.fail(name, describe_error(error))
+        raise
+    else:
+        status = OK
+        if book.total_failures > before:
+            status, detail = SKIPPED, "what it found belongs to the checks that failed"
+    if check.status != FAILED:
+        check.status, check.detail = status, detail
+
+
+def verify_model(
+    source: ModelSource,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = AUTO,
+    flash_attn_version: int | None = None,
+    load_format: str = "dummy",
+    seed: int = 0,
+    **settings: Any,
+) -> VerifyResult:
+    """Builds the encoder of a resolved model, verifies it and frees it.
+
+    Args:
+        source: The model.
+        device: Where it runs.
+        dtype: Its dtype.
+        backend: Attention backend, or `auto`.
+        flash_attn_version: Generation of `FLASH_ATTN`; None is the newest that runs.
+        load_format: `dummy` draws seeded weights, `auto` reads the checkpoint.
+        seed: Seed of weights, pixels and draws.
+        settings: The other settings of `verify_row`.
+
+    Returns:
+        The result, also where the encoder could not be built.
+    """
+    try:
+        attention = create_backend(backend, device, flash_attn_version=flash_attn_version)
+        encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
+        result = verify_row(encoder, seed=seed, **settings)
+        # Its reference cycles hold device memory until they are collected.
+        del encoder, attention
+    except Exception as error:
+        # As in `verify_row`: the reason goes into the result.
+        result = VerifyResult("", device=str(device), dtype=dtype_name(dtype), seed=seed, error=describe_error(error))
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return replace(
+        result,
+        architecture=source.architecture,
+        row=source.row.name,
+        preset=source.name,
+        backend_requested=backend,
+    )
+
+
+def verify_rows(
+    rows: Iterable[ModelRow],
+    *,
+    debug_size: bool,
+    device: torch.device,
+    dtype: torch.dtype,
+    backend: str = AUTO,
+    load_format: str = "dummy",
+    on_result: Callable[[VerifyResult], None] | None = None,
+    **settings: Any,
+) -> list[VerifyResult]:
+    """Verifies the encoder of each row of the compatibility matrix, one after the other.
+
+    Args:
+        rows: Rows of `registry.ROWS`.
+        debug_size: Use the small presets instead of the full-size ones.
+        device: Where they run.
+        dtype: Their dtype.
+        backend: Attention backend, or `auto`.
+        load_format: `dummy` draws seeded weights, `auto` reads the checkpoints.
+        on_result: Called with each result as soon as it is there.
+        settings: The other settings of `verify_model` and `verify_row`.
+    """
+    results = []
+    for row in rows:
+        preset = row.debug_preset if debug_size else row.full_preset
+        try:
+            source = resolve_model(preset)
+        except Exception as error:
+            # A row whose preset does not resolve is reported like one that does not verify.
+            result = VerifyResult(row.architectures[0], row.name, preset, error=describe_error(error))
+        else:
+            result = verify_model(
+                source, device=device, dtype=dtype, backend=backend, load_format=load_format, **settings
+            )
+        results.append(result)
+        if on_result is not None:
+            on_result(result)
+    return results
