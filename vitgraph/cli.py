@@ -69,7 +69,7 @@ def bench(
     no_stream: opt.NoStream = False,
     disable_shuffle: opt.DisableShuffle = False,
     no_oversample: opt.NoOversample = False,
-    num_prompts: opt.NumPrompts = 1000,
+    num_prompts: opt.NumPrompts = None,
     num_warmups: opt.NumWarmups = 20,
     random_mm_base_items_per_request: opt.BaseItems = 1,
     random_mm_num_mm_items_range_ratio: opt.RangeRatio = 0.0,
@@ -92,6 +92,7 @@ def bench(
     packing: opt.Packing = "greedy",
     max_model_len: opt.MaxModelLen = 32768,
     max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
+    video_pruning_rate: opt.VideoPruningRate = 0.0,
     single_slot_tier: opt.SingleSlotTier = False,
     rounds: opt.Rounds = 2,
     requests_per_call: opt.RequestsPerCall = 1,
@@ -104,7 +105,11 @@ def bench(
     fail_on_slower: opt.FailOnSlower = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Measure the encoder in graph and eager mode on a workload, and say which is faster."""
+    """Measure the encoder in graph and eager mode on a workload, and say which is faster.
+
+    Without --model, a first look: the Qwen3-VL-30B-A3B tower with random weights on a GPU, a small one on a CPU, and the
+    shipped trace of real image sizes.
+    """
     with reported_errors():
         from vitgraph.cli_specs import bench_spec
 

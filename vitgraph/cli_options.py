@@ -11,7 +11,10 @@ MODEL, WORKLOAD, GRAPHS, RUN = "Model", "Workload", "Graph settings", "Run and o
 
 Model = Annotated[
     str | None,
-    typer.Option(help="Preset (see `vitgraph models`), hub id or local checkpoint folder.", rich_help_panel=MODEL),
+    typer.Option(
+        help="Preset (see `vitgraph models`), hub id or local checkpoint folder; unset: a first look.",
+        rich_help_panel=MODEL,
+    ),
 ]
 Revision = Annotated[str | None, typer.Option(help="Hub revision.", rich_help_panel=MODEL)]
 LoadFormat = Annotated[
@@ -65,7 +68,7 @@ DisableShuffle = Annotated[
 NoOversample = Annotated[
     bool, typer.Option("--no-oversample", help="Do not repeat rows of a short data set.", rich_help_panel=WORKLOAD)
 ]
-NumPrompts = Annotated[int, typer.Option(help="Requests to measure.", rich_help_panel=WORKLOAD)]
+NumPrompts = Annotated[int | None, typer.Option(help="Requests to measure; 1000.", rich_help_panel=WORKLOAD)]
 NumWarmups = Annotated[int, typer.Option(help="Other requests to warm up with.", rich_help_panel=WORKLOAD)]
 BaseItems = Annotated[
     int,
@@ -134,6 +137,12 @@ MaxBatchedTokens = Annotated[
     int,
     typer.Option(
         "--max-num-batched-tokens", help="Tokens that a call may have; caps automatic budgets.", rich_help_panel=GRAPHS
+    ),
+]
+VideoPruningRate = Annotated[
+    float,
+    typer.Option(
+        help="Video-token pruning of the server; above 0, videos run eagerly, as in vLLM.", rich_help_panel=GRAPHS
     ),
 ]
 SingleSlotTier = Annotated[

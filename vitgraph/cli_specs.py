@@ -29,13 +29,34 @@ def bench_spec(options: Mapping[str, Any]) -> BenchSpec:
     Raises:
         UsageError: An option that cannot be read, or two that contradict each other.
     """
+    options = first_look(options) if not options["model"] else options
     return BenchSpec(model_spec(options), graph_spec(options), run_spec(options), workload_spec(options))
 
 
+FIRST_LOOK_GPU = {"model": "qwen3-vl-30b-a3b", "load_format": "dummy", "num_prompts": 400}
+FIRST_LOOK_CPU = {
+    "model": "qwen3-vl-debug",
+    "load_format": "dummy",
+    "num_prompts": 100,
+    # A CPU would spend minutes in the attention of a few photos.
+    "mm_processor_kwargs": '{"max_pixels": 500000}',
+    "token_budgets": "64,96,128,192,256,384",
+}
+"""Options of `vitgraph bench` without a model; those given on the command line win."""
+
+
+def first_look(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with the embedded model and a short run filled in, for this machine's device."""
+    from vitgraph.bench.session import resolve_device
+
+    on_gpu = resolve_device(options["device"]).type == "cuda"
+    defaults = FIRST_LOOK_GPU if on_gpu else FIRST_LOOK_CPU
+    unset = {name for name in defaults if options[name] is None or name == "load_format"}
+    return {**options, **{name: value for name, value in defaults.items() if name in unset}}
+
+
 def model_spec(options: Mapping[str, Any]) -> ModelSpec:
-    """The model part; `--model` is required."""
-    if not options["model"]:
-        raise UsageError("no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists the presets)")
+    """The model part."""
     return ModelSpec(
         model=options["model"],
         revision=options["revision"],
@@ -67,6 +88,7 @@ def graph_spec(options: Mapping[str, Any]) -> GraphSpec:
         packing=options["packing"],
         max_model_len=options["max_model_len"],
         max_num_batched_tokens=options["max_num_batched_tokens"],
+        video_pruning_rate=options["video_pruning_rate"],
         slot_tiers=not options["single_slot_tier"],
     )
 
@@ -102,7 +124,7 @@ def workload_spec(options: Mapping[str, Any]) -> WorkloadSpec:
         stream=not options["no_stream"],
         disable_shuffle=options["disable_shuffle"],
         no_oversample=options["no_oversample"],
-        num_prompts=options["num_prompts"],
+        num_prompts=1000 if options["num_prompts"] is None else options["num_prompts"],
         num_warmups=options["num_warmups"],
         seed=options["seed"],
         random_mm_base_items_per_request=options["random_mm_base_items_per_request"],

@@ -57,6 +57,8 @@ class GraphSpec:
         max_model_len: Tokens that a prompt may have.
         max_num_batched_tokens: Tokens that a call may have.
         video_limit_per_prompt: Videos that a prompt may hold; None takes it from the workload.
+        video_pruning_rate: Share of video tokens that the server prunes; above 0 it makes the token count depend on
+            data, so videos are not captured.
         slot_tiers: Capture each budget at several segment-slot counts; off means one count, as upstream.
     """
 
@@ -67,7 +69,18 @@ class GraphSpec:
     max_model_len: int = DEFAULT_MAX_MODEL_LEN
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     video_limit_per_prompt: int | None = None
+    video_pruning_rate: float = 0.0
     slot_tiers: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.video_pruning_rate < 1.0:
+            raise UsageError(f"--video-pruning-rate is {self.video_pruning_rate}; it must be at least 0 and below 1")
+        for name, value in (
+            ("--max-model-len", self.max_model_len),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+        ):
+            if value < 1:
+                raise UsageError(f"{name} is {value}; it must be at least 1 token")
 
     @property
     def max_call_tokens(self) -> int:

@@ -88,7 +88,7 @@ def prepare_bench(spec: BenchSpec) -> PreparedBench:
     calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)
     warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
     plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
-    warnings = planning_warnings(plan, [len(call.items) for call in calls])
+    warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
     return PreparedBench(spec, source, workload, calls, warmups, [*workload.skipped, *refused], plan, warnings)
 
 

@@ -87,6 +87,8 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
     video_limit = spec.video_limit_per_prompt
     if video_limit is None:
         video_limit = int(has_videos)
+    if spec.video_pruning_rate > 0:
+        video_limit = 0
     settings = resolve_budget_settings(
         rule.budget_range(spec.max_call_tokens),
         spec.token_budgets,
@@ -120,14 +122,19 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
     return plan
 
 
-def planning_warnings(plan: BudgetPlan, calls_items: Sequence[int]) -> list[str]:
+def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[int]) -> list[str]:
     """What a user should know before anything is captured.
 
     Args:
         plan: The plan.
+        spec: Settings as given.
         calls_items: Items of each call.
     """
     warnings = list(plan.notes)
+    if spec.video_pruning_rate > 0:
+        warnings.append(
+            "video graphs are disabled: video-token pruning makes the token count depend on data; images are unaffected"
+        )
     if plan.max_items == 1 and any(items > 1 for items in calls_items):
         warnings.append(
             "at most 1 item fits a replay, but calls have several: they will be replayed one after the other; "

@@ -318,8 +318,8 @@ def verify_model(
     except Exception as error:
         # As in `verify_row`: the reason goes into the result.
         result = VerifyResult("", device=str(device), dtype=dtype_name(dtype), seed=seed, error=describe_error(error))
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
     return replace(
         result,

@@ -137,10 +137,10 @@ def check_order(session: VerifySession) -> str:
         )
     swapped = list(probes)
     swapped[first], swapped[second] = swapped[second], swapped[first]
-    for name, call in (("mixed sizes", probes), ("two items swapped", swapped), ("reversed", probes[::-1])):
+    for name, call in (("mixed sizes", probes), ("two items swapped", swapped)):
         outputs, plan = session.execute(call)
         session.book.compare(ORDER, call, outputs, f"{name}, {call_name(plan)}")
-    return f"{len(probes)} items of {len({one.geometry for one in sizes})} sizes, mixed, swapped and reversed"
+    return f"{len(probes)} items of {len({one.geometry for one in sizes})} sizes, mixed and with two swapped"
 
 
 def check_multi_path(session: VerifySession) -> str:

@@ -44,7 +44,7 @@ class Effort:
     drills_every_graph: bool
 
 
-CPU_EFFORT = Effort(3, 2, 2, 1, ((0.85, 1), (0.1, 2), (0.04, 4), (0.01, 0)), 8, False)
+CPU_EFFORT = Effort(3, 2, 2, 1, ((0.88, 1), (0.1, 2), (0.02, 4)), 8, False)
 GPU_EFFORT = Effort(6, 8, 3, 3, ((0.3, 4), (0.4, 16), (0.3, 0)), 1, True)
 
 

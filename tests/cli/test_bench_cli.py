@@ -1,0 +1,252 @@
+"""`vitgraph bench` as a user runs it: tables, records, exit statuses and the texts of errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from vitgraph.bench.runner import BenchRunner
+from vitgraph.cli import app
+from vitgraph.records import RunRecord
+
+TINY = [
+    "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "6",
+    "--num-warmups", "2", "--rounds", "1", "--mm-processor-kwargs", '{"max_pixels": 160000}',
+    "--token-budgets", "64,128,192",
+]  # fmt: skip
+
+
+def run(*arguments: str, tiny: bool = True) -> Any:
+    return CliRunner().invoke(app, [*(TINY if tiny else ["bench"]), *arguments])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
+    result = run("--output-dir", str(folder))
+    assert result.exit_code == 0, result.output
+    assert "TORCH_SDPA" in result.stdout
+    assert "no speed-up is claimed" in result.stdout
+    data = json.loads((folder / "run.json").read_text())
+    assert list(data)[0] == "schema_version"
+    for mode in ("eager", "graph"):
+        assert {"mean_ms", "p50_ms", "p99_ms", "n"} <= set(data["summary"][mode])
+        assert data["summary"][mode]["n"] == 6
+    graph = data["graph"]
+    assert graph["hits"] + graph["misses"] == graph["items"] == 6
+    assert {"hit_rate", "waste", "replays"} <= set(graph)
+    assert graph["mode"] == "cpu-replay"
+    assert graph["launch_gap"] is None
+    assert data["comparison"]["verdict"] == "invalid"
+    assert data["correctness"]["status"] == "ok"
+    assert data["environment"]["attn_backend"] == "TORCH_SDPA"
+    with (folder / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["mode"] for row in rows} == {"eager", "graph", "eager_repeat"}
+    for name in ("summary.csv", "per_budget.csv", "plots/latency_by_tokens.png", "plots/budgets.svg"):
+        assert (folder / name).stat().st_size > 0
+
+
+def test_json_prints_one_object_and_nothing_else(folder: Path) -> None:
+    result = run("--output-dir", str(folder), "--json", "--quiet")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["graph"]["items"] == 6
+
+
+def test_modes_alternate_which_goes_first(folder: Path) -> None:
+    run("--output-dir", str(folder), "--rounds", "2")
+    samples = RunRecord.load(folder).load_samples().samples
+    first = [
+        (sample.round, sample.request, sample.mode)
+        for sample in samples
+        if sample.mode in ("eager", "graph") and sample.position == 0
+    ]
+    assert {mode for round_index, request, mode in first if (round_index + request) % 2 == 0} == {"eager"}
+    assert any(sample.mode == "graph" and sample.position < 2 for sample in samples)
+
+
+def test_a_record_is_not_replaced_unless_asked(folder: Path) -> None:
+    assert run("--output-dir", str(folder)).exit_code == 0
+    again = run("--output-dir", str(folder))
+    assert again.exit_code == 2
+    assert "--overwrite" in again.stderr
+    assert run("--output-dir", str(folder), "--overwrite").exit_code == 0
+
+
+def test_a_dry_run_shows_the_plan_and_measures_nothing(folder: Path) -> None:
+    result = run("--dry-run", "--output-dir", str(folder))
+    assert result.exit_code == 0
+    assert "64, 128, 192" in result.stdout
+    assert "expected hits" in result.stdout
+    assert not folder.exists()
+
+
+def test_images_and_videos_in_one_call(folder: Path) -> None:
+    buckets = '{"(64,96,1)": 0.5, "(64,96,6)": 0.5}'
+    result = run(
+        "--dataset-name", "random-mm", "--random-mm-bucket-config", buckets, "--random-mm-base-items-per-request", "4",
+        "--random-mm-limit-mm-per-prompt", '{"image": 4, "video": 4}', "--mm-processor-kwargs", '{"min_pixels": 1024}',
+        "--output-dir", str(folder), "--json", "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["workload"]["videos"] > 0
+    assert record["workload"]["images"] > 0
+    assert record["graph"]["misses"] == 0
+
+
+def test_pruned_videos_run_eagerly_with_a_word_about_it(folder: Path) -> None:
+    result = run(
+        "--dataset-name", "random-mm", "--random-mm-bucket-config", '{"(64,96,1)": 0.5, "(64,96,6)": 0.5}',
+        "--random-mm-base-items-per-request", "2", "--random-mm-limit-mm-per-prompt", '{"image": 2, "video": 2}',
+        "--video-pruning-rate", "0.5", "--output-dir", str(folder), "--json", "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "pruning" in result.stderr
+    graph = json.loads(result.stdout)["graph"]
+    assert set(graph["misses_by_reason"]) == {"video_disabled"}
+    assert graph["hits"] > 0
+
+
+def test_graph_mode_that_replays_nothing_is_a_failure_with_a_record(folder: Path) -> None:
+    result = run("--packing", "exact", "--token-budgets", "67,1021", "--output-dir", str(folder), "--quiet")
+    assert result.exit_code == 3
+    assert "replayed nothing" in result.stderr
+    assert json.loads((folder / "run.json").read_text())["graph"]["misses_by_reason"] == {"not_exact": 6}
+
+
+def test_budgets_below_every_item_are_refused_before_anything_runs(folder: Path) -> None:
+    result = run("--token-budgets", "16,32", "--output-dir", str(folder))
+    assert result.exit_code == 2
+    assert "largest token budget is 32" in result.stderr
+    assert not (folder / "samples.csv").exists()
+
+
+def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = BenchRunner._measure_call
+
+    def stop_at_the_fourth(self: BenchRunner, call: Any, *rest: Any) -> Any:
+        if call.index == 3:
+            raise KeyboardInterrupt
+        return real(self, call, *rest)
+
+    monkeypatch.setattr(BenchRunner, "_measure_call", stop_at_the_fourth)
+    result = run("--output-dir", str(folder))
+    assert result.exit_code == 130
+    record = RunRecord.load(folder)
+    assert record["status"] == "interrupted"
+    assert record["summary"]["graph"]["n"] == 3
+    assert (folder / "summary.csv").exists()
+
+
+def test_a_full_disk_ends_with_what_is_lost_and_what_is_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitgraph.samples import SampleWriter
+
+    real = SampleWriter._append
+    written = []
+
+    def fill_up(self: SampleWriter, cells: Any) -> None:
+        written.append(cells)
+        if len(written) > 6:
+            raise OSError(28, "No space left on device")
+        real(self, cells)
+
+    monkeypatch.setattr(SampleWriter, "_append", fill_up)
+    result = run("--output-dir", str(folder))
+    assert result.exit_code == 1
+    assert "No space left" in result.stderr
+    assert "samples.csv" in result.stderr
+    assert RunRecord.load(folder)["status"] == "error"
+
+
+def test_wrong_outputs_are_never_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitgraph.graphs.manager import EncoderCudaGraphManager
+
+    real = EncoderCudaGraphManager.execute
+    monkeypatch.setattr(EncoderCudaGraphManager, "execute", lambda self, call: [x * 1.01 for x in real(self, call)])
+    result = run("--output-dir", str(folder))
+    assert result.exit_code == 4
+    assert "nothing was timed" in result.stderr
+    record = RunRecord.load(folder)
+    assert record["correctness"]["status"] == "incorrect"
+    assert record["summary"] == {}
+
+
+def test_local_parquet_images_go_through_the_real_processor(tmp_path: Path, folder: Path) -> None:
+    import io
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def encoded(width: int, height: int) -> bytes:
+        buffer = io.BytesIO()
+        Image.effect_noise((width, height), 50).convert("RGB").save(buffer, "PNG")
+        return buffer.getvalue()
+
+    images = [[{"bytes": encoded(200 + 20 * i, 180), "path": None}] for i in range(8)]
+    images[2] = [{"bytes": b"not an image", "path": None}]
+    conversation = [[[{"role": "user", "content": "What is this?"}]]] * 8
+    data = tmp_path / "data"
+    data.mkdir()
+    pq.write_table(pa.table({"images": images, "conversation": conversation}), data / "part.parquet")
+    result = run(
+        "--dataset-name", "hf", "--dataset-path", str(data), "--num-prompts", "5", "--output-dir", str(folder), "--json",
+        "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["summary"]["graph"]["n"] == 5
+    assert len(record["workload"]["skipped"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model", "gpt-17"], "qwen3-vl-30b-a3b"),
+        (["--device", "cuda:7"], "cuda:7"),
+        (["--dtype", "int3"], "bfloat16"),
+        (["--mm-encoder-attn-backend", "FLASHY"], "TORCH_SDPA"),
+        (["--packing", "tetris"], "greedy-defer"),
+        (["--rounds", "0"], "--rounds is 0"),
+        (["--token-budgets", "64,big"], "64,big"),
+        (["--token-budgets", "64", "--max-vision-items-per-batch", "256"], "256"),
+        (["--compilation-config", "{"], "not valid JSON"),
+        (["--compilation-config", '{"encoder_cudagraph_token_budget": [1]}'], "encoder_cudagraph_token_budgets"),
+        (["--compilation-config", '{"cudagraph_mm_encoder": false}'], "cudagraph_mm_encoder"),
+        (["--video-pruning-rate", "2"], "--video-pruning-rate is 2"),
+        (["--mm-processor-kwargs", '{"colour": 1}'], "colour"),
+        (["--dataset-path", "no-such-trace.csv"], "no-such-trace.csv"),
+    ],
+)
+def test_bad_options_end_with_2_and_a_way_out(arguments: list[str], named: str, folder: Path) -> None:
+    result = run(*arguments, "--output-dir", str(folder))
+    assert result.exit_code == 2, result.output
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_published_command_resolves_to_its_settings(folder: Path) -> None:
+    config = (
+        '{"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [512, 1024, 1536, 2048, 2560, 3072, 3584, '
+        '4096, 4864], "encoder_cudagraph_max_vision_items_per_batch": 8}'
+    )
+    result = run(
+        "--model", "Qwen/Qwen3-VL-32B-Instruct", "--dataset-name", "random-mm", "--random-mm-base-items-per-request", "20",
+        "--random-mm-num-mm-items-range-ratio", "0.0", "--random-mm-bucket-config", '{"(336,336,1)": 1.0}',
+        "--num-prompts", "1000", "--num-warmups", "200", "--max-model-len", "8192", "--seed", "42",
+        "--compilation-config", config, "--dry-run", "--json", tiny=False,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["resolved"]["token_budgets"]["default"] == [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864]
+    assert plan["resolved"]["max_vision_items_per_batch"] == 8
+    assert (plan["expected"]["hits"], plan["expected"]["replays"]) == (20000, 3000)
