@@ -107,8 +107,8 @@ def bench(
 ) -> None:
     """Measure the encoder in graph and eager mode on a workload, and say which is faster.
 
-    Without --model, a first look: the Qwen3-VL-30B-A3B tower with random weights on a GPU, a small one on a CPU, and the
-    shipped trace of real image sizes.
+    Without --model, a first look: the Qwen3-VL-30B-A3B tower with random weights on a GPU, a small one on a CPU, and
+    the shipped trace of real image sizes.
     """
     with reported_errors():
         from vitgraph.cli_specs import bench_spec

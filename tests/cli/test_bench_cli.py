@@ -37,7 +37,7 @@ def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
     assert "TORCH_SDPA" in result.stdout
     assert "no speed-up is claimed" in result.stdout
     data = json.loads((folder / "run.json").read_text())
-    assert list(data)[0] == "schema_version"
+    assert next(iter(data)) == "schema_version"
     for mode in ("eager", "graph"):
         assert {"mean_ms", "p50_ms", "p99_ms", "n"} <= set(data["summary"][mode])
         assert data["summary"][mode]["n"] == 6
@@ -199,8 +199,8 @@ def test_local_parquet_images_go_through_the_real_processor(tmp_path: Path, fold
     data.mkdir()
     pq.write_table(pa.table({"images": images, "conversation": conversation}), data / "part.parquet")
     result = run(
-        "--dataset-name", "hf", "--dataset-path", str(data), "--num-prompts", "5", "--output-dir", str(folder), "--json",
-        "--quiet",
+        "--dataset-name", "hf", "--dataset-path", str(data), "--num-prompts", "5", "--output-dir", str(folder),
+        "--json", "--quiet",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     record = json.loads(result.stdout)
@@ -240,7 +240,8 @@ def test_the_published_command_resolves_to_its_settings(folder: Path) -> None:
         '4096, 4864], "encoder_cudagraph_max_vision_items_per_batch": 8}'
     )
     result = run(
-        "--model", "Qwen/Qwen3-VL-32B-Instruct", "--dataset-name", "random-mm", "--random-mm-base-items-per-request", "20",
+        "--model", "Qwen/Qwen3-VL-32B-Instruct", "--dataset-name", "random-mm",
+        "--random-mm-base-items-per-request", "20",
         "--random-mm-num-mm-items-range-ratio", "0.0", "--random-mm-bucket-config", '{"(336,336,1)": 1.0}',
         "--num-prompts", "1000", "--num-warmups", "200", "--max-model-len", "8192", "--seed", "42",
         "--compilation-config", config, "--dry-run", "--json", tiny=False,

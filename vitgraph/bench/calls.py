@@ -72,7 +72,7 @@ def make_calls(
     if requests and not kept:
         reason = skipped[0].reason if skipped else "the requests carry no items"
         raise InputError(f"the workload has no item that this model takes: {reason}")
-    calls = []
+    calls: list[EncoderCall] = []
     for start in range(0, len(kept), requests_per_call):
         group = kept[start : start + requests_per_call]
         pairs = [pair for request in group for pair in request]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ def measure_call_overheads(
         keys = [run.key for batch in plan.batches for run in batch.runs.values() if run.key is not None]
         if not all(batch.is_hit for batch in plan.batches):
             continue
-        call_ms = timer.median_ms(lambda mm_kwargs=mm_kwargs: manager.execute(mm_kwargs), REPLAY_REPEATS)
+        call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS)
         replays_ms = 0.0
         for batch in plan.batches:
             selected = manager.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)

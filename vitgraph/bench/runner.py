@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -124,7 +125,7 @@ class BenchRunner:
         for call in calls:
             mm_kwargs = self.inputs.make(call)
             for mode in (EAGER, GRAPH, *self._extra_modes):
-                self._timer.time(lambda mode=mode, mm_kwargs=mm_kwargs: self._run(mode, mm_kwargs))
+                self._timer.time(partial(self._run, mode, mm_kwargs))
             if tick is not None:
                 tick()
 
@@ -183,7 +184,7 @@ class BenchRunner:
         mm_kwargs = self.inputs.make(call)
         plan = self.manager.plan_call(mm_kwargs)
         for position, mode in enumerate(modes):
-            time = self._timer.time(lambda mode=mode: self._run(mode, mm_kwargs))
+            time = self._timer.time(partial(self._run, mode, mm_kwargs))
             in_graph = mode == GRAPH
             hits = sum(len(batch.items) for batch in plan.batches if batch.is_hit)
             replays = sum(run.key is not None for batch in plan.batches for run in batch.runs.values())

@@ -11,7 +11,7 @@ from vitgraph.config import GraphSpec, ModelSpec
 from vitgraph.errors import BudgetError, ModelError, UsageError
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ModelSource, resolve_model
-from vitgraph.planning.budgets import BudgetPlan, plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -114,12 +114,20 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
         settings,
         path_minimums=minimums if config.is_multi_path else None,
         min_tokens_per_segment=config.min_tokens_per_segment,
-        axes=config.axes,
+        axes=tuple(_needed_axis(axis, specs) for axis in config.axes),
         segment_free_paths=frozenset(fixed),
     )
     if not spec.slot_tiers:
         plan = replace(plan, slot_tiers={key: (tiers[-1],) for key, tiers in plan.slot_tiers.items()})
     return plan
+
+
+def _needed_axis(axis: CaptureAxis, specs: Sequence[EncoderItemSpec]) -> CaptureAxis:
+    """The axis without the keys above what any batch of these items can need; keys are ordered by their cost."""
+    if not specs:
+        return axis
+    most = axis.covering_key(item.axis_sizes[axis.name] for item in specs)
+    return axis if most is None else CaptureAxis(axis.name, axis.keys[: axis.keys.index(most) + 1])
 
 
 def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[int]) -> list[str]:

@@ -135,12 +135,15 @@ def capture_budget(
     writer.send(wanted.dummy, buffers.arena)
 
     output: list[torch.Tensor] = []
+    config = model.get_encoder_cudagraph_config()
+    # Paths of equal tiles round a budget down to whole tiles, which is all that can be packed into it.
+    unit = 1 if config.paths[key.path].has_segments else config.min_tokens_per_segment
 
     def run() -> None:
         parts = model.encoder_cudagraph_forward(dict(inputs), wanted.scalars, key.path)
         if not output:
             rows, width = parts[0].shape[0], sum(part.shape[1] for part in parts)
-            if rows < key.token_budget:
+            if rows < key.token_budget - key.token_budget % unit:
                 raise CaptureError(
                     f"the forward of budget {key.token_budget} gave {rows} rows; its pixel buffer is too small"
                 )
@@ -151,7 +154,7 @@ def capture_budget(
             torch.cat(list(parts), dim=-1, out=output[0])
 
     reserved = _reserved_bytes(model.device)
-    with model.attention.graph_path():
+    with model.graph_path():
         graph: Replayable
         if model.device.type == "cuda":
             graph, reserved = _capture_cuda(run, pool, stream, key)

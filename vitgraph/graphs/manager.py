@@ -115,11 +115,9 @@ class EncoderCudaGraphManager:
         """
         if self.graphs:
             raise CaptureError("graphs are captured already; clear() before capturing again")
-        if self.is_cuda and not self.model.attention.is_capture_safe and self._needs_segments():
-            raise CaptureError(
-                f"attention backend {self.model.attention.name} reads segment lengths on the host, so this tower "
-                "cannot be captured with it; use FLASH_ATTN, or run eager only"
-            )
+        refusal = self.model.capture_refusal()
+        if refusal is not None:
+            raise CaptureError(refusal)
         self.dropped = []
         keys = self._allocate(self.plan.graph_keys())
         stream = None
@@ -137,9 +135,6 @@ class EncoderCudaGraphManager:
         if not self.graphs:
             why = self.dropped[0].reason if self.dropped else "the plan has no budgets"
             raise NothingReplayedError(f"0 graphs captured of {len(self.plan.graph_keys())} planned: {why}")
-
-    def _needs_segments(self) -> bool:
-        return any(path.has_segments for path in self.model.get_encoder_cudagraph_config().paths.values())
 
     def _allocate(self, keys: Sequence[GraphKey]) -> list[GraphKey]:
         """Makes the shared buffers for the largest of `keys` that fits; returns the keys that remain."""
@@ -163,7 +158,7 @@ class EncoderCudaGraphManager:
                     self._drop(key, error)
                 remaining = [key for key in remaining if key.token_budget < largest]
                 continue
-            self.model.attention.reserve_padding_safe_output(max(pixel.rows for pixel in pixels.values()))
+            self.model.reserve_for_capture(max(pixel.rows for pixel in pixels.values()))
             return remaining
         return []
 
@@ -182,7 +177,7 @@ class EncoderCudaGraphManager:
         self._plans.clear()
         self._buffers = None
         self._pool = None
-        self.model.attention.release_padding_safe_output()
+        self.model.release_capture()
         if self.is_cuda:
             torch.cuda.empty_cache()
 

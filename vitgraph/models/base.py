@@ -15,6 +15,7 @@ Shape legend: N patches (pixel rows), M output tokens (graph rows), S attention 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -194,6 +195,18 @@ class SupportsEncoderCudaGraph(Protocol):
 
     device: torch.device
     dtype: torch.dtype
+
+    def capture_refusal(self) -> str | None:
+        """Why this encoder cannot be captured on its device (its attention backend, say); None where it can."""
+
+    def graph_path(self) -> AbstractContextManager[None]:
+        """Entered around the warm-up and the capture of a graph, whose inputs have padded rows."""
+
+    def reserve_for_capture(self, rows: int) -> None:
+        """Called before the first capture with the most pixel rows of any graph."""
+
+    def release_capture(self) -> None:
+        """Called when the graphs are cleared."""
 
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
         """Static facts: modalities, output width, paths, axes, segment bounds."""

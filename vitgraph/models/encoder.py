@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -179,6 +180,24 @@ class VisionEncoder(ABC):
         raise InputError(f"{type(self).__name__} has no image processor for real pixels; use random pixels")
 
     # -- SupportsEncoderCudaGraph ----------------------------------------------------------------------------------
+
+    def capture_refusal(self) -> str | None:
+        needs_segments = any(path.has_segments for path in self._config.paths.values())
+        if self.device.type == "cpu" or self.attention.is_capture_safe or not needs_segments:
+            return None
+        return (
+            f"attention backend {self.attention.name} reads segment lengths on the host, so this tower cannot be "
+            "captured with it; use FLASH_ATTN, or run eager only"
+        )
+
+    def graph_path(self) -> AbstractContextManager[None]:
+        return self.attention.graph_path()
+
+    def reserve_for_capture(self, rows: int) -> None:
+        self.attention.reserve_padding_safe_output(rows)
+
+    def release_capture(self) -> None:
+        self.attention.release_padding_safe_output()
 
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
         return self._config

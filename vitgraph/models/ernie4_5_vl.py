@@ -148,7 +148,7 @@ class Ernie45VLRule(MergedGridRule):
         )
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=128)
 def frame_pairs(t: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
     """Merged rows of one item that make each output row: those of frames 2i and of frames 2i + 1; an image's frame
     is both.

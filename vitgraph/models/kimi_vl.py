@@ -131,7 +131,7 @@ class KimiVLRule(MergedGridRule):
         )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def bicubic_taps(h: int, w: int, table_side: int) -> tuple[np.ndarray, np.ndarray]:
     """Where each patch of an image, in raster order, samples a square position table: bicubic, half-pixel centres.
 

@@ -69,8 +69,8 @@ def randomize(modules: nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in modules.named_parameters():
             values = torch.randn(parameter.shape, generator=generator, device=device)
-            if parameter.ndim < 2 and name.endswith("weight"):
-                # Scales of norms: near zero they would hide the input behind the biases.
+            if parameter.ndim < 2 and not name.endswith("bias"):
+                # Scales of norms and layers: near zero they would hide the blocks, and with them every error.
                 values = 1 + 0.1 * values
             elif parameter.ndim < 2:
                 values = 0.02 * values

@@ -95,6 +95,46 @@ ROWS: tuple[ModelRow, ...] = (
         "glm-4.1v-9b",
         "glm-4v-debug",
     ),
+    ModelRow(
+        "internvl",
+        "InternVL 2, 2.5, 3, 3.5",
+        "vitgraph.models.internvl:InternVLEncoder",
+        ("InternVLChatModel", "InternVLForConditionalGeneration"),
+        "internvl3.5-8b",
+        "internvl-debug",
+    ),
+    ModelRow(
+        "gemma3",
+        "Gemma 3",
+        "vitgraph.models.gemma3:Gemma3Encoder",
+        ("Gemma3ForConditionalGeneration",),
+        "gemma-3-4b",
+        "gemma3-debug",
+    ),
+    ModelRow(
+        "ernie4_5_vl",
+        "ERNIE-4.5-VL",
+        "vitgraph.models.ernie4_5_vl:Ernie45VLEncoder",
+        ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
+        "ernie-4.5-vl-28b-a3b",
+        "ernie4.5-vl-debug",
+    ),
+    ModelRow(
+        "kimi_vl",
+        "Kimi-VL",
+        "vitgraph.models.kimi_vl:KimiVLEncoder",
+        ("KimiVLForConditionalGeneration",),
+        "kimi-vl-a3b",
+        "kimi-vl-debug",
+    ),
+    ModelRow(
+        "llama4",
+        "Llama 4",
+        "vitgraph.models.llama4:Llama4Encoder",
+        ("Llama4ForConditionalGeneration",),
+        "llama-4-scout",
+        "llama4-debug",
+    ),
 )
 
 

@@ -213,6 +213,7 @@ class BudgetPlan:
         max_frames: Segments a replay may hold when videos take part; 0 sends videos to eager.
         slot_tiers: For each path and budget, the segment-slot counts that are captured, ascending.
         axes: Capture axes; graphs multiply by their keys.
+        segment_free_paths: Paths of equal tiles, which tokens alone limit.
         notes: Adjustments made while planning.
     """
 
@@ -222,10 +223,13 @@ class BudgetPlan:
     slot_tiers: Mapping[tuple[str, int], tuple[int, ...]]
     axes: tuple[CaptureAxis, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    segment_free_paths: frozenset[str] = frozenset()
 
     @property
-    def max_segments(self) -> int:
-        """Segments that any replay may hold."""
+    def max_segments(self) -> int | None:
+        """Segments that any replay may hold; None where no path has a segment list."""
+        if self.segment_free_paths.issuperset(self.path_budgets):
+            return None
         return max(self.max_items, self.max_frames)
 
     @property
@@ -249,6 +253,8 @@ class BudgetPlan:
     def select_slots(self, path: str, budget: int, segments: int) -> int | None:
         """Fewest captured slots of (path, budget) that hold `segments`, or None where none do."""
         tiers = self.slot_tiers[path, budget]
+        if path in self.segment_free_paths:
+            return tiers[-1]
         position = bisect_left(tiers, segments)
         return tiers[position] if position < len(tiers) else None
 
@@ -283,7 +289,7 @@ def plan_budgets(
     if axes and len(path_budgets) > 1:
         raise BudgetError("capture axes and several paths cannot be combined in one model")
     most = max(settings.max_vision_items_per_batch, settings.max_frames_per_batch)
-    tiers = {}
+    tiers: dict[tuple[str, int], tuple[int, ...]] = {}
     for path, budgets in path_budgets.items():
         for budget in budgets:
             if path in segment_free_paths:
@@ -298,4 +304,5 @@ def plan_budgets(
         slot_tiers=tiers,
         axes=axes,
         notes=settings.notes,
+        segment_free_paths=segment_free_paths,
     )

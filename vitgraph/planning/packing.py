@@ -92,7 +92,7 @@ def _group_greedily(
         fits = (
             open_group
             and len(open_group) < max_items
-            and open_segments + spec.segments <= max_segments
+            and (max_segments is None or open_segments + spec.segments <= max_segments)
             and all(
                 have + more <= budgets[-1] for have, more, (_, budgets) in zip(open_tokens, tokens, paths, strict=True)
             )
@@ -126,7 +126,7 @@ def _is_cheaper_apart(open_tokens: list[int], tokens: list[int], budgets: list[t
 def _group_exact(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, order: Sequence[int]) -> list[list[int]]:
     """The whole call where its tokens equal a budget, else every item by itself."""
     segments = sum(spec.segments for spec in specs)
-    if 1 < len(specs) <= plan.max_items and segments <= plan.max_segments:
+    if 1 < len(specs) <= plan.max_items and (plan.max_segments is None or segments <= plan.max_segments):
         totals = {path: sum(spec.tokens_on(path) for spec in specs) for path in plan.path_budgets}
         if all(total == 0 or total in plan.path_budgets[path] for path, total in totals.items()):
             return [list(order)]

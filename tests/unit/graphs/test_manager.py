@@ -1,8 +1,9 @@
-"""The graph manager on a CPU: the same static buffers, padding and packing as on a GPU, replayed by calling the forward."""
+"""The graph manager on a CPU: the buffers, padding and packing of a GPU, replayed by calling the forward."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -185,7 +186,7 @@ def test_budgets_that_do_not_fit_are_dropped_and_the_others_serve(
 ) -> None:
     real = capture_module.capture_budget
 
-    def fail_above_sixteen(model, key, *rest):  # noqa: ANN001, ANN002, ANN202
+    def fail_above_sixteen(model: Any, key: Any, *rest: Any) -> Any:
         if key.token_budget > 16:
             raise torch.OutOfMemoryError("tried to allocate 3 GiB")
         return real(model, key, *rest)

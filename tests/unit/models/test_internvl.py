@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import encoder_checks as checks
+import numpy as np
 import pytest
 import torch
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -60,7 +61,8 @@ def test_tiles_are_those_of_the_processor(fewest: int, most: int) -> None:
 
 def test_tiles_without_thumbnail_are_one_fewer() -> None:
     rule = source("internvl3.5-8b", processor={"use_thumbnail": False}).rule()
-    assert [rule.image_tiles(*size) for size in ((448, 448), (896, 448), (4000, 3000))] == [1, 2, 12]
+    items = [rule.geometry(*size) for size in ((448, 448), (896, 448), (4000, 3000))]
+    assert items == [TileGeometry(IMAGE, tiles) for tiles in (1, 2, 12)]
 
 
 @torch.inference_mode()
@@ -117,7 +119,7 @@ def test_items_of_many_tiles_are_replayed_under_a_small_item_limit(encoder: Inte
 def test_a_graph_has_only_whole_tiles(encoder: InternVLEncoder) -> None:
     inputs = encoder.prepare_encoder_cudagraph_capture_inputs(GraphCapacity("default", 100, 6))
     assert inputs.pixels["pixel_values"].rows == 6
-    with pytest.raises(BudgetError, match="token budget 15 holds no tile.*at least 16"):
+    with pytest.raises(BudgetError, match=r"token budget 15 holds no tile.*at least 16"):
         encoder.prepare_encoder_cudagraph_capture_inputs(GraphCapacity("default", 15, 1))
 
 
@@ -130,23 +132,12 @@ def test_preprocess_is_the_processors(encoder: InternVLEncoder) -> None:
     images = [checks.random_image(*size) for size in ((500, 90), (112, 112), (60, 411))]
     items, pixels = encoder.preprocess([*images, images[1].convert("L")])
     assert items == [encoder.rule.image_geometry(*image.size) for image in (*images, images[1])]
-    expected = (torch.from_numpy(_array(images[1])).permute(2, 0, 1) / 255 - _channel("image_mean")) / _channel(
-        "image_std"
-    )
-    first = items[0].tiles  # type: ignore[attr-defined]
-    assert torch.allclose(pixels["pixel_values"][first], expected.float(), atol=1e-5)
+    mean, std = (torch.tensor(encoder.rule.processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
+    expected = (torch.from_numpy(np.array(images[1])).permute(2, 0, 1) / 255 - mean) / std
+    start = items[0].tiles  # type: ignore[attr-defined]
+    assert torch.allclose(pixels["pixel_values"][start], expected, atol=1e-5)
     rows = encoder.encoder_eager_forward(encoder.make_inputs(items, pixels))
     assert len(rows) == sum(checks.tokens_of(encoder.rule, items))
-
-
-def _array(image: Any) -> Any:
-    import numpy as np
-
-    return np.array(image)
-
-
-def _channel(name: str) -> torch.Tensor:
-    return torch.tensor(source().processor[name]).view(3, 1, 1)
 
 
 LAYER = {
@@ -248,6 +239,31 @@ def test_original_config_is_read() -> None:
     assert rule.item_spec(rule.geometry(4000, 3000)).segments == 7, "config.json allows six tiles"
     _, single = InternVLEncoder.read_model_config({**config, "dynamic_image_size": False})
     assert InternVLEncoder.rule_class(read, source().processor, single).image_geometry(4000, 3000).tiles == 1  # type: ignore[attr-defined]
+
+
+def test_transformers_config_is_read() -> None:
+    vision = {"hidden_size": 1024, "attention_bias": True, "image_size": [448, 448], "patch_size": [14, 14]}
+    config = {
+        "vision_config": {**vision, "model_type": "internvl_vision", "torch_dtype": "bfloat16"},
+        "text_config": {"hidden_size": 2048},
+        "downsample_ratio": 0.5,
+        "vision_feature_layer": -1,
+    }
+    read, extra = InternVLEncoder.read_model_config(config)
+    assert read == vision
+    assert extra == {"text_hidden_size": 2048, "downsample_ratio": 0.5, "vision_feature_layer": -1}
+    processor = {
+        "size": {"height": 448, "width": 448},
+        "min_patches": 1,
+        "max_patches": 9,
+        "image_mean": [0.1, 0.2, 0.3],
+    }
+    assert InternVLEncoder.read_processor_config(processor) == {
+        "min_dynamic_patch": 1,
+        "max_dynamic_patch": 9,
+        "image_mean": [0.1, 0.2, 0.3],
+    }
+    assert InternVLEncoder.read_video_processor_config({"num_frames": 8, "fps": None}) == {"num_frames": 8}
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,8 @@ def test_an_unknown_model_lists_the_presets() -> None:
 
 def test_sizes_and_tokens_need_no_torch() -> None:
     program = (
-        "import sys; from vitgraph.models.registry import resolve_model; rule = resolve_model('qwen3-vl-30b-a3b').rule(); "
+        "import sys; from vitgraph.models.registry import resolve_model; "
+        "rule = resolve_model('qwen3-vl-30b-a3b').rule(); "
         "print(rule.item_spec(rule.geometry(336, 336)).output_tokens, 'torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

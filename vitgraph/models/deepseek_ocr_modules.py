@@ -1,0 +1,126 @@
+"""DeepSeek-OCR's own modules: SAM attention with ready tables of relative positions, and its two special tokens.
+
+The towers are transformers' `unlimited_ocr` classes, which are the same network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrSamVisionSdpaAttention
+
+GLOBAL_BIAS_BYTES = 4 << 30
+"""Most bytes of relative-position bias that one global attention layer makes at once; its tiles take turns above."""
+
+
+class TabledSamAttention(UnlimitedOcrSamVisionSdpaAttention):
+    """SAM attention that looks relative positions up beforehand.
+
+    transformers interpolates and indexes the tables in every call, with an index made on the CPU; a copy from there
+    cannot be captured. The values are the same.
+
+    Attributes:
+        tables: Grid side to its looked-up rows for the two axes, `[side, side, head width]` each.
+    """
+
+    def __init__(self, config: Any, window_size: int) -> None:
+        super().__init__(config, window_size)
+        self.tables: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def prepare(self, side: int) -> None:
+        """Makes the tables of a grid of `side` x `side`, interpolated in float32 as the published code does."""
+        looked_up = [
+            super(TabledSamAttention, self).get_rel_pos(side, side, table.detach().float()).to(table.dtype)
+            for table in (self.rel_pos_h, self.rel_pos_w)
+        ]
+        self.tables[side] = (looked_up[0].contiguous(), looked_up[1].contiguous())
+
+    def get_rel_pos(self, q_size: int, k_size: int, rel_pos: torch.Tensor) -> torch.Tensor:
+        """`[q_size, k_size, head width]` rows of one axis' table; queries and keys have the same grid here."""
+        if q_size not in self.tables:
+            return super().get_rel_pos(q_size, k_size, rel_pos)
+        return self.tables[q_size][0 if rel_pos is self.rel_pos_h else 1]
+
+
+@contextmanager
+def stock_lookup(attentions: Sequence[TabledSamAttention]) -> Iterator[None]:
+    """Makes the attention layers look positions up as transformers does, in every call."""
+    kept = [attention.tables for attention in attentions]
+    for attention in attentions:
+        attention.tables = {}
+    try:
+        yield
+    finally:
+        for attention, tables in zip(attentions, kept, strict=True):
+            attention.tables = tables
+
+
+class ViewTokens(nn.Module):
+    """The learned rows between patches: one ends each row of a grid, one ends the image.
+
+    Args:
+        width: The language model's width.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.image_newline = nn.Parameter(torch.zeros(width))
+        self.view_separator = nn.Parameter(torch.zeros(width))
+
+
+def sam_features(sam: Any, pixels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """SAM over equal tiles with a ready position table.
+
+    Args:
+        sam: `UnlimitedOcrSamVisionEncoder`.
+        pixels: `[tiles, 3, side, side]`.
+        positions: `[1, grid, grid, width]`.
+
+    Returns:
+        `[tiles, channels, grid / 4, grid / 4]`.
+    """
+    hidden = sam.patch_embed(pixels) + positions
+    pairs = (hidden.shape[1] * hidden.shape[2]) ** 2
+    bias_bytes = pairs * sam.config.num_attention_heads * hidden.element_size()
+    tiles = max(1, GLOBAL_BIAS_BYTES // bias_bytes)
+    for layer in sam.layers:
+        if layer.window_size == 0 and len(hidden) > tiles:
+            hidden = torch.cat([layer(part) for part in hidden.split(tiles)])
+        else:
+            hidden = layer(hidden)
+    return sam.proj(sam.neck(hidden))
+
+
+def clip_features(clip: Any, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """CLIP over SAM's features in place of patch embeddings, with a ready position table.
+
+    Args:
+        clip: `UnlimitedOcrVisionEncoder`.
+        features: `[tiles, width, grid, grid]`.
+        positions: `[1, 1 + grid * grid, width]`, the class token first.
+
+    Returns:
+        `[tiles, grid * grid, 2 * width]`: CLIP's rows without the class token, joined by SAM's.
+    """
+    rows = features.flatten(2).transpose(1, 2)
+    first = clip.embeddings.class_embedding.expand(len(rows), 1, -1)
+    hidden = clip.pre_layrnorm(torch.cat([first, rows], dim=1) + positions)
+    hidden = clip.encoder(inputs_embeds=hidden).last_hidden_state
+    return torch.cat([hidden[:, 1:], rows], dim=-1)
+
+
+def position_tables(sam: Any, clip: Any, grid: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The position tables of SAM and CLIP for tiles of `grid` x `grid` patches, interpolated where they must be."""
+    cells = grid // 4
+    patch = clip.embeddings.patch_size
+    # Only the shape of the rows is asked for.
+    rows = torch.empty(1, 1 + cells * cells, clip.embeddings.embed_dim, device="meta")
+    with torch.no_grad():
+        return (
+            sam.interpolate_pos_encoding(grid, grid).detach(),
+            clip.embeddings.interpolate_pos_encoding(rows, cells * patch, cells * patch).detach(),
+        )
