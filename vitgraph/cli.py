@@ -85,6 +85,7 @@ def bench(
     mm_encoder_attn_backend: opt.AttnBackend = "auto",
     flash_attn_version: opt.FlashAttnVersion = None,
     mm_processor_kwargs: opt.MmProcessorKwargs = None,
+    compile_blocks: opt.CompileBlocks = False,
     compilation_config: opt.CompilationConfig = None,
     token_budgets: opt.TokenBudgets = None,
     max_vision_items_per_batch: opt.MaxItems = None,

@@ -44,6 +44,10 @@ MmProcessorKwargs = Annotated[
     str | None,
     typer.Option(help='Overrides of the image processor, JSON: {"max_pixels": 1003520}.', rich_help_panel=MODEL),
 ]
+CompileBlocks = Annotated[
+    bool,
+    typer.Option("--compile", help="torch.compile the repeated block, in every mode alike.", rich_help_panel=MODEL),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the workload, of random pixels and of dummy weights.")]
 
 DatasetName = Annotated[

@@ -66,7 +66,7 @@ def model_spec(options: Mapping[str, Any]) -> ModelSpec:
         attn_backend=options["mm_encoder_attn_backend"],
         flash_attn_version=options["flash_attn_version"],
         mm_processor_kwargs=_json_object("--mm-processor-kwargs", options["mm_processor_kwargs"]),
-        compile=bool(options.get("compile", False)),
+        compile=options["compile_blocks"],
         seed=options["seed"],
     )
 

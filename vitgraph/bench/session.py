@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.config import GraphSpec, ModelSpec
-from vitgraph.errors import BudgetError, ModelError, UsageError
+from vitgraph.errors import BudgetError, UsageError
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
@@ -162,16 +162,16 @@ def load(
     """Builds the encoder of a spec; returns it with the backend facts for the record.
 
     Raises:
-        ModelError, BackendError: What cannot be loaded or run; nothing else is used instead.
+        VitgraphError: What cannot be loaded or run; nothing else is used instead.
     """
     from vitgraph.attention.registry import create_backend
-    from vitgraph.models.loading import load_encoder
+    from vitgraph.models.loading import compile_blocks, load_encoder
 
-    if spec.compile and device.type != "cuda":
-        raise ModelError("--compile is for GPUs: on a CPU nothing of it would carry over to a server")
     attention = create_backend(spec.attn_backend, device, flash_attn_version=spec.flash_attn_version)
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
+    compiled = compile_blocks(encoder) if spec.compile else 0
     facts = {
+        "compiled_blocks": compiled,
         "attn_backend_requested": spec.attn_backend,
         "attn_backend": attention.name,
         "attn_implementation": attention.implementation,

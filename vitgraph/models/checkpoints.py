@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
-from vitgraph.models.registry import ModelSource, all_presets, row_of_architecture, row_presets
+from vitgraph.models.registry import ModelSource, all_presets, row_of_config, row_presets
 
 if TYPE_CHECKING:
     import torch
@@ -88,19 +88,19 @@ def _source_from_files(
     config = read(CONFIG_FILE)
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}; give a transformers checkpoint folder, a hub id or a preset")
-    architectures = config.get("architectures") or ["(none)"]
-    row = row_of_architecture(architectures[0])
+    row = row_of_config(config)
     encoder = row.encoder_class()
     # What a checkpoint's files leave open is taken from the row's full-size preset, which documents the family.
     preset = row_presets(row.name)[row.full_preset]
     processor: dict[str, Any] = dict(preset["processor"])
+    video = read(VIDEO_PROCESSOR_FILE)
     for file in PROCESSOR_FILES:
         found = read(file) or {}
+        video = video or found.get("video_processor")
         changed = encoder.read_processor_config(found.get("image_processor", found))
         if "size" in changed:
             changed["size"] = {**processor.get("size", {}), **changed["size"]}
         processor.update(changed)
-    video = read(VIDEO_PROCESSOR_FILE)
     if video is not None and "video" in processor:
         processor["video"] = {**processor["video"], **encoder.read_video_processor_config(video)}
     vision_config, extra = encoder.read_model_config(config)
@@ -111,7 +111,7 @@ def _source_from_files(
         processor=processor,
         extra={**preset["extra"], **extra},
         weights=weights,
-        architecture=architectures[0],
+        architecture=config["architectures"][0],
         config_source=config_source,
         revision=revision,
     )

@@ -50,6 +50,8 @@ class VisionEncoder(ABC):
     """
 
     rule_class: ClassVar[type[GeometryRule]]
+    calls_varlen: ClassVar[bool] = True
+    """The forward attends within segments of a list; False where it only attends within equal tiles."""
 
     def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
         self.modules = modules
@@ -100,6 +102,11 @@ class VisionEncoder(ABC):
         text = config.get("text_config") or config
         extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
         return dict(config["vision_config"]), extra
+
+    @classmethod
+    def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
+        """Whether a config.json of one of the row's architectures is this family's; for rows that share one."""
+        return True
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,8 +189,7 @@ class VisionEncoder(ABC):
     # -- SupportsEncoderCudaGraph ----------------------------------------------------------------------------------
 
     def capture_refusal(self) -> str | None:
-        needs_segments = any(path.has_segments for path in self._config.paths.values())
-        if self.device.type == "cpu" or self.attention.is_capture_safe or not needs_segments:
+        if self.device.type == "cpu" or self.attention.is_capture_safe or not self.calls_varlen:
             return None
         return (
             f"attention backend {self.attention.name} reads segment lengths on the host, so this tower cannot be "

@@ -81,7 +81,7 @@ def randomize(modules: nn.Module, seed: int) -> None:
 
 def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, source: ModelSource) -> None:
     state = modules.state_dict()
-    missing = {name for name, _ in modules.named_parameters()}
+    missing = set(state)
     assert source.weights is not None
     for key, tensor in encoder_tensors(source.weights, encoder_class.owns_checkpoint_key, source.revision):
         for name, value in encoder_class.convert_tensor(key, tensor, modules).items():
@@ -99,9 +99,33 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
         raise ModelError(f"{source.name}: the checkpoint lacks {len(missing)} tensors of the vision encoder: {some}, …")
 
 
+def compile_blocks(encoder: VisionEncoder) -> int:
+    """Compiles the tower's repeated block: once, for any length, shared by all layers, budgets and eager.
+
+    Returns:
+        The blocks that were set to compile; the compilation itself happens when they first run.
+
+    Raises:
+        ModelError: The family names no repeated block.
+    """
+    from vitgraph.attention.opaque import register_opaque
+
+    blocks = encoder.repeated_blocks()
+    if not blocks:
+        raise ModelError(f"{type(encoder).__name__} names no repeated block to compile; leave --compile out")
+    _set_implementation(encoder.modules, register_opaque(encoder.attention))
+    for block in blocks:
+        block.compile(dynamic=True)
+    return len(blocks)
+
+
 def set_attention(modules: nn.Module, attention: AttentionBackend) -> None:
     """Makes every transformers module call `attention`; constructors would refuse the name, so it is set afterwards."""
+    _set_implementation(modules, attention.transformers_name)
+
+
+def _set_implementation(modules: nn.Module, name: str) -> None:
     for module in modules.modules():
         config: Any = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):
-            config._attn_implementation = attention.transformers_name
+            config._attn_implementation = name

@@ -135,6 +135,30 @@ ROWS: tuple[ModelRow, ...] = (
         "llama-4-scout",
         "llama4-debug",
     ),
+    ModelRow(
+        "gemma4",
+        "Gemma 4",
+        "vitgraph.models.gemma4:Gemma4Encoder",
+        ("Gemma4ForConditionalGeneration",),
+        "gemma-4-26b-a4b",
+        "gemma-4-debug",
+    ),
+    ModelRow(
+        "minicpmv_2_5",
+        "MiniCPM-V 2.5",
+        "vitgraph.models.minicpmv:MiniCPMV25Encoder",
+        ("MiniCPMV",),
+        "minicpm-v-2.5",
+        "minicpm-v-2.5-debug",
+    ),
+    ModelRow(
+        "minicpmv_2_6_4_0",
+        "MiniCPM-V 2.6, MiniCPM-V 4.0",
+        "vitgraph.models.minicpmv:MiniCPMVEncoder",
+        ("MiniCPMV",),
+        "minicpm-v-2.6",
+        "minicpm-v-2.6-debug",
+    ),
 )
 
 
@@ -180,14 +204,15 @@ def all_presets() -> dict[str, ModelRow]:
     return {preset: row for row in ROWS for preset in row_presets(row.name)}
 
 
-def row_of_architecture(architecture: str) -> ModelRow:
-    """The row that an `architectures` entry of config.json belongs to.
+def row_of_config(config: Mapping[str, Any]) -> ModelRow:
+    """The row that a config.json belongs to, by its architecture and, where rows share one, by the row's own test.
 
     Raises:
-        ModelError: No row has that architecture.
+        ModelError: No row takes it.
     """
+    architecture = (config.get("architectures") or ["(none)"])[0]
     for row in ROWS:
-        if architecture in row.architectures:
+        if architecture in row.architectures and row.encoder_class().accepts_model_config(config):
             return row
     known = ", ".join(sorted({name for row in ROWS for name in row.architectures}))
     raise ModelError(f"architecture {architecture!r} has no vision-encoder adapter here; known: {known}")

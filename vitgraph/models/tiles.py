@@ -123,6 +123,8 @@ class TileEncoder(VisionEncoder):
     """A tower over `[tiles, 3, side, side]`: tiles never see each other, so a graph is padded with spare tiles."""
 
     rule: TileRule
+    # FlashAttention serves equal tiles through its varlen kernel, with offsets that the shapes alone decide.
+    calls_varlen: ClassVar[bool] = False
 
     @abstractmethod
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:

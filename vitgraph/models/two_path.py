@@ -134,9 +134,7 @@ class TwoPathEncoder(VisionEncoder):
         """`[views, 3, side, side]` to `[views, tokens of a view, D]`, with the path's precomputed tables."""
 
     @abstractmethod
-    def assemble(
-        self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None
-    ) -> torch.Tensor:
+    def assemble(self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None) -> torch.Tensor:
         """The item's final embedding `[final tokens, D]` from its rows on both paths (None without crops)."""
 
     @abstractmethod
