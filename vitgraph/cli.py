@@ -180,6 +180,27 @@ def _print_json(value: Any) -> None:
     print(json.dumps(encode(value), indent=1))
 
 
+@app.command()
+def models(
+    json_output: opt.JsonOutput = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the README's matrix.")] = False,
+) -> None:
+    """List the supported models, their presets, and what was verified where."""
+    with reported_errors():
+        from rich.console import Console
+
+        from vitgraph.models.catalog import catalog
+        from vitgraph.report.model_table import matrix_markdown, render_models
+
+        entries = catalog()
+        if json_output:
+            _print_json([entry.as_dict() for entry in entries])
+        elif markdown:
+            print(matrix_markdown(entries))
+        else:
+            render_models(entries, Console())
+
+
 def main() -> None:
     """Entry point of the `vitgraph` program."""
     app()

@@ -22,15 +22,15 @@ def perception_positions(tower: Any, grid: int) -> tuple[torch.Tensor, tuple[tor
     """Positions of `Step3p7VisionModel` for views of `grid` x `grid` patches, which its forward would make anew.
 
     Returns:
-        `[1, N, W]` learned positions in the tower's dtype, and float32 cosines and sines `[1, N, head width]`.
+        `[1, N, W]` learned positions in the tower's dtype, and float32 cosines and sines `[N, head width]`.
     """
-    table = tower.embeddings.position_embedding.weight.detach()
+    table = tower.embeddings.position_embedding.weight
     side = grid * tower.embeddings.patch_size
     with torch.no_grad():
-        learned = tower.embeddings.interpolate_pos_encoding(table.float()[None], side, side).detach().to(table.dtype)
-        rows, columns = torch.meshgrid(*[torch.arange(grid, device=table.device)] * 2, indexing="ij")
-        positions = torch.stack([rows.flatten(), columns.flatten()], dim=-1)[None]
-        rotary = tower.rotary_emb(learned, positions)
+        learned = tower.embeddings.interpolate_pos_encoding(table[None], side, side).detach()
+        axis = torch.arange(grid, device=table.device)
+        rows, columns = torch.meshgrid(axis, axis, indexing="ij")
+        rotary = tower.rotary_emb(learned, torch.stack([rows.flatten(), columns.flatten()], dim=-1))
     return learned, rotary
 
 
