@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # On a GPU: the full-size Qwen3-VL-30B-A3B tower with random weights. On a CPU: a small one, and a replay saves nothing.
 bench: $(STAMP)
-	$(BIN)/vitgraph demo
+	$(BIN)/vitgraph bench
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2

@@ -6,11 +6,13 @@ Shape legend: N packed rows, S segments, H heads, E head width, B tiles, L rows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
+
+from vitgraph.attention.padding import PaddingSafeOutputs
 
 TRANSFORMERS_PREFIX = "vitgraph_flash_"
 """Names given to transformers contain `flash`, which makes its towers take the packed varlen branch."""
@@ -19,21 +21,53 @@ TRANSFORMERS_PREFIX = "vitgraph_flash_"
 class AttentionBackend(ABC):
     """One way to compute attention, behind the names of vLLM's `--mm-encoder-attn-backend`.
 
+    Windows need nothing of a backend: they are segments of their own.
+
     Attributes:
         name: Registry name.
         is_capture_safe: The varlen call may be captured and replayed with other offsets.
         writes_padding_rows: Rows past the last segment are written (with zeros) by the varlen call; where False they
             keep whatever the memory held, and no valid row may ever read them.
+        head_widths: Head widths that it takes, in words.
+        dtypes: Names of the dtypes that it takes; empty for any.
+        segment_padding: How it treats unused segment slots, in words.
+        has_versions: `for_device` takes a version, as `--flash-attn-version` gives one.
+        needs_finite_padding: Rows past the last segment are loaded with the last tile, and a NaN there could reach
+            valid rows; graphs therefore write to an output whose padded rows are always finite.
+        returns_fresh_output: Set where the caller may reuse the memory of what a call returns, as compiled code does:
+            such graphs write to a zeroed output of each call's own instead of one that all layers share.
         implementation: What really runs (package and version), for the record.
+        plan_build_ms: Time spent so far on what a first call of a shape builds: plans, tuning.
+        selection: Where `auto` chose the backend: what it measured, one entry a candidate.
     """
 
     name: ClassVar[str]
     is_capture_safe: ClassVar[bool]
     writes_padding_rows: ClassVar[bool]
+    head_widths: ClassVar[str] = "any"
+    dtypes: ClassVar[tuple[str, ...]] = ()
+    segment_padding: ClassVar[str] = "empty segments are skipped"
+    has_versions: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.implementation = self.name
         self.is_on_graph_path = False
+        self.needs_finite_padding = False
+        self.returns_fresh_output = False
+        self.plan_build_ms = 0.0
+        self.selection: tuple[Mapping[str, Any], ...] = ()
+        self._safe_outputs = PaddingSafeOutputs()
+        self._tile_offsets: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+
+    @classmethod
+    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
+        """Makes the backend for `device`; a `version` means something only where the backend has several."""
+        return cls()
+
+    @classmethod
+    def versions(cls, device: torch.device) -> tuple[int | None, ...]:
+        """Implementations that `auto` may choose between on `device`."""
+        return (None,)
 
     @contextmanager
     def graph_path(self) -> Iterator[None]:
@@ -44,11 +78,36 @@ class AttentionBackend(ABC):
         finally:
             self.is_on_graph_path = False
 
-    def reserve_padding_safe_output(self, rows: int) -> None:  # noqa: B027 (a hook, empty by default)
-        """Called before capturing, with the most patches of any graph; for backends that need a place for them."""
+    @contextmanager
+    def one_forward(self) -> Iterator[None]:
+        """Marks one forward of a tower: until it ends, offsets do not change, and what a backend derives from them may
+        be derived once and not once a layer. Without it every layer derives its own, which is slower and as right.
+        """
+        yield
 
-    def release_padding_safe_output(self) -> None:  # noqa: B027
+    def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:  # noqa: B027 (a hook, empty by default)
+        """Builds what calls of other lengths will need, for the head shapes seen so far, so that no timed call does.
+
+        Args:
+            shapes: `(rows, segment slots, max_seqlen)` of the calls to come.
+        """
+
+    def reserve_padding_safe_output(self, rows: int) -> None:
+        """Called before capturing, with the most patches of any graph."""
+        if self.needs_finite_padding:
+            self._safe_outputs.reserve(rows)
+
+    def release_padding_safe_output(self) -> None:
         """Called when the graphs are cleared."""
+        self._safe_outputs.release()
+
+    def graph_output(self, query: torch.Tensor) -> torch.Tensor | None:
+        """Where a graph's call must write (`[N, H, E]`, as `query`); None where a fresh tensor will do, as in eager."""
+        if not (self.needs_finite_padding and self.is_on_graph_path):
+            return None
+        if self.returns_fresh_output:
+            return torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        return self._safe_outputs.take(query)
 
     @classmethod
     @abstractmethod
@@ -92,11 +151,20 @@ class AttentionBackend(ABC):
             out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
             return out.transpose(1, 2)
         tiles, heads, length, width = query.shape
-        offsets = torch.arange(0, (tiles + 1) * length, length, dtype=torch.int32, device=query.device)
-        packed = [
+        query, key, value = (
             tensor.transpose(1, 2).reshape(tiles * length, heads, tensor.shape[-1]) for tensor in (query, key, value)
-        ]
-        return self.varlen(*packed, offsets, length, scale).view(tiles, length, heads, width)
+        )
+        offsets = self._offsets_of_tiles(tiles, length, query.device)
+        return self.varlen(query, key, value, offsets, length, scale).view(tiles, length, heads, width)
+
+    def _offsets_of_tiles(self, tiles: int, length: int, device: torch.device) -> torch.Tensor:
+        known = self._tile_offsets.get((tiles, length, device))
+        if known is None:
+            known = torch.arange(0, (tiles + 1) * length, length, dtype=torch.int32, device=device)
+            # Made during a capture, it would hold its values only after a replay of that very graph.
+            if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+                self._tile_offsets[tiles, length, device] = known
+        return known
 
     @property
     def transformers_name(self) -> str:
@@ -126,5 +194,19 @@ class AttentionBackend(ABC):
             return self.dense(query, key, value, attention_mask, scale), None
         if max_length_q is None:
             max_length_q = query.shape[2]
-        packed = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-        return self.varlen(*packed, cu_seq_lens_q, max_length_q, scale).unsqueeze(0), None
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        return self.varlen(query, key, value, cu_seq_lens_q, max_length_q, scale).unsqueeze(0), None
+
+
+def half_precision_reason(name: str, dtype: torch.dtype) -> str | None:
+    """Why a backend that computes in half precision does not take `dtype`; None where it does."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return None
+    return f"{name} computes in float16 or bfloat16, not {dtype}; use --dtype bfloat16 or TORCH_SDPA"
+
+
+def width_reason(head_width: int, multiple: int, most: int) -> str | None:
+    """Why heads of that width are not taken, where they must be a multiple up to a limit; None where they are."""
+    if head_width > 0 and head_width % multiple == 0 and head_width <= most:
+        return None
+    return f"head width {head_width} is not a multiple of {multiple} up to {most}; use TORCH_SDPA"

@@ -1,76 +1,83 @@
-"""`FLASH_ATTN`: FlashAttention 4 where its package and the GPU allow, else the FlashAttention 2 inside torch."""
+"""`FLASH_ATTN`: the newest FlashAttention generation that the installed packages and the GPU allow, or a forced one."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
+from vitgraph.attention.padding import zero_rows_past_end
 from vitgraph.errors import BackendError
 
+Kernel = Callable[..., torch.Tensor]
+"""`(query, key, value, cu_seqlens, max_seqlen, scale, out) -> [N, H, E]`; `out` is None in eager calls."""
+
+FA3_CAPABILITIES = (9,)
 FA4_CAPABILITIES = (9, 10, 11)
-"""Major compute capabilities that the flash-attn-4 package has forward kernels for."""
+"""Major compute capabilities that the packages of those generations have forward kernels for."""
 
 
 class FlashAttnBackend(AttentionBackend):
     """Varlen FlashAttention; half-precision only.
 
-    Neither generation writes the rows past the last segment. Generation 2 clears what it loads past a segment's end,
-    so stale padding cannot reach a valid row. Generation 4 loads whole tiles, and a NaN in the padding of `value`
-    would turn into 0 * NaN: its output therefore goes to a buffer that starts as zeros and is shared by all layers
-    (`reserve_padding_safe_output`), so that padded rows always hold finite numbers. Eager uses no such buffer.
+    No generation writes the rows past the last segment. Generation 2 clears what it loads past a segment's end, so
+    stale padding cannot reach a valid row. Generations 3 and 4 load whole tiles, and a NaN in the padding of `value`
+    would turn into 0 * NaN: the padded rows of what they return are therefore finite on the graph path. Eager has no
+    padding and pays nothing.
 
     Args:
-        version: 2 or 4 forces a generation; None takes the newest that runs on `device`.
+        version: 2, 3 or 4 forces a generation; None takes the newest that runs on `device`.
         device: Where it will run; None takes the current CUDA device.
+
+    Raises:
+        BackendError: The generation cannot run here.
     """
 
     name: ClassVar[str] = "FLASH_ATTN"
     is_capture_safe: ClassVar[bool] = True
     writes_padding_rows: ClassVar[bool] = False
+    head_widths: ClassVar[str] = "multiples of 8 up to 256"
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    has_versions: ClassVar[bool] = True
 
     def __init__(self, version: int | None = None, device: torch.device | None = None) -> None:
         super().__init__()
         device = device or torch.device("cuda", torch.cuda.current_device())
         if version is None:
-            version = 4 if _fa4_unavailable_reason(device) is None else 2
-        reason = {2: _fa2_unavailable_reason, 4: _fa4_unavailable_reason}.get(version, _no_such_version)(device)
+            version = max(self.versions(device), default=2)
+        if version not in GENERATIONS:
+            known = ", ".join(str(generation) for generation in sorted(GENERATIONS))
+            raise BackendError(f"--flash-attn-version is {version}; known generations are {known}")
+        generation = GENERATIONS[version]
+        reason = generation.unavailable_reason(device)
         if reason is not None:
             raise BackendError(f"FlashAttention {version} cannot run on {device}: {reason}")
         self.version = version
-        self._kernel: Callable[..., torch.Tensor]
-        if version == 4:
-            self._kernel = _fa4_kernel()
-            self.implementation = f"flash-attn-4 {metadata.version('flash-attn-4')}"
-        else:
-            self._kernel = _fa2_kernel()
-            self.implementation = f"FlashAttention 2 in torch {torch.__version__}"
-        self._outputs: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
-        self._padded_rows = 0
+        self._kernel, self.implementation = generation.load()
+        self.needs_finite_padding = generation.loads_whole_tiles
+
+    @classmethod
+    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
+        return cls(version, device)
+
+    @classmethod
+    def versions(cls, device: torch.device) -> tuple[int, ...]:
+        return tuple(
+            version for version, generation in GENERATIONS.items() if generation.unavailable_reason(device) is None
+        )
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
-        return _fa2_unavailable_reason(device)
+        reasons = {version: generation.unavailable_reason(device) for version, generation in GENERATIONS.items()}
+        return None if None in reasons.values() else reasons[2]
 
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
-        if dtype not in (torch.float16, torch.bfloat16):
-            return f"FlashAttention computes in float16 or bfloat16, not {dtype}; use --dtype bfloat16 or TORCH_SDPA"
-        if head_width % 8 or head_width > 256:
-            return f"head width {head_width} is not a multiple of 8 up to 256"
-        return None
-
-    def reserve_padding_safe_output(self, rows: int) -> None:
-        if self.version == 4 and rows > self._padded_rows:
-            self._padded_rows = rows
-            self._outputs.clear()
-
-    def release_padding_safe_output(self) -> None:
-        self._padded_rows = 0
-        self._outputs.clear()
+        return half_precision_reason("FlashAttention", dtype) or width_reason(head_width, 8, 256)
 
     def varlen(
         self,
@@ -81,40 +88,88 @@ class FlashAttnBackend(AttentionBackend):
         max_seqlen: int,
         scale: float,
     ) -> torch.Tensor:
-        if self.version == 2:
-            return self._kernel(query, key, value, cu_seqlens, max_seqlen, scale)
-        out = self._padding_safe_output(query) if self.is_on_graph_path else None
-        return self._kernel(query, key, value, cu_seqlens, max_seqlen, scale, out)
-
-    def _padding_safe_output(self, query: torch.Tensor) -> torch.Tensor:
-        rows, heads, width = query.shape
-        shape = (heads, width, query.dtype)
-        if shape not in self._outputs:
-            self._outputs[shape] = torch.zeros(
-                max(self._padded_rows, rows), heads, width, dtype=query.dtype, device=query.device
-            )
-        return self._outputs[shape][:rows]
+        return self._kernel(query, key, value, cu_seqlens, max_seqlen, scale, self.graph_output(query))
 
 
-def _no_such_version(device: torch.device) -> str:
-    return "known generations are 2 and 4"
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation of FlashAttention.
+
+    Attributes:
+        unavailable_reason: Why it cannot run on a device, with what to install.
+        load: Its kernel, and what runs (for the record).
+        loads_whole_tiles: Rows past a segment's end take part, with weight 0.
+    """
+
+    unavailable_reason: Callable[[torch.device], str | None]
+    load: Callable[[], tuple[Kernel, str]]
+    loads_whole_tiles: bool
 
 
-def _fa2_unavailable_reason(device: torch.device) -> str | None:
+def _device_reason(device: torch.device, oldest: int) -> str | None:
     if device.type != "cuda":
         return f"FlashAttention needs a CUDA device, this is {device.type}"
-    if torch.cuda.get_device_capability(device)[0] < 8:
-        return "FlashAttention 2 needs compute capability 8.0 or newer"
-    try:
-        from torch.nn.attention import varlen  # noqa: F401
-    except ImportError:
-        return f"torch {torch.__version__} has no torch.nn.attention.varlen; install torch 2.11 or newer"
+    if torch.cuda.get_device_capability(device)[0] < oldest:
+        return f"it needs compute capability {oldest}.0 or newer"
     return None
 
 
+def _package_function() -> Callable[..., Any]:
+    """`flash_attn_varlen_func` of the flash-attn 2 package; the flash-attn-4 package shares its namespace, not this."""
+    from flash_attn import flash_attn_varlen_func
+
+    return flash_attn_varlen_func
+
+
+def _fa2_unavailable_reason(device: torch.device) -> str | None:
+    reason = _device_reason(device, 8)
+    if reason is not None:
+        return reason
+    try:
+        _package_function()
+    except ImportError:
+        try:
+            from torch.nn.attention import varlen  # noqa: F401
+        except ImportError:
+            return f"torch {torch.__version__} has no torch.nn.attention.varlen; install torch 2.11 or newer"
+    return None
+
+
+def _load_fa2() -> tuple[Kernel, str]:
+    try:
+        function = _package_function()
+    except ImportError:
+        return _torch_fa2_kernel(), f"FlashAttention 2 in torch {torch.__version__}"
+    return _package_kernel(function), f"flash-attn {metadata.version('flash-attn')}"
+
+
+def _fa3_unavailable_reason(device: torch.device) -> str | None:
+    reason = _device_reason(device, 9)
+    if reason is not None:
+        return reason
+    if torch.cuda.get_device_capability(device)[0] not in FA3_CAPABILITIES:
+        return "flash-attn 3 has kernels for Hopper only"
+    try:
+        import flash_attn_interface  # noqa: F401
+    except ImportError as error:
+        return f"flash-attn 3 does not import ({error}); build it from the flash-attention repository's `hopper` folder"
+    return None
+
+
+def _load_fa3() -> tuple[Kernel, str]:
+    from flash_attn_interface import flash_attn_varlen_func
+
+    try:
+        version = metadata.version("flash_attn_3")
+    except metadata.PackageNotFoundError:
+        version = "of unknown version"
+    return _package_kernel(flash_attn_varlen_func), f"flash-attn-3 {version}"
+
+
 def _fa4_unavailable_reason(device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return f"FlashAttention needs a CUDA device, this is {device.type}"
+    reason = _device_reason(device, 9)
+    if reason is not None:
+        return reason
     if torch.cuda.get_device_capability(device)[0] not in FA4_CAPABILITIES:
         return "flash-attn-4 has kernels for Hopper and Blackwell only"
     try:
@@ -124,7 +179,7 @@ def _fa4_unavailable_reason(device: torch.device) -> str | None:
     return None
 
 
-def _fa2_kernel() -> Callable[..., torch.Tensor]:
+def _torch_fa2_kernel() -> Kernel:
     from torch.nn.attention.varlen import varlen_attn
 
     takes_scale = "scale" in inspect.signature(varlen_attn).parameters
@@ -136,16 +191,49 @@ def _fa2_kernel() -> Callable[..., torch.Tensor]:
         cu_seqlens: torch.Tensor,
         max_seqlen: int,
         scale: float,
+        out: torch.Tensor | None,
     ) -> torch.Tensor:
         options: dict[str, Any] = {"scale": scale} if takes_scale else {}
         if not takes_scale and scale != query.shape[-1] ** -0.5:
             query = query * (scale * query.shape[-1] ** 0.5)
-        return varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
+        result: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
+        return result
 
     return call
 
 
-def _fa4_kernel() -> Callable[..., torch.Tensor]:
+def _package_kernel(function: Callable[..., Any]) -> Kernel:
+    """The varlen function that the packages of generations 2 and 3 share by name and by these arguments."""
+
+    def call(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+        scale: float,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        result = function(
+            query,
+            key,
+            value,
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens,
+            max_seqlen_q=max_seqlen,
+            max_seqlen_k=max_seqlen,
+            softmax_scale=scale,
+            causal=False,
+        )
+        # Some releases return the log-sum-exp beside it.
+        computed = result[0] if isinstance(result, tuple | list) else result
+        # Only generation 3 is given an output to keep finite, and its public function cannot write into one.
+        return computed if out is None else zero_rows_past_end(computed, cu_seqlens)
+
+    return call
+
+
+def _load_fa4() -> tuple[Kernel, str]:
     # The public function cannot be given its output, which padding safety needs; see the class.
     from flash_attn.cute.interface import _flash_attn_fwd
 
@@ -170,4 +258,12 @@ def _fa4_kernel() -> Callable[..., torch.Tensor]:
             out=out,
         )[0]
 
-    return call
+    return call, f"flash-attn-4 {metadata.version('flash-attn-4')}"
+
+
+GENERATIONS: Mapping[int, Generation] = {
+    2: Generation(_fa2_unavailable_reason, _load_fa2, loads_whole_tiles=False),
+    3: Generation(_fa3_unavailable_reason, _load_fa3, loads_whole_tiles=True),
+    4: Generation(_fa4_unavailable_reason, _load_fa4, loads_whole_tiles=True),
+}
+"""The generations that a user can force, by number."""

@@ -76,6 +76,8 @@ def register_opaque(backend: AttentionBackend) -> str:
 
     name = backend.name
     _BACKENDS[name] = backend
+    # The compiler may reuse the memory of what an operator returns, so layers must not share one output.
+    backend.returns_fresh_output = True
 
     def attend(
         module: torch.nn.Module,

@@ -1,21 +1,28 @@
-"""The attention backends by name, and how one is chosen for a device and a tower."""
+"""The attention backends by name, and how one is made for a device and a tower."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import torch
 
 from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.selection import pick_backend
 from vitgraph.errors import BackendError
 
 BACKENDS: dict[str, str] = {
     "FLASH_ATTN": "vitgraph.attention.flash_attn:FlashAttnBackend",
+    "FLASHINFER": "vitgraph.attention.flashinfer:FlashInferBackend",
+    "TRITON_ATTN": "vitgraph.attention.triton_attn:TritonAttnBackend",
+    "ROCM_AITER_FA": "vitgraph.attention.rocm_aiter:RocmAiterBackend",
     "TORCH_SDPA": "vitgraph.attention.torch_sdpa:TorchSdpaBackend",
 }
-"""Registry name to `module:class`; one line a backend, in order of preference on a GPU."""
+"""Registry name to `module:class`; one line a backend, in order of preference on a GPU where nothing is measured."""
 
 AUTO = "auto"
+FLASH_ATTN = "FLASH_ATTN"
 
 
 def backend_class(name: str) -> type[AttentionBackend]:
@@ -36,33 +43,74 @@ def unavailable_backends(device: torch.device) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def create_backend(name: str, device: torch.device, *, flash_attn_version: int | None = None) -> AttentionBackend:
+def describe_backends(device: torch.device) -> list[dict[str, Any]]:
+    """What each backend declares, and whether it can run on `device`: one plain row a backend, in registry order."""
+    rows = []
+    for name in BACKENDS:
+        backend = backend_class(name)
+        rows.append(
+            {
+                "name": name,
+                "unavailable_reason": backend.unavailable_reason(device),
+                "is_capture_safe": backend.is_capture_safe,
+                "head_widths": backend.head_widths,
+                "dtypes": list(backend.dtypes) or "any",
+                "segment_padding": backend.segment_padding,
+                "writes_padding_rows": backend.writes_padding_rows,
+            }
+        )
+    return rows
+
+
+def create_backend(
+    name: str,
+    device: torch.device,
+    *,
+    flash_attn_version: int | None = None,
+    head_width: int | None = None,
+    heads: int | None = None,
+    dtype: torch.dtype | None = None,
+    lengths: Sequence[int] | None = None,
+) -> AttentionBackend:
     """Makes the backend `name` and makes it known to transformers.
 
     Args:
-        name: A registry name; `auto` takes the first that is available on `device`.
+        name: A registry name, or `auto`: measured where the tower's heads are given, else the first that is available.
         device: Where it will run.
-        flash_attn_version: Forces the FlashAttention generation of `FLASH_ATTN`.
+        flash_attn_version: Forces the FlashAttention generation of `FLASH_ATTN`; with `auto`, it chooses `FLASH_ATTN`.
+        head_width: Width of one head of the tower.
+        heads: Heads of the tower.
+        dtype: Dtype of the tower.
+        lengths: Segment lengths that matter to `auto`.
 
     Raises:
-        BackendError: Unknown, or not available here; nothing else is used instead.
+        BackendError: Unknown, not available here, or unfit for these heads; nothing else is used instead.
     """
-    if name == AUTO:
+    version, selection = flash_attn_version, None
+    if name == AUTO and flash_attn_version is not None:
+        name = FLASH_ATTN
+    elif name == AUTO and head_width is not None and heads is not None and dtype is not None:
+        classes = {known: backend_class(known) for known in BACKENDS}
+        selection = pick_backend(device, head_width, heads, dtype, lengths, backends=classes)
+        name, version = selection.name, selection.version
+    elif name == AUTO:
         missing = unavailable_backends(device)
         name = next(candidate for candidate in BACKENDS if candidate not in missing)
     chosen = backend_class(name)
     reason = chosen.unavailable_reason(device)
     if reason is not None:
-        here = [other for other in BACKENDS if backend_class(other).unavailable_reason(device) is None]
-        raise BackendError(f"attention backend {name} cannot run on {device}: {reason}. Available: {', '.join(here)}")
-    if flash_attn_version is not None:
-        from vitgraph.attention.flash_attn import FlashAttnBackend
-
-        if not issubclass(chosen, FlashAttnBackend):
-            raise BackendError(f"--flash-attn-version {flash_attn_version} was given, but the backend is {name}")
-        backend: AttentionBackend = chosen(flash_attn_version, device)
-    else:
-        backend = chosen()
+        missing = unavailable_backends(device)
+        here = ", ".join(other for other in BACKENDS if other not in missing)
+        raise BackendError(f"attention backend {name} cannot run on {device}: {reason}. Available: {here}")
+    if flash_attn_version is not None and not chosen.has_versions:
+        raise BackendError(f"--flash-attn-version {flash_attn_version} was given, but the backend is {name}")
+    backend = chosen.for_device(device, version)
+    if head_width is not None and dtype is not None:
+        reason = backend.unsupported_reason(head_width, dtype)
+        if reason is not None:
+            raise BackendError(f"attention backend {name} does not take this tower: {reason}")
+    if selection is not None:
+        backend.selection = selection.as_records()
     _register_with_transformers(backend)
     return backend
 

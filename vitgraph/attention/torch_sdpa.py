@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
 
 from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.padding import segment_endpoints
 
 
 class TorchSdpaBackend(AttentionBackend):
@@ -19,6 +19,7 @@ class TorchSdpaBackend(AttentionBackend):
     name: ClassVar[str] = "TORCH_SDPA"
     is_capture_safe: ClassVar[bool] = False
     writes_padding_rows: ClassVar[bool] = True
+    segment_padding: ClassVar[str] = "empty segments are left out on the host"
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
@@ -37,12 +38,12 @@ class TorchSdpaBackend(AttentionBackend):
         scale: float,
     ) -> torch.Tensor:
         out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
-        offsets = cu_seqlens.tolist()
-        for start, stop in pairwise(offsets):
-            if start < stop:
-                heads_first = [tensor[start:stop].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]
-                segment = torch.nn.functional.scaled_dot_product_attention(*heads_first, scale=scale)
-                out[start:stop] = segment[0].transpose(0, 1)
+        start = 0
+        for stop in segment_endpoints(cu_seqlens, query.shape[0]):
+            q, k, v = (tensor[start:stop].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+            segment = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+            out[start:stop] = segment[0].transpose(0, 1)
+            start = stop
         return out
 
     def dense(

@@ -41,9 +41,10 @@ def measure_replays(
         keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
         for key in keys:
             uses[key] = uses.get(key, 0) + 1
-        if keys:
-            # After the call, the shared buffers hold a valid batch of its last replay only.
-            last_use.setdefault(keys[-1], call)
+        for key in keys:
+            # After the call, the shared metadata is that of its last replay; graphs without any are always valid.
+            if key == keys[-1] or not manager.graphs[key].writer.layout.nbytes:
+                last_use.setdefault(key, call)
     found = {}
     for key in sorted(last_use, key=lambda key: -uses[key])[:MOST_GRAPHS]:
         manager.execute(inputs.make(last_use[key]))

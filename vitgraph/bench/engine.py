@@ -161,6 +161,8 @@ class _Run:
                 "tolerance": TOLERANCE[dtype],
                 "status": "ok" if (outcome.max_rel_l2 or 0.0) <= TOLERANCE[dtype] else "incorrect",
             }
+        runner.prepare_attention(prepared.calls)
+        record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
         self.progress.phase("warming up", len(prepared.warmups))
         runner.warm_up(prepared.warmups, self.progress.step)
 

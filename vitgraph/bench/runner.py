@@ -17,6 +17,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
+from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.samples import EAGER, EAGER_REPEAT, GRAPH, HF, Sample
 
@@ -120,6 +121,23 @@ class BenchRunner:
             outcome.checked_calls += 1
 
     @torch.inference_mode()
+    def prepare_attention(self, calls: Sequence[EncoderCall]) -> None:
+        """Lets the backend build what it needs for the calls' lengths (plans, tuning), so that no timed call does."""
+        encoder, shapes = self.encoder, set()
+        tile_counts: dict[int, EncoderCall] = {}
+        for items, call in {call.items: call for call in calls}.items():
+            metadata = encoder.compute_metadata(items, DEFAULT_PATH, ()) if encoder.calls_varlen else {}
+            if "cu_seqlens" in metadata:
+                offsets = metadata["cu_seqlens"]
+                longest = encoder.compute_scalars(metadata)["max_seqlen"]
+                shapes.add((int(offsets[-1]), len(offsets) - 1, longest))
+            else:
+                tile_counts[call.input_rows] = call
+        encoder.attention.prepare(sorted(shapes))
+        for call in tile_counts.values():
+            self.run_eager(self.inputs.make(call))
+
+    @torch.inference_mode()
     def warm_up(self, calls: Sequence[EncoderCall], tick: Callable[[], None] | None = None) -> None:
         """Runs calls in every mode without recording them."""
         for call in calls:
@@ -186,7 +204,7 @@ class BenchRunner:
         for position, mode in enumerate(modes):
             time = self._timer.time(partial(self._run, mode, mm_kwargs))
             in_graph = mode == GRAPH
-            hits = sum(len(batch.items) for batch in plan.batches if batch.is_hit)
+            hits = sum(batch.miss_reason_of(item) is None for batch in plan.batches for item in batch.items)
             replays = sum(run.key is not None for batch in plan.batches for run in batch.runs.values())
             record(
                 Sample(

@@ -104,8 +104,8 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
             f"output tokens, so no graph could ever be used; pass a budget of {smallest} or more"
         )
     minimums = {path: policy.min_token_budget for path, policy in config.paths.items()}
-    fixed = [path for path, policy in config.paths.items() if not policy.has_segments]
-    if fixed and settings.token_budgets[0] < min(minimums.values()):
+    tiled = frozenset(path for path, policy in config.paths.items() if not policy.has_segments)
+    if tiled and settings.token_budgets[0] < min(minimums.values()):
         raise BudgetError(
             f"token budget {settings.token_budgets[0]} is below one item of this model ({min(minimums.values())} "
             f"tokens): its graph could hold nothing. Use budgets of {min(minimums.values())} and more"
@@ -115,7 +115,7 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
         path_minimums=minimums if config.is_multi_path else None,
         min_tokens_per_segment=config.min_tokens_per_segment,
         axes=tuple(_needed_axis(axis, specs) for axis in config.axes),
-        segment_free_paths=frozenset(fixed),
+        segment_free_paths=tiled,
     )
     if not spec.slot_tiers:
         plan = replace(plan, slot_tiers={key: (tiers[-1],) for key, tiers in plan.slot_tiers.items()})
@@ -167,7 +167,15 @@ def load(
     from vitgraph.attention.registry import create_backend
     from vitgraph.models.loading import compile_blocks, load_encoder
 
-    attention = create_backend(spec.attn_backend, device, flash_attn_version=spec.flash_attn_version)
+    family = source.row.encoder_class()
+    attention = create_backend(
+        spec.attn_backend,
+        device,
+        flash_attn_version=spec.flash_attn_version,
+        head_width=family.head_width(source.vision_config),
+        heads=family.head_count(source.vision_config),
+        dtype=dtype,
+    )
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
     compiled = compile_blocks(encoder) if spec.compile else 0
     facts = {
@@ -175,6 +183,7 @@ def load(
         "attn_backend_requested": spec.attn_backend,
         "attn_backend": attention.name,
         "attn_implementation": attention.implementation,
+        "attn_selection": list(attention.selection) or None,
         "dtype": str(dtype).removeprefix("torch."),
         "parameters": sum(parameter.numel() for parameter in encoder.modules.parameters()),
         "weight_bytes": sum(p.numel() * p.element_size() for p in encoder.modules.parameters()),

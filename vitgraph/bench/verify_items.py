@@ -124,10 +124,6 @@ class ProbeStore:
     seed: int
     _probes: dict[tuple[ItemGeometry, int], Probe] = field(default_factory=dict)
 
-    @property
-    def probes(self) -> list[Probe]:
-        return list(self._probes.values())
-
     def get(self, candidate: Candidate, copy: int = 0) -> Probe:
         """Probe number `copy` of a size, with its eager reference.
 

@@ -27,25 +27,31 @@ class Effort:
 
     Attributes:
         doublings: Token budgets to capture, each twice the one before.
+        most_flops: Operations of an item that still fits, beyond which no third budget is captured.
         frames_per_item: Most video frames of a replay, for each item that it may hold.
         per_stratum: Sizes of each modality between two budgets.
         oversize: Sizes above the largest budget.
-        call_sizes: Shares of the random calls by their most tokens, in multiples of the smallest budget; 0 is no limit.
+        call_sizes: Shares of the random calls by their most tokens, in multiples of `call_unit`; 0 is no limit.
+        unit_flops: Operations up to which `call_unit` grows beyond the smallest budget.
+        large_call: Most tokens of the first call of each policy, in multiples of the largest budget; 0 is no limit.
         whole_call_every: Every so many random calls, eager encodes the whole call too.
         drills_every_graph: Small-large-small goes through every graph, not through one of each budget.
     """
 
     doublings: int
+    most_flops: float
     frames_per_item: int
     per_stratum: int
     oversize: int
     call_sizes: tuple[tuple[float, int], ...]
+    unit_flops: float
+    large_call: int
     whole_call_every: int
     drills_every_graph: bool
 
 
-CPU_EFFORT = Effort(3, 2, 2, 1, ((0.88, 1), (0.1, 2), (0.02, 4)), 8, False)
-GPU_EFFORT = Effort(6, 8, 3, 3, ((0.3, 4), (0.4, 16), (0.3, 0)), 1, True)
+CPU_EFFORT = Effort(3, 6e9, 2, 2, 1, ((0.88, 1), (0.1, 2), (0.02, 4)), 1.5e8, 2, 10, False)
+GPU_EFFORT = Effort(6, float("inf"), 8, 3, 3, ((0.3, 4), (0.4, 16), (0.3, 0)), 0.0, 0, 1, True)
 
 
 @dataclass(slots=True)
@@ -87,6 +93,14 @@ class VerifySession:
     @property
     def device(self) -> torch.device:
         return self.encoder.device
+
+    @property
+    def call_unit(self) -> int:
+        """Tokens of a small random call: the smallest budget or item, or more of it where that costs little."""
+        smallest = min(budgets[0] for budgets in self.manager.plan.path_budgets.values())
+        unit = max(smallest, min(candidate.tokens for candidate in self.sample))
+        flops = max(candidate.flops for candidate in self.sample if candidate.tokens <= unit)
+        return unit * max(1, int(self.effort.unit_flops / flops))
 
     def tick(self, name: str, done: int, total: int) -> None:
         if self.progress is not None:
@@ -134,11 +148,12 @@ class VerifySession:
             for count in counts:
                 ends.append(ends[-1] + count)
             plan.tokens[path], plan.offsets[path] = counts, ends
+            present = tuple(index for index, count in enumerate(counts) if count)
             if path == key.path:
-                batch.runs[path] = PathRun(ends[-1], segments, key)
-            elif ends[-1]:
-                batch.runs[path] = PathRun(ends[-1], segments, None, NOT_CAPTURED)
-                plan.eager_items[path] = [index for index, count in enumerate(counts) if count]
+                batch.runs[path] = PathRun(ends[-1], segments, key, items=present)
+            elif present:
+                batch.runs[path] = PathRun(ends[-1], segments, None, NOT_CAPTURED, present)
+                plan.eager_items[path] = list(present)
         return plan
 
     def _run(self, inputs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:

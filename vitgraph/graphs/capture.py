@@ -137,7 +137,8 @@ def capture_budget(
     output: list[torch.Tensor] = []
     config = model.get_encoder_cudagraph_config()
     # Paths of equal tiles round a budget down to whole tiles, which is all that can be packed into it.
-    unit = 1 if config.paths[key.path].has_segments else config.min_tokens_per_segment
+    policy = config.paths[key.path]
+    unit = 1 if policy.has_segments else policy.min_token_budget
 
     def run() -> None:
         parts = model.encoder_cudagraph_forward(dict(inputs), wanted.scalars, key.path)

@@ -219,7 +219,7 @@ class EncoderCudaGraphManager:
             if key.path == wanted.path
             and key.axis_key == wanted.axis_key
             and key.token_budget >= run.tokens
-            and key.segment_slots >= run.segments
+            and (wanted.path in self.plan.segment_free_paths or key.segment_slots >= run.segments)
         ]
         run.key = min(fitting, default=None)
         if run.key is None or (self.policy == "exact" and run.key.token_budget != run.tokens):

@@ -170,11 +170,8 @@ class DeepseekOCRRule(TwoPathRule):
 
     def view_flops(self, side: int) -> float:
         grid, cells = side // self.patch, side // (4 * self.patch)
-        width, channels, middle, last = (
-            self.sam["hidden_size"],
-            self.sam["output_channels"],
-            *self.sam["downsample_channels"],
-        )
+        width, channels = self.sam["hidden_size"], self.sam["output_channels"]
+        middle, last = self.sam["downsample_channels"]
         patches = grid * grid
         sam = 2.0 * patches * 3 * self.patch**2 * width
         for layer in range(self.sam["num_hidden_layers"]):
@@ -224,7 +221,9 @@ class DeepseekOCREncoder(TwoPathEncoder):
         from vitgraph.models.deepseek_ocr_modules import TabledSamAttention, ViewTokens
 
         config = UnlimitedOcrVisionConfig(**vision_config)
-        features = config.encoder_config.hidden_size + config.sam_config.downsample_channels[-1]
+        features = (
+            vision_config["encoder_config"]["hidden_size"] + vision_config["sam_config"]["downsample_channels"][-1]
+        )
         with device:
             # SAM has its attention class from here on and never asks for an implementation again.
             tower: Any = UnlimitedOcrVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)

@@ -135,6 +135,11 @@ class VisionEncoder(ABC):
         heads = vision_config.get("num_heads") or vision_config["num_attention_heads"]
         return int(width) // int(heads)
 
+    @classmethod
+    def head_count(cls, vision_config: Mapping[str, Any]) -> int | None:
+        """Attention heads of a layer; None where the tower has several kinds."""
+        return vision_config.get("num_heads") or vision_config.get("num_attention_heads")
+
     @abstractmethod
     def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
         """Pixel buffers of a graph of that capacity."""
@@ -248,7 +253,8 @@ class VisionEncoder(ABC):
     def encoder_cudagraph_forward(
         self, inputs: dict[str, torch.Tensor], scalars: Mapping[str, int], path: str = DEFAULT_PATH
     ) -> Sequence[torch.Tensor]:
-        return self.forward_packed(inputs, scalars, path)
+        with self.attention.one_forward():
+            return self.forward_packed(inputs, scalars, path)
 
     def encoder_eager_forward(self, mm_kwargs: EncoderInputs, path: str = DEFAULT_PATH) -> torch.Tensor:
         items = mm_kwargs.chosen
@@ -256,7 +262,8 @@ class VisionEncoder(ABC):
         inputs = to_device(metadata, self.device)
         for name in self.path_pixels(path):
             inputs[name] = mm_kwargs.rows(name).materialize()
-        parts = self.forward_packed(inputs, self.compute_scalars(metadata), path)
+        with self.attention.one_forward():
+            parts = self.forward_packed(inputs, self.compute_scalars(metadata), path)
         if len(parts) == 1:
             return parts[0]
         import torch

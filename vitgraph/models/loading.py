@@ -59,6 +59,13 @@ def load_encoder(
     return encoder_class(modules.eval().requires_grad_(False), rule, attention)
 
 
+RECOMPILE_LIMIT = 32
+
+MATRIX_GAIN = 0.5
+"""Standard deviation of random matrices, in units of one over the root of their inputs. At 1, thirty layers amplify the
+rounding of bfloat16 until two kernels for the same product look like two results."""
+
+
 def randomize(modules: nn.Module, seed: int) -> None:
     """Fills every parameter with seeded random values of a trained network's scale; norms stay near one.
 
@@ -75,7 +82,10 @@ def randomize(modules: nn.Module, seed: int) -> None:
             elif parameter.ndim < 2:
                 values = 0.02 * values
             else:
-                values = values * parameter[0].numel() ** -0.5
+                values = values * (MATRIX_GAIN * parameter[0].numel() ** -0.5)
+            if "q_norm" in name or "k_norm" in name:
+                # Attention over normalised queries and keys has no other scale; at 1 its scores would all saturate.
+                values = values * parameter.shape[-1] ** -0.25
             parameter.copy_(values)
 
 
@@ -113,6 +123,8 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     blocks = encoder.repeated_blocks()
     if not blocks:
         raise ModelError(f"{type(encoder).__name__} names no repeated block to compile; leave --compile out")
+    # Towers with several kinds of blocks and shapes need more variants than torch allows by default.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     _set_implementation(encoder.modules, register_opaque(encoder.attention))
     for block in blocks:
         block.compile(dynamic=True)

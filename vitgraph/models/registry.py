@@ -159,6 +159,22 @@ ROWS: tuple[ModelRow, ...] = (
         "minicpm-v-2.6",
         "minicpm-v-2.6-debug",
     ),
+    ModelRow(
+        "deepseek_ocr",
+        "DeepSeek-OCR",
+        "vitgraph.models.deepseek_ocr:DeepseekOCREncoder",
+        ("DeepseekOCRForCausalLM",),
+        "deepseek-ocr",
+        "deepseek-ocr-debug",
+    ),
+    ModelRow(
+        "step3_vl",
+        "Step3-VL-10B, Step3",
+        "vitgraph.models.step3_vl:Step3VLEncoder",
+        ("StepVLForConditionalGeneration", "Step3VLForConditionalGeneration"),
+        "step3-vl-10b",
+        "step3-vl-debug",
+    ),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -222,7 +221,9 @@ class Step3VLEncoder(TwoPathEncoder):
         super().__init__(modules, rule, attention)
         tower: Any = modules["visual"]
         make = perception_positions if rule.is_perception else lambda tower, grid: (tower.embeddings.positions(grid),)
-        self._positions = {path: make(tower, grid) for path, grid in rule.patches_per_side.items()}
+        self._positions: dict[str, tuple[Any, ...]] = {
+            path: make(tower, grid) for path, grid in rule.patches_per_side.items()
+        }
 
     @classmethod
     def build_modules(
@@ -305,9 +306,7 @@ class Step3VLEncoder(TwoPathEncoder):
             features = tower(pixels, *self._positions[path])
         return self.modules["projector"](features)
 
-    def assemble(
-        self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None
-    ) -> torch.Tensor:
+    def assemble(self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None) -> torch.Tensor:
         """The crops in order, then the global view."""
         import torch
 

@@ -75,9 +75,11 @@ class Step3Embeddings(nn.Module):
     def __init__(self, config: CLIPVisionConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.side = int(config.image_size) // int(config.patch_size)
+        image, patch = config.image_size, config.patch_size
+        assert isinstance(image, int) and isinstance(patch, int)
+        self.side = image // patch
         self.class_embedding = nn.Parameter(torch.zeros(1, width))
-        self.patch_embedding = nn.Conv2d(config.num_channels, width, config.patch_size, stride=config.patch_size)
+        self.patch_embedding = nn.Conv2d(config.num_channels, width, patch, stride=patch)
         self.position_embedding = nn.Embedding(self.side**2 + 1, width)
 
     def positions(self, grid: int) -> torch.Tensor:
@@ -86,9 +88,7 @@ class Step3Embeddings(nn.Module):
         if grid == self.side:
             return table
         square = table[1:].float().T.reshape(1, -1, self.side, self.side)
-        resized = functional.interpolate(
-            square, size=(grid, grid), mode="bicubic", antialias=True, align_corners=False
-        )
+        resized = functional.interpolate(square, size=(grid, grid), mode="bicubic", antialias=True, align_corners=False)
         return torch.cat([table[:1], resized[0].flatten(1).T.to(table.dtype)])
 
     def forward(self, pixels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

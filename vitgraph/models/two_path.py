@@ -99,7 +99,7 @@ class TwoPathRule(GeometryRule):
     def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
         crops = self.checked_crops(geometry).crops
         tokens = {GLOBAL: self.path_tokens[GLOBAL], LOCAL: crops * self.path_tokens[LOCAL]}
-        # Neither path has a segment list; the item counts as one so that segments never limit before tokens do.
+        # Neither path has a segment list, so the item counts as one whatever its views.
         return EncoderItemSpec(geometry.modality, 1 + crops, sum(tokens.values()), 1, tokens)
 
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
@@ -127,6 +127,7 @@ class TwoPathRule(GeometryRule):
 class TwoPathEncoder(VisionEncoder):
     """One tower over two sizes of square views; a graph of either path is padded with spare views."""
 
+    calls_varlen: ClassVar[bool] = False
     rule: TwoPathRule
 
     @abstractmethod
@@ -157,9 +158,8 @@ class TwoPathEncoder(VisionEncoder):
         return (3, side, side)
 
     def views(self, capacity: GraphCapacity) -> int:
-        """Views of a graph. The last one may be partly beyond the budget: the forward gives whole views, and at least
-        as many rows as the budget says."""
-        return -(-capacity.token_budget // self.rule.path_tokens[capacity.path])
+        """Whole views that the budget holds."""
+        return capacity.token_budget // self.rule.path_tokens[capacity.path]
 
     def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
         (name,) = self.path_pixels(capacity.path)

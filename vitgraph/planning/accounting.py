@@ -81,22 +81,21 @@ class GraphCounters:
     def add(self, batches: Iterable[PackedBatch]) -> None:
         """Counts the batches of one call."""
         for batch in batches:
-            count = len(batch.items)
-            self.items += count
-            reason = batch.miss_reason
-            if reason is None:
-                self.hits += count
-            else:
-                self.misses_by_reason[reason] += count
-                if any(run.key is not None for run in batch.runs.values()):
-                    self.partial_hits += count
+            self.items += len(batch.items)
+            for item in batch.items:
+                reason = batch.miss_reason_of(item)
+                if reason is None:
+                    self.hits += 1
+                else:
+                    self.misses_by_reason[reason] += 1
+                    self.partial_hits += any(run.key is not None and item in run.items for run in batch.runs.values())
             for run in batch.runs.values():
                 self.path_runs += 1
                 if run.key is not None:
                     self.path_replays += 1
                     use = self.use.setdefault(run.key, GraphUse())
                     use.replays += 1
-                    use.items += count
+                    use.items += len(run.items)
                     use.tokens += run.tokens
                     use.segments += run.segments
 

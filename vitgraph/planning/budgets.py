@@ -275,7 +275,8 @@ def plan_budgets(
             list up to the settings' largest budget. None for single-path models.
         min_tokens_per_segment: Fewest output tokens that one attention segment can have; bounds the slots.
         axes: Capture axes of the model.
-        segment_free_paths: Paths whose attention has no segment list (tiles, crops): one slot tier.
+        segment_free_paths: Paths of equal tiles (crops, slices) without a segment list: one slot tier, and only tokens
+            limit them. A tile has the path's minimum where there are several paths, else `min_tokens_per_segment`.
 
     Raises:
         BudgetError: Capture axes and several paths were combined, or a path's minimum exceeds the maximum.
@@ -293,7 +294,8 @@ def plan_budgets(
     for path, budgets in path_budgets.items():
         for budget in budgets:
             if path in segment_free_paths:
-                tiers[path, budget] = (max(1, budget // min_tokens_per_segment),)
+                tile = path_minimums[path] if path_minimums else min_tokens_per_segment
+                tiers[path, budget] = (max(1, budget // tile),)
                 continue
             room = max(1, min(most, budget // min_tokens_per_segment))
             tiers[path, budget] = segment_slot_tiers(room, min(settings.max_vision_items_per_batch, room))

@@ -36,12 +36,14 @@ class PathRun:
         segments: Attention segments of the batch.
         key: The graph to replay, or None.
         miss_reason: Why no graph is replayed, or None.
+        items: Items of the batch that have rows on the path, in input order.
     """
 
     tokens: int
     segments: int
     key: GraphKey | None = None
     miss_reason: str | None = None
+    items: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -65,6 +67,10 @@ class PackedBatch:
     def miss_reason(self) -> str | None:
         """Reason of the first path that runs eagerly, or None for a hit."""
         return next((run.miss_reason for run in self.runs.values() if run.key is None), None)
+
+    def miss_reason_of(self, item: int) -> str | None:
+        """Reason of the first path that runs the item eagerly; None where every path that it is on is replayed."""
+        return next((run.miss_reason for run in self.runs.values() if run.key is None and item in run.items), None)
 
 
 def group_items(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[list[int]]:
@@ -151,44 +157,45 @@ def pack_items(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str =
         segments = sum(spec.segments for spec in chosen)
         batch = PackedBatch(members)
         for path, budgets in plan.path_budgets.items():
-            tokens = sum(spec.tokens_on(path) for spec in chosen)
-            if tokens:
-                batch.runs[path] = _select_graph(chosen, plan, path, budgets, tokens, segments, policy == "exact")
+            on_path = tuple(index for index in members if specs[index].tokens_on(path))
+            if on_path:
+                tokens = sum(specs[index].tokens_on(path) for index in on_path)
+                run = PathRun(tokens, segments, items=on_path)
+                _select_graph(run, chosen, plan, path, budgets, policy == "exact")
+                batch.runs[path] = run
         batches.append(batch)
     return batches
 
 
 def _select_graph(
+    run: PathRun,
     specs: Sequence[EncoderItemSpec],
     plan: BudgetPlan,
     path: str,
     budgets: Sequence[int],
-    tokens: int,
-    segments: int,
     exact: bool,
-) -> PathRun:
-    run = PathRun(tokens, segments)
-    budget = select_budget(budgets, tokens)
+) -> None:
+    """Gives the run its graph, or the reason why it has none."""
+    budget = select_budget(budgets, run.tokens)
     if plan.max_frames == 0 and any(spec.modality == VIDEO for spec in specs):
         run.miss_reason = VIDEO_DISABLED
     elif budget is None:
         run.miss_reason = TOO_MANY_TOKENS
-    elif exact and budget != tokens:
+    elif exact and budget != run.tokens:
         run.miss_reason = NOT_EXACT
     else:
-        slots = plan.select_slots(path, budget, segments)
+        slots = plan.select_slots(path, budget, run.segments)
         axis_key: tuple[int, ...] = ()
         for axis in plan.axes:
             key = axis.covering_key(spec.axis_sizes[axis.name] for spec in specs)
             if key is None:
                 run.miss_reason = AXIS_NOT_CAPTURED
-                return run
+                return
             axis_key += key
         if slots is None:
             run.miss_reason = TOO_MANY_FRAMES
         else:
             run.key = GraphKey(path, budget, slots, axis_key)
-    return run
 
 
 POLICIES = ("greedy", "greedy-defer", "exact")

@@ -1,0 +1,148 @@
+"""What backends derive from packed offsets: endpoints, padded lengths and offsets, outputs with finite padded rows.
+
+Eager, capture and replay all come through here. Everything that runs on the device is a tensor operation without a host
+synchronisation, so it may be captured and follows the offsets of each replay.
+
+Shape legend: N packed rows, S segment slots, H heads, E head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vitgraph.errors import BackendError
+
+SLOT_BUCKETS = (8, 16, 64)
+"""Segment slots that plans are built for; above the last one, multiples of it."""
+
+SEQLEN_FLOOR = 256
+"""Smallest bound of segment lengths that plans are built for; above it, powers of two."""
+
+INT32_MAX = 2**31 - 1
+
+
+def bucketed_slots(slots: int) -> int:
+    """The smallest bucket that holds `slots` segments: 8, 16, 64, then multiples of 64."""
+    for bucket in SLOT_BUCKETS:
+        if slots <= bucket:
+            return bucket
+    step = SLOT_BUCKETS[-1]
+    return -(-slots // step) * step
+
+
+def bucketed_seqlen(max_seqlen: int) -> int:
+    """The power of two that bounds `max_seqlen` rows of a segment; at least `SEQLEN_FLOOR`."""
+    return max(SEQLEN_FLOOR, 1 << (max_seqlen - 1).bit_length()) if max_seqlen > 0 else SEQLEN_FLOOR
+
+
+def segment_endpoints(cu_seqlens: torch.Tensor | Sequence[int], rows: int) -> list[int]:
+    """Ends of the segments that have rows, read on the host; each starts where the one before it ends.
+
+    Args:
+        cu_seqlens: `[S + 1]` offsets; repeated entries are empty segments. A device tensor is copied, which waits.
+        rows: Rows of the packed tensor; those past the last endpoint are padding.
+
+    Raises:
+        BackendError: Offsets that do not start at 0, that fall, or that end past `rows`.
+    """
+    offsets = cu_seqlens.tolist() if isinstance(cu_seqlens, torch.Tensor) else list(cu_seqlens)
+    if not offsets or offsets[0] != 0:
+        raise BackendError(f"segment offsets must start with 0, got {offsets[:4]}")
+    endpoints: list[int] = []
+    last = 0
+    for offset in offsets[1:]:
+        if offset < last:
+            raise BackendError(f"segment offsets must not fall, but {offset} follows {last}")
+        if offset > last:
+            endpoints.append(offset)
+        last = offset
+    if last > rows:
+        raise BackendError(f"the last segment ends at row {last} of {rows}; pass the offsets of these very rows")
+    return endpoints
+
+
+def padded_offsets(cu_seqlens: torch.Tensor, slots: int) -> torch.Tensor:
+    """`[slots + 1]` offsets: `cu_seqlens` `[S + 1]` with its last value repeated, so that the added slots are empty."""
+    missing = slots + 1 - cu_seqlens.shape[0]
+    if missing < 0:
+        raise BackendError(f"{cu_seqlens.shape[0] - 1} segments do not fit {slots} slots")
+    if not missing:
+        return cu_seqlens
+    return torch.cat((cu_seqlens, cu_seqlens[-1:].expand(missing)))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSections:
+    """Offsets of packed tensors in elements, one section a row stride, and the lengths they share.
+
+    Attributes:
+        lengths: `[slots]` int32 rows of each segment; 0 in unused slots.
+        offsets: For each row stride asked for, `[slots + 1]` int32; unused slots repeat the section's own last value.
+    """
+
+    lengths: torch.Tensor
+    offsets: dict[int, torch.Tensor]
+
+
+def packed_sections(cu_seqlens: torch.Tensor, slots: int, row_strides: Sequence[int], rows: int) -> PackedSections:
+    """Lengths and element offsets of tensors that share segments but not row strides, such as views of a fused QKV.
+
+    Args:
+        cu_seqlens: `[S + 1]` int32 offsets in rows, on the device.
+        slots: Slots to pad to, at least S.
+        row_strides: Elements from one row to the next, for each tensor; equal ones share a section.
+        rows: Rows of the packed tensors; bounds the offsets.
+
+    Raises:
+        BackendError: Offsets would not fit 32 bits, or the segments would not fit the slots.
+    """
+    if rows * max(row_strides) > INT32_MAX:
+        raise BackendError(
+            f"{rows} rows of {max(row_strides)} elements need offsets above 32 bits; encode fewer items in one call"
+        )
+    padded = padded_offsets(cu_seqlens, slots)
+    lengths = padded[1:] - padded[:-1]
+    return PackedSections(lengths, {stride: padded * stride for stride in dict.fromkeys(row_strides)})
+
+
+def zero_rows_past_end(out: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Zeros the rows of `out` `[N, H, E]` past `cu_seqlens[-1]` in place; for kernels that take no output tensor."""
+    past_end = torch.arange(out.shape[0], dtype=cu_seqlens.dtype, device=out.device) >= cu_seqlens[-1]
+    return out.masked_fill_(past_end[:, None, None], 0)
+
+
+class PaddingSafeOutputs:
+    """Outputs that start as zeros and that all layers share, so that rows which a kernel skips are always finite.
+
+    A graph keeps writing to the buffer it was captured with: a buffer that became too small is kept until `release`.
+    """
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._buffers: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
+        self._outgrown: list[torch.Tensor] = []
+
+    def reserve(self, rows: int) -> None:
+        """Makes later buffers at least so many rows high, so that every graph of a list shares one."""
+        self._rows = max(self._rows, rows)
+
+    def release(self) -> None:
+        """Drops the buffers; no graph that was captured with them may be replayed afterwards."""
+        self._rows = 0
+        self._buffers.clear()
+        self._outgrown.clear()
+
+    def take(self, query: torch.Tensor) -> torch.Tensor:
+        """`[N, H, E]` rows of the buffer for outputs like `query`."""
+        rows, heads, width = query.shape
+        shape = (heads, width, query.dtype)
+        buffer = self._buffers.get(shape)
+        if buffer is None or buffer.shape[0] < rows:
+            if buffer is not None:
+                self._outgrown.append(buffer)
+            buffer = torch.zeros(max(self._rows, rows), heads, width, dtype=query.dtype, device=query.device)
+            self._buffers[shape] = buffer
+        return buffer[:rows]

@@ -1,0 +1,308 @@
+"""`TRITON_ATTN`: a varlen kernel of our own in Triton; its tile sizes are measured once for a device and head shape.
+
+Shape legend: N packed rows, S segment slots, H heads, E head width.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from importlib import metadata
+from typing import Any, ClassVar, Self
+
+import torch
+
+from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
+from vitgraph.attention.measure import AttentionCase, queued_ms, segments_of
+
+logger = logging.getLogger(__name__)
+
+STRIDE_UNIT = 8
+"""The kernel takes strides in units of so many elements (16 bytes), which lets its loads be 16 bytes wide."""
+
+LENGTH_CLASSES = (64, 448, 3072)
+"""Segment lengths that tiles are measured at; a call uses the first that is more than half its longest segment."""
+
+ROW_CLASSES = (512, 3072, 8192)
+"""Packed rows that tiles are measured at; a call uses the first that is more than half its own."""
+
+SMALLEST_CHUNK = 16
+"""Matrix instructions take no fewer columns."""
+
+COMPILE_THREADS = 8
+
+INTERPRET_VARIABLE = "TRITON_INTERPRET"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a launch is compiled for.
+
+    Attributes:
+        block_q: Query rows of a program.
+        block_k: Keys visited at once.
+        warps: Warps of a program.
+        stages: Depth of the pipeline that loads keys and values.
+        widths: Chunks that a head is cut into; 0 where there are fewer than three.
+        split_tail: Whole key blocks run without masks and the rest once with one; False masks every block.
+    """
+
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+    widths: tuple[int, int, int]
+    split_tail: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TuningKey:
+    """What a tile is chosen by."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    head_width: int
+    length_class: int
+    row_class: int
+
+    @property
+    def case(self) -> AttentionCase:
+        """The input that the class is measured with."""
+        length = min(self.length_class, self.row_class)
+        return AttentionCase(self.heads, self.head_width, self.dtype, segments_of(length, self.row_class))
+
+
+_MEASURED: dict[TuningKey, dict[Tile, float]] = {}
+"""Milliseconds of each tile, and with them the choice: whichever backend object of the process asks, it is the same."""
+
+
+def chunk_widths(head_width: int) -> list[tuple[int, int, int]]:
+    """Ways to cut a head into powers of two: without excess beyond 16, as two chunks, and as one; duplicates removed.
+
+    72 is cut as 64 + 16 or padded to 128; 112 as 64 + 32 + 16, as 64 + 64 or as 128; a power of two only as itself.
+    """
+    parts: list[int] = []
+    rest = -(-head_width // SMALLEST_CHUNK) * SMALLEST_CHUNK
+    while rest:
+        parts.append(1 << (rest.bit_length() - 1))
+        rest -= parts[-1]
+    ways = [parts, [_power_of_two(head_width)]]
+    if len(parts) > 2:
+        ways.insert(1, [parts[0], _power_of_two(head_width - parts[0])])
+    padded = [[*way, 0, 0] for way in ways if len(way) <= 3]
+    return list(dict.fromkeys((way[0], way[1], way[2]) for way in padded))
+
+
+def _power_of_two(width: int) -> int:
+    return max(SMALLEST_CHUNK, 1 << (width - 1).bit_length())
+
+
+def base_tiles(widths: tuple[int, int, int]) -> list[Tile]:
+    """Tiles to measure for a way of cutting the head; the first is used where nothing can be measured."""
+    total = sum(widths)
+    shapes = [(64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2), (128, 64, 4, 3)]
+    if total > 128:
+        shapes = [(64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)]
+    return [Tile(*shape, widths) for shape in shapes]
+
+
+def _class_of(value: int, classes: tuple[int, ...]) -> int:
+    return next((known for known in classes if value < 2 * known), classes[-1])
+
+
+class TritonAttnBackend(AttentionBackend):
+    """Loads nothing past a segment's end, so padding may hold anything; a launch depends on shapes, not on lengths.
+
+    Tiles are measured in the first call of a head shape and size class, which a warm-up makes; a capture measures
+    nothing.
+
+    Args:
+        device: Where it will run; None takes the current CUDA device.
+    """
+
+    name: ClassVar[str] = "TRITON_ATTN"
+    is_capture_safe: ClassVar[bool] = True
+    writes_padding_rows: ClassVar[bool] = False
+    head_widths: ClassVar[str] = "multiples of 8 up to 256"
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    segment_padding: ClassVar[str] = "an empty segment costs one program a head that ends at once"
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__()
+        from vitgraph.attention import triton_kernel
+
+        self._kernel: Any = triton_kernel.varlen_forward
+        self._is_interpreted = os.environ.get(INTERPRET_VARIABLE) == "1"
+        self._chosen: dict[TuningKey, Tile] = {}
+        self._head_shapes: dict[tuple[torch.device, torch.dtype, int, int], None] = {}
+        self.implementation = f"vitgraph kernel in triton {metadata.version('triton')}"
+        if self._is_interpreted:
+            self.implementation += ", interpreted"
+
+    @classmethod
+    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
+        return cls(device)
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device) -> str | None:
+        try:
+            import triton  # noqa: F401
+        except ImportError as error:
+            return f"triton does not import ({error}); pip install triton"
+        if os.environ.get(INTERPRET_VARIABLE) == "1":
+            return None
+        if device.type != "cuda":
+            return (
+                f"a Triton kernel needs a GPU, this is {device.type} (for tests, {INTERPRET_VARIABLE}=1 interprets it)"
+            )
+        if torch.cuda.get_device_capability(device)[0] < 8:
+            return "its matrix products in bfloat16 need compute capability 8.0 or newer"
+        return None
+
+    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
+        return half_precision_reason("TRITON_ATTN", dtype) or width_reason(head_width, 8, 256)
+
+    def varlen(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        max_seqlen: int,
+        scale: float,
+    ) -> torch.Tensor:
+        rows, heads, width = query.shape
+        out = torch.empty((rows, heads, width), dtype=query.dtype, device=query.device)
+        if rows == 0 or cu_seqlens.shape[0] < 2:
+            return out
+        head_shape = (query.device, query.dtype, heads, width)
+        self._head_shapes[head_shape] = None
+        tile = self._tile(head_shape, rows, max_seqlen)
+        self._launch(tile, _wide(query), _wide(key), _wide(value), out, cu_seqlens, scale)
+        return out
+
+    def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
+        for rows, _, max_seqlen in shapes:
+            for head_shape in self._head_shapes:
+                self._tile(head_shape, rows, max_seqlen)
+
+    def measured_tiles(self) -> list[dict[str, Any]]:
+        """Every tile measured so far in this process with its class and milliseconds, as plain rows for a record."""
+        return [
+            {**asdict(key), "device": str(key.device), "dtype": str(key.dtype), **asdict(tile), "milliseconds": time_ms}
+            for key, times in _MEASURED.items()
+            for tile, time_ms in times.items()
+        ]
+
+    def _tile(self, head_shape: tuple[torch.device, torch.dtype, int, int], rows: int, max_seqlen: int) -> Tile:
+        length_class = _class_of(min(max_seqlen, rows), LENGTH_CLASSES)
+        key = TuningKey(*head_shape, length_class, _class_of(rows, ROW_CLASSES))
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            times = _MEASURED.get(key)
+            if times is None and not (self._is_interpreted or torch.cuda.is_current_stream_capturing()):
+                started = time.perf_counter()
+                times = _MEASURED[key] = self._measure_tiles(key)
+                self.plan_build_ms += (time.perf_counter() - started) * 1e3
+            if not times:
+                return base_tiles(chunk_widths(key.head_width)[0])[0]
+            chosen = self._chosen[key] = min(times, key=times.__getitem__)
+        return chosen
+
+    def _measure_tiles(self, key: TuningKey) -> dict[Tile, float]:
+        """Milliseconds on the class's own input: first of the sizes, then for the best of them of the other choices."""
+        query, value_key, value = key.case.tensors(key.device)
+        offsets = key.case.offsets(key.device)
+        out = torch.empty_like(query)
+        arguments = (query, value_key, value, out, offsets, key.head_width**-0.5)
+        times: dict[Tile, float] = {}
+
+        def measure(tiles: list[Tile]) -> None:
+            self._compile_together(tiles, arguments)
+            for tile in tiles:
+                try:
+                    launch = partial(self._launch, tile, *arguments)
+                    launch()
+                    times[tile] = queued_ms(launch, key.device)
+                except Exception as error:  # a tile that does not fit this GPU says so in many ways
+                    logger.info("TRITON_ATTN: %s left out: %r", tile, error)
+
+        ways = chunk_widths(key.head_width)
+        measure(base_tiles(ways[0]))
+        if times:
+            best = min(times, key=times.__getitem__)
+            measure([replace(best, widths=way) for way in ways[1:]] + [replace(best, split_tail=False)])
+        return times
+
+    def _compile_together(self, tiles: list[Tile], arguments: tuple[Any, ...]) -> None:
+        """Compiles in parallel where this Triton can; a tile that does not compile fails again when it is launched."""
+        import triton
+
+        mode = getattr(triton, "AsyncCompileMode", None)
+        if mode is None:
+            return
+        with ThreadPoolExecutor(COMPILE_THREADS) as threads, mode(threads, ignore_errors=True):
+            for tile in tiles:
+                positional, options = self._arguments(tile, *arguments)
+                self._kernel.warmup(*positional, grid=(1,), **options)
+
+    def _launch(
+        self,
+        tile: Tile,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        scale: float,
+    ) -> None:
+        positional, options = self._arguments(tile, query, key, value, out, cu_seqlens, scale)
+        programs = query.shape[0] // tile.block_q + cu_seqlens.shape[0] - 1
+        with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
+            self._kernel[(programs, query.shape[1])](*positional, **options)
+
+    def _arguments(
+        self,
+        tile: Tile,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        scale: float,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        strides = [tensor.stride(axis) // STRIDE_UNIT for tensor in (query, key, value, out) for axis in (0, 1)]
+        positional = (query, key, value, out, cu_seqlens, cu_seqlens.shape[0] - 1, scale * math.log2(math.e), *strides)
+        options = {
+            "STRIDE": STRIDE_UNIT,
+            "HEAD_WIDTH": query.shape[2],
+            "WIDTH_0": tile.widths[0],
+            "WIDTH_1": tile.widths[1],
+            "WIDTH_2": tile.widths[2],
+            "BLOCK_Q": tile.block_q,
+            "BLOCK_K": tile.block_k,
+            "SPLIT_TAIL": tile.split_tail,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+        return positional, options
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where the kernel can load 16 bytes at once from every row of every head, else a copy."""
+    if (
+        tensor.stride(2) == 1
+        and tensor.stride(0) % STRIDE_UNIT == 0
+        and tensor.stride(1) % STRIDE_UNIT == 0
+        and tensor.data_ptr() % (STRIDE_UNIT * tensor.element_size()) == 0
+    ):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

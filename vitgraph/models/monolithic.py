@@ -1,0 +1,202 @@
+"""A two-path encoder as one path: its graph always computes the global view and the most crops of every item.
+
+This is what two paths are compared with. Weights, pixels and results are the two-path encoder's; only the captured
+work differs: an item without crops costs a replay as much as one with all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import ModelError
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.geometry import (
+    EncoderCudaGraphConfig,
+    EncoderCudaGraphPathConfig,
+    GeometryRule,
+    ItemGeometry,
+)
+from vitgraph.models.two_path import GLOBAL, GLOBAL_PIXELS, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
+from vitgraph.planning.budgets import CaptureAxis
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CROPS_AXIS = "crops"
+
+
+class MonolithicRule(GeometryRule):
+    """Every item takes the rows of a global view and of `max_crops` crops, whichever it has.
+
+    Items with more crops than that fit no graph: the capture axis has one key, which does not cover them.
+
+    Args:
+        inner: The two-path rule.
+        max_crops: Crops that every graph computes for each item.
+
+    Raises:
+        ModelError: `inner` has one path, or `max_crops` is below 1.
+    """
+
+    def __init__(self, inner: GeometryRule, max_crops: int) -> None:
+        if not isinstance(inner, TwoPathRule):
+            raise ModelError(f"{type(inner).__name__} has one path; only a two-path model can be made monolithic")
+        if max_crops < 1:
+            raise ModelError(f"a monolithic graph of {max_crops} crops was asked for; it needs at least 1")
+        super().__init__(inner.vision_config, inner.processor, inner.extra)
+        self.inner = inner
+        self.max_crops = max_crops
+        self.item_tokens = self._rows(max_crops)
+
+    def _rows(self, crops: int) -> int:
+        tokens = self.inner.path_tokens
+        return tokens[GLOBAL] + max(crops, self.max_crops) * tokens[LOCAL]
+
+    @property
+    def output_width(self) -> int:
+        return self.inner.output_width
+
+    def image_geometry(self, width: int, height: int) -> CropGeometry:
+        return self.inner.image_geometry(width, height)
+
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        crops = self.inner.checked_crops(geometry).crops
+        return EncoderItemSpec(geometry.modality, 1 + crops, self._rows(crops), 1, axis_sizes={CROPS_AXIS: (crops,)})
+
+    def useful_tokens(self, geometry: ItemGeometry) -> int:
+        """Output rows that the item really has; the rest of its rows is waste, beside that of empty places."""
+        return self.inner.item_spec(geometry).output_tokens
+
+    def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
+        return self.inner.pixel_rows(geometry)
+
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        return EncoderCudaGraphConfig(
+            modalities=(IMAGE,),
+            output_width=self.output_width,
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.item_tokens, has_segments=False)},
+            axes=(CaptureAxis(CROPS_AXIS, ((self.max_crops,),)),),
+            min_tokens_per_segment=self.item_tokens,
+        )
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        return self.inner.flops(geometry)
+
+
+class MonolithicEncoder(VisionEncoder):
+    """Wraps a built two-path encoder; it has no weights, preset or checkpoint of its own.
+
+    A graph's crop buffer holds the crops of all items one after the other; `crop_index` brings them into the items'
+    places. An eager call is unpadded, as that of the two-path encoder.
+
+    Args:
+        inner: The two-path encoder.
+        max_crops: Crops that every graph computes for each item.
+    """
+
+    rule_class: ClassVar[type[GeometryRule]] = MonolithicRule
+    calls_varlen: ClassVar[bool] = False
+    rule: MonolithicRule
+
+    def __init__(self, inner: VisionEncoder, max_crops: int) -> None:
+        super().__init__(inner.modules, MonolithicRule(inner.rule, max_crops), inner.attention)
+        assert isinstance(inner, TwoPathEncoder)
+        self.inner = inner
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        raise ModelError("a monolithic encoder wraps a two-path encoder that was built already")
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return None
+
+    def path_pixels(self, path: str) -> tuple[str, ...]:
+        return (GLOBAL_PIXELS, self.inner.rule.local_pixels)
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return self.inner.pixel_row_shape(name)
+
+    def _places(self, capacity: GraphCapacity) -> int:
+        """Whole items that the budget holds."""
+        return capacity.token_budget // self.rule.item_tokens
+
+    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+        places = self._places(capacity)
+        rows = {GLOBAL_PIXELS: places, self.inner.rule.local_pixels: places * self.rule.max_crops}
+        return {name: PixelField(count, self.pixel_row_shape(name)) for name, count in rows.items()}
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        return {"crop_index": MetadataField((self._places(capacity) * self.rule.max_crops,), "int32")}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        """For every item its crops' numbers in the buffer. Places without a crop read crop 0, and nobody reads them."""
+        crops = np.array([self.inner.rule.checked_crops(item).crops for item in items], dtype=np.int32)
+        index = np.zeros((len(items), max(self.rule.max_crops, int(crops.max(initial=0)))), dtype=np.int32)
+        used = np.arange(index.shape[1]) < crops[:, None]
+        index[used] = np.arange(crops.sum(), dtype=np.int32)
+        return {"crop_index": index.reshape(-1)}
+
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        return {}
+
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        return [CropGeometry(IMAGE, self.rule.max_crops, 1)] * self._places(capacity)
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        import torch
+
+        wholes, crops = (self.inner.forward_packed(inputs, {}, part)[0] for part in (GLOBAL, LOCAL))
+        tokens = self.inner.rule.path_tokens
+        placed = crops.unflatten(0, (-1, tokens[LOCAL])).index_select(0, inputs["crop_index"])
+        places = len(wholes) // tokens[GLOBAL]
+        rows = [wholes.unflatten(0, (places, -1)), placed.flatten(0, 1).unflatten(0, (places, -1))]
+        return [torch.cat(rows, dim=1).flatten(0, 1)]
+
+    def encoder_eager_forward(self, mm_kwargs: EncoderInputs, path: str = DEFAULT_PATH) -> torch.Tensor:
+        import torch
+
+        tokens = self.inner.rule.path_tokens
+        crops = [self.inner.rule.checked_crops(item).crops for item in mm_kwargs.chosen]
+        wholes = self.inner.encoder_eager_forward(mm_kwargs, GLOBAL)
+        local = self.inner.encoder_eager_forward(mm_kwargs, LOCAL) if any(crops) else wholes[:0]
+        parts = []
+        for whole, piece, count in zip(
+            wholes.split(tokens[GLOBAL]), local.split([count * tokens[LOCAL] for count in crops]), crops, strict=True
+        ):
+            missing = max(self.rule.max_crops - count, 0) * tokens[LOCAL]
+            parts += [whole, piece, whole.new_zeros(missing, whole.shape[1])]
+        return torch.cat(parts)
+
+    def postprocess_encoder_output(
+        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
+    ) -> list[torch.Tensor]:
+        tokens = self.inner.rule.path_tokens
+        parts: dict[str, list[torch.Tensor | None]] = {GLOBAL: [], LOCAL: []}
+        for item, rows in zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True):
+            assert rows is not None
+            end = self.rule.useful_tokens(item)
+            parts[GLOBAL].append(rows[: tokens[GLOBAL]])
+            parts[LOCAL].append(rows[tokens[GLOBAL] : end] if end > tokens[GLOBAL] else None)
+        return self.inner.postprocess_encoder_output(mm_kwargs, parts)
+
+    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.inner.stock_forward(mm_kwargs)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return self.inner.repeated_blocks()
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        return self.inner.preprocess(images)

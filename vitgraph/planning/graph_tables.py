@@ -1,0 +1,231 @@
+"""The graphs of a plan as arrays: selects graphs and sums predicted times for many groups of items at once.
+
+Shape legend: N calls of m items each, F feature columns, A axis needs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.items import VIDEO, EncoderItemSpec
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+ITEMS, TOKENS, SEGMENTS = 0, 1, 2
+"""The first feature columns; a cost may add columns, as long as those of a group are the sum of its items'."""
+
+_TABLES_KEPT = 8
+
+
+class PackingCost(Protocol):
+    """Predicted times that a packing is weighed with; every array may have leading dimensions."""
+
+    def item_features(self, specs: Sequence[EncoderItemSpec], path: str) -> FloatArray:
+        """Additive features `[n, F]` of items on a path; the first columns are items, tokens and segments."""
+
+    def group_ms(
+        self, path: str, axis_key: tuple[int, ...], budgets: IntArray, slots: IntArray, features: FloatArray
+    ) -> FloatArray:
+        """What each group adds to a call when it is replayed on a graph of that budget and those slots."""
+
+    def eager_parts(self, path: str, features: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Host time and device time of running each group's items eagerly; 0 and 0 for a group of no items."""
+
+    def join_ms(self, replays_ms: FloatArray, host_ms: FloatArray, device_ms: FloatArray) -> FloatArray:
+        """Latency of a call whose replays take `replays_ms` and whose eager run has those two parts."""
+
+
+@dataclass(slots=True)
+class CallItems:
+    """N calls with m items each, in numbers.
+
+    Attributes:
+        features: For each path, `[N, m, F]`.
+        segments: Attention segments `[N, m]`.
+        is_video: `[N, m]`.
+        needs: What the items need of the capture axes, all axes side by side, `[N, m, A]`.
+    """
+
+    features: dict[str, FloatArray]
+    segments: IntArray
+    is_video: BoolArray
+    needs: IntArray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and m."""
+        calls, items = self.segments.shape
+        return calls, items
+
+    def tokens(self, path: str) -> IntArray:
+        """Output rows `[N, m]` on a path."""
+        return self.features[path][..., TOKENS].astype(np.int64)
+
+    def alone(self) -> Groups:
+        """Every item as a group of its own, `[N, m]`."""
+        counts = np.ones(self.segments.shape, dtype=np.int64)
+        return Groups(self.features, counts, self.segments, self.is_video, self.needs)
+
+    def take(self, order: IntArray) -> CallItems:
+        """The items of every call in another order, or a choice of them; `order` is `[N, k]`."""
+        wide = order[..., None]
+        return CallItems(
+            {path: np.take_along_axis(values, wide, axis=1) for path, values in self.features.items()},
+            np.take_along_axis(self.segments, order, axis=1),
+            np.take_along_axis(self.is_video, order, axis=1),
+            np.take_along_axis(self.needs, wide, axis=1),
+        )
+
+
+def call_items(calls: Sequence[Sequence[EncoderItemSpec]], plan: BudgetPlan, cost: PackingCost) -> CallItems:
+    """The numbers of calls that have equally many items."""
+    shape = len(calls), len(calls[0])
+    flat = [spec for call in calls for spec in call]
+    needs = [[size for axis in plan.axes for size in spec.axis_sizes[axis.name]] for spec in flat]
+    return CallItems(
+        {path: cost.item_features(flat, path).reshape(*shape, -1) for path in plan.paths},
+        np.array([spec.segments for spec in flat], dtype=np.int64).reshape(shape),
+        np.array([spec.modality == VIDEO for spec in flat]).reshape(shape),
+        np.array(needs, dtype=np.int64).reshape(*shape, -1),
+    )
+
+
+class GraphTables:
+    """The graphs of a plan as arrays, to select them for many groups at once.
+
+    Args:
+        plan: Budgets, slots, limits and axes.
+    """
+
+    def __init__(self, plan: BudgetPlan) -> None:
+        self.plan = plan
+        self.budgets = {path: np.array(budgets, dtype=np.int64) for path, budgets in plan.path_budgets.items()}
+        self._tiers = {path: self._tier_table(path) for path in plan.paths}
+        self.axis_keys: list[tuple[int, ...]] = [
+            tuple(part for key in keys for part in key) for keys in product(*(axis.keys for axis in plan.axes))
+        ]
+
+    def _tier_table(self, path: str) -> IntArray:
+        rows = [self.plan.slot_tiers[path, budget] for budget in self.plan.path_budgets[path]]
+        table = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+        for row, tiers in enumerate(rows):
+            # Repeating the last tier keeps the rows ascending, so that counting the smaller ones finds the first fit.
+            table[row] = (*tiers, *[tiers[-1]] * (table.shape[1] - len(tiers)))
+        return table
+
+    def select(self, path: str, tokens: IntArray, segments: IntArray) -> tuple[IntArray, IntArray]:
+        """Smallest budget and fewest slots that hold each group; slots are 0 where no graph does."""
+        budgets, tiers = self.budgets[path], self._tiers[path]
+        place = np.searchsorted(budgets, tokens)
+        row = np.minimum(place, len(budgets) - 1)
+        if path in self.plan.segment_free_paths:
+            return budgets[row], np.where(place < len(budgets), tiers[row, -1], 0)
+        column = (tiers[row] < segments[..., None]).sum(axis=-1)
+        fits = (place < len(budgets)) & (column < tiers.shape[1])
+        slots = np.where(fits, tiers[row, np.minimum(column, tiers.shape[1] - 1)], 0)
+        return budgets[row], slots
+
+    def slots_of(self, path: str, segments: IntArray) -> IntArray:
+        """Fewest slots `[..., budgets]` that each budget offers for groups of that many segments; 0 where too few."""
+        tiers = self._tiers[path]
+        if path in self.plan.segment_free_paths:
+            return np.broadcast_to(tiers[:, -1], (*segments.shape, len(tiers)))
+        column = (tiers < segments[..., None, None]).sum(axis=-1)
+        slots = np.take_along_axis(
+            np.broadcast_to(tiers, (*segments.shape, *tiers.shape)),
+            np.minimum(column, tiers.shape[1] - 1)[..., None],
+            axis=-1,
+        )[..., 0]
+        return np.where(column < tiers.shape[1], slots, 0)
+
+    def axis_index(self, needs: IntArray) -> IntArray:
+        """Place in `axis_keys` of the key that covers each group's needs `[..., A]`, or -1."""
+        if not self.plan.axes:
+            return np.zeros(needs.shape[:-1], dtype=np.int64)
+        index = np.zeros(needs.shape[:-1], dtype=np.int64)
+        is_covered = np.ones(needs.shape[:-1], dtype=bool)
+        start = 0
+        for axis in self.plan.axes:
+            keys = np.array(axis.keys, dtype=np.int64)
+            stop = start + keys.shape[1]
+            covers = (keys >= needs[..., None, start:stop]).all(axis=-1)
+            is_covered &= covers.any(axis=-1)
+            index = index * len(keys) + covers.argmax(axis=-1)
+            start = stop
+        return np.where(is_covered, index, -1)
+
+
+_tables: OrderedDict[int, GraphTables] = OrderedDict()
+
+
+def graph_tables(plan: BudgetPlan) -> GraphTables:
+    """The tables of a plan; those of the last few plans are kept."""
+    found = _tables.get(id(plan))
+    # The kept tables hold their plan, so that its identity cannot be another's.
+    if found is None or found.plan is not plan:
+        found = _tables[id(plan)] = GraphTables(plan)
+        if len(_tables) > _TABLES_KEPT:
+            _tables.popitem(last=False)
+    return found
+
+
+@dataclass(slots=True)
+class Groups:
+    """Groups of items that are encoded together, in numbers of any leading shape.
+
+    Attributes:
+        features: For each path, summed features `[..., F]`.
+        counts: Items `[...]`.
+        segments: Segments `[...]`.
+        has_video: Whether a video is in the group.
+        needs: Largest axis needs `[..., A]`.
+    """
+
+    features: dict[str, FloatArray]
+    counts: IntArray
+    segments: IntArray
+    has_video: BoolArray
+    needs: IntArray
+
+
+def path_replay_costs(tables: GraphTables, cost: PackingCost, groups: Groups, path: str) -> FloatArray:
+    """Predicted replay of each group on one path: 0 where it has no rows there, infinite where no graph fits."""
+    features = groups.features[path]
+    tokens = features[..., TOKENS].astype(np.int64)
+    budgets, slots = tables.select(path, tokens, groups.segments)
+    axis = tables.axis_index(groups.needs)
+    fits = (axis >= 0) & (slots > 0)
+    if tables.plan.max_frames == 0:
+        fits &= ~groups.has_video
+    times = np.full(tokens.shape, np.inf)
+    for index, key in enumerate(tables.axis_keys):
+        times = np.where(fits & (axis == index), cost.group_ms(path, key, budgets, slots, features), times)
+    return np.where(tokens == 0, 0.0, times)
+
+
+def replay_costs(tables: GraphTables, cost: PackingCost, groups: Groups) -> FloatArray:
+    """Predicted time of replaying each group on all its paths; infinite where the plan does not allow that."""
+    total = np.zeros(groups.counts.shape)
+    for path in groups.features:
+        total = total + path_replay_costs(tables, cost, groups, path)
+    most = tables.plan.max_segments
+    allowed = groups.counts <= tables.plan.max_items
+    if most is not None:
+        allowed &= groups.segments <= most
+    return np.where(allowed, total, np.inf)
+
+
+def eager_costs(cost: PackingCost, features: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Host and device time of running groups eagerly, over all paths."""
+    parts = [cost.eager_parts(path, values) for path, values in features.items()]
+    return sum((host for host, _ in parts), np.zeros(())), sum((device for _, device in parts), np.zeros(()))

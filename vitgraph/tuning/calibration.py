@@ -1,0 +1,352 @@
+"""Measures a cost profile of one encoder on one device: replays, eager runs, whole calls, copies, captures, memory.
+
+Everything is measured with the manager and the timer that the bench uses. The order is from small to large, so that a
+run that is short of time has measured what gains live on, and says what it left out.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from vitgraph.bench.engine import Progress
+from vitgraph.environment import read_gpu_state, snapshot, validity_problems
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.tuning.catalogue import ItemCatalogue, SizedItem, budget_grid, encoder_facts
+from vitgraph.tuning.cost_model import CostModel
+from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
+from vitgraph.tuning.holdout import predicted_holdout
+from vitgraph.tuning.holdout_calls import measure_holdout
+from vitgraph.tuning.points import (
+    CallPoint,
+    CapturePoint,
+    EagerPoint,
+    EncoderFacts,
+    MemoryPoint,
+    ReplayPoint,
+)
+from vitgraph.tuning.profile import CalibrationProfile
+
+DEFAULT_SLOTS = (8, 64, 256, 1024)
+SLOT_BUDGETS = (256, 1024, 4096)
+"""Budgets near which segment slots and attention are measured: two numbers and a curve are fitted to them."""
+
+FINE_STEP, COARSE_STEP, COARSE_FROM = 1.25, 1.8, 3072
+STAGES = (1024, 4096)
+"""Budgets are captured in stages, each with a manager of its own, so that a stop after one leaves a usable profile."""
+
+BATCH_ITEMS = (2, 4, 8, 16, 32, 64)
+PARTIAL_FILLS = (2, 4)
+EAGER_TOTALS = (512, 2048, 4096)
+EAGER_ITEMS = (2, 4, 8, 16)
+EAGER_FRAMES = (8, 32)
+COPY_TOKENS = (256, 1024, 4096)
+CALLS_EVERY, LARGEST_CALL = 2, 4096
+MISSES_EVERY = 6
+FEWEST_EAGER = 8
+
+REPLAY_SHARE, EAGER_SHARE = 0.5, 0.75
+"""Shares of the time limit by which the replays, and then the eager calls, stop; the rest is for the held-out calls."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What to measure.
+
+    Attributes:
+        budgets: For each path, ascending budgets.
+        slots: Segment-slot levels.
+    """
+
+    budgets: dict[str, list[int]]
+    slots: tuple[int, ...]
+    slot_budgets: dict[str, list[int]] = field(default_factory=dict)
+
+
+def calibrate(
+    encoder: VisionEncoder,
+    *,
+    max_tokens: int,
+    model: Mapping[str, Any],
+    budgets: Sequence[int] | None = None,
+    slots: Sequence[int] = DEFAULT_SLOTS,
+    holdout_calls: int = 36,
+    time_limit_s: float = 90.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> CalibrationProfile:
+    """Measures a profile.
+
+    Args:
+        encoder: The encoder, on the device to measure.
+        max_tokens: Most output tokens of a call.
+        model: Facts for the profile: `name`, `row`, `attn_backend`, `dtype` and the like.
+        budgets: Budgets to measure on every path; None takes a grid up to `max_tokens`.
+        slots: Segment-slot counts to measure.
+        holdout_calls: Random calls to check the model with.
+        time_limit_s: When to stop taking on more; what was left out is noted.
+        seed: Seed of pixels and of the random calls.
+        progress: Told of every step.
+
+    Raises:
+        CaptureError: The encoder cannot be captured on its device.
+        ProfileError: The time was too short for a profile.
+    """
+    run = _Calibration(encoder, max_tokens, time_limit_s, seed, progress)
+    profile = CalibrationProfile(
+        model=dict(model),
+        environment=snapshot(encoder.device),
+        encoder=run.facts,
+        max_tokens=max_tokens,
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+    before = read_gpu_state(encoder.device)
+    with torch.inference_mode(), _without_collection():
+        run.measure(profile, run.plan(budgets, slots), holdout_calls)
+    profile.notes += validity_problems([before, read_gpu_state(encoder.device)])
+    profile.holdout = predicted_holdout(CostModel(profile))
+    profile.elapsed_s = run.elapsed_s
+    return profile
+
+
+def _nearest(values: Sequence[int], goal: int) -> int:
+    return sorted(values, key=lambda value: (abs(value - goal), value))[0]
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A collection in the middle of a call would be charged to it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class _Calibration:
+    """One calibration in progress."""
+
+    def __init__(
+        self, encoder: VisionEncoder, max_tokens: int, time_limit_s: float, seed: int, progress: Progress | None
+    ) -> None:
+        self.encoder = encoder
+        self.max_tokens = max_tokens
+        self.facts: EncoderFacts = encoder_facts(encoder.rule)
+        self.catalogue = ItemCatalogue(encoder.rule, max_tokens)
+        self.timing = DeviceTiming(encoder, seed)
+        self.seed = seed
+        self.progress = progress
+        self._time_limit_s = time_limit_s
+        self._started = time.perf_counter()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _is_late(self, share: float) -> bool:
+        return self.elapsed_s > share * self._time_limit_s
+
+    def _phase(self, name: str, total: int | None = None) -> None:
+        if self.progress is not None:
+            self.progress.phase(name, total)
+
+    def _step(self) -> None:
+        if self.progress is not None:
+            self.progress.step()
+
+    def plan(self, budgets: Sequence[int] | None, slots: Sequence[int]) -> _Plan:
+        """Budgets on which an image fits, snapped to what images really have."""
+        grids = {}
+        for path, low in self.facts.path_minimums.items():
+            smallest = min(item.spec.tokens_on(path) for item in self.catalogue.images if item.spec.tokens_on(path))
+            start = max(low, smallest)
+            grid = list(budgets) if budgets is not None else None
+            if grid is None:
+                grid = budget_grid(start, self.max_tokens, fine=FINE_STEP, coarse=COARSE_STEP, turn=COARSE_FROM)
+            filled = (self.catalogue.fill(path, budget) for budget in grid if budget >= start)
+            sizes = {sum(item.spec.tokens_on(path) for item in batch) for batch in filled if batch}
+            grids[path] = sorted(sizes)
+        plan = _Plan(grids, tuple(sorted({level for level in slots if level > 1})))
+        for path, grid in grids.items():
+            plan.slot_budgets[path] = sorted({_nearest(grid, goal) for goal in SLOT_BUDGETS}) if grid else []
+        return plan
+
+    def measure(self, profile: CalibrationProfile, plan: _Plan, holdout_calls: int) -> None:
+        bounds = [0, *(bound for bound in STAGES if bound < self.max_tokens), self.max_tokens]
+        for low, high in pairwise(bounds):
+            stage = {path: [b for b in grid if low < b <= high] for path, grid in plan.budgets.items()}
+            stage = {path: grid for path, grid in stage.items() if grid}
+            if not stage:
+                continue
+            if profile.replays and self._is_late(REPLAY_SHARE):
+                profile.notes.append(f"no replays above {low} tokens: the time was up")
+                break
+            self._measure_stage(profile, plan, stage)
+        self._measure_eager(profile)
+        copied = {item.spec.output_tokens: item for item in map(self.catalogue.image, COPY_TOKENS) if item is not None}
+        profile.copies = [self.timing.copies(item) for item in copied.values()]
+        self._phase("measuring calls that the fit does not see", holdout_calls)
+        profile.holdout, profile.holdout_plans = measure_holdout(
+            self.timing,
+            self.catalogue,
+            self.facts,
+            calls=holdout_calls,
+            seed=self.seed,
+            is_late=lambda: self._is_late(1.0),
+            tick=self._step,
+        )
+
+    # -- replays -------------------------------------------------------------------------------------------------------
+
+    def _measure_stage(self, profile: CalibrationProfile, plan: _Plan, stage: Mapping[str, list[int]]) -> None:
+        tiers = {(path, budget): self._tiers(plan, path, budget) for path, grid in stage.items() for budget in grid}
+        graphs = BudgetPlan(
+            path_budgets={path: tuple(grid) for path, grid in stage.items()},
+            max_items=max(BATCH_ITEMS),
+            max_frames=max((1, *plan.slots)),
+            slot_tiers=tiers,
+            axes=self.facts.axes,
+            segment_free_paths=frozenset(self.facts.segment_free_paths),
+        )
+        manager = EncoderCudaGraphManager(self.encoder, graphs)
+        self._phase(f"capturing budgets up to {max(max(grid) for grid in stage.values())}", len(graphs.graph_keys()))
+        try:
+            manager.capture(lambda done, total, key: self._step())
+            self._note_captures(profile, manager)
+            self._phase("timing replays", len(tiers))
+            for (path, budget), levels in tiers.items():
+                for axis_key in {key.axis_key for key in manager.graphs if key.path == path}:
+                    self._measure_budget(profile, manager, GraphKey(path, budget, levels[0], axis_key), levels)
+                self._step()
+            self._measure_calls(profile, manager, graphs)
+        finally:
+            manager.clear()
+
+    def _tiers(self, plan: _Plan, path: str, budget: int) -> tuple[int, ...]:
+        """Slots of the batch that fills the budget, and the levels to measure where this is a budget for that."""
+        if path in self.facts.segment_free_paths:
+            return (max(1, budget // self.facts.min_tokens_per_segment),)
+        base = sum(item.spec.segments for item in self.catalogue.fill(path, budget))
+        if budget not in plan.slot_budgets[path]:
+            return (base,)
+        room = max(1, budget // self.facts.min_tokens_per_segment)
+        return (base, *(level for level in plan.slots if base < level <= room))
+
+    def _note_captures(self, profile: CalibrationProfile, manager: EncoderCudaGraphManager) -> None:
+        captured = list(manager.graphs.values())
+        for graph in captured:
+            key = graph.key
+            profile.captures.append(
+                CapturePoint(key.path, key.token_budget, key.segment_slots, graph.capture_ms, graph.buffer_bytes)
+            )
+        profile.memory.append(
+            MemoryPoint(
+                max_budget=captured[0].token_budget,
+                graphs=len(captured),
+                pool_bytes=manager.pool_bytes,
+                first_pool_bytes=captured[0].pool_bytes,
+                buffer_bytes=manager.buffer_bytes,
+            )
+        )
+        for dropped in manager.dropped:
+            profile.notes.append(f"budget {dropped.key.token_budget} was dropped: {dropped.reason}")
+
+    def _measure_budget(
+        self, profile: CalibrationProfile, manager: EncoderCudaGraphManager, key: GraphKey, levels: Sequence[int]
+    ) -> None:
+        """One budget: a full batch at every slot level; where there are levels, other batches in the same graph."""
+        batches = [(levels[0], self.catalogue.fill(key.path, key.token_budget))]
+        if len(levels) > 1:
+            batches += [(level, batches[0][1]) for level in levels[1:]]
+            batches += [(levels[0], self.catalogue.fill(key.path, key.token_budget // part)) for part in PARTIAL_FILLS]
+            batches += self._many_segments(key, levels)
+        for slots, batch in batches:
+            graph = GraphKey(key.path, key.token_budget, slots, key.axis_key)
+            if not batch or graph not in manager.graphs or not self.timing.covers(graph, batch):
+                continue
+            timed = self.timing.replay(manager, graph, batch)
+            specs = tuple(item.spec for item in batch)
+            profile.replays.append(ReplayPoint(key.path, key.axis_key, key.token_budget, slots, specs, timed))
+
+    def _many_segments(self, key: GraphKey, levels: Sequence[int]) -> list[tuple[int, list[SizedItem]]]:
+        """Batches of several images, and videos, each in the fewest slots that hold them."""
+        wanted = [self.catalogue.fill(key.path, key.token_budget, items=count) for count in BATCH_ITEMS]
+        for segments in (8, 32):
+            clip = self.catalogue.video(key.token_budget, segments)
+            wanted.append([clip] if clip is not None else [])
+        found = []
+        for batch in wanted:
+            segments = sum(item.spec.segments for item in batch)
+            slots = next((level for level in levels if level >= segments), None)
+            if batch and slots is not None and sum(item.spec.tokens_on(key.path) for item in batch) <= key.token_budget:
+                found.append((slots, batch))
+        return found
+
+    # -- calls and eager -----------------------------------------------------------------------------------------------
+
+    def _measure_calls(self, profile: CalibrationProfile, manager: EncoderCudaGraphManager, plan: BudgetPlan) -> None:
+        """Whole calls beside their replays alone: one image, several images in a replay, and two replays."""
+        if self.facts.is_multi_path:
+            return
+        usable = [(key, levels) for key, levels in plan.slot_tiers.items() if key[1] <= LARGEST_CALL]
+        for (path, budget), levels in usable[::CALLS_EVERY]:
+            batches = [(levels[0], self.catalogue.fill(path, budget))]
+            if len(levels) > 1:
+                batches += self._many_segments(GraphKey(path, budget, levels[0]), levels)
+            for slots, batch in batches:
+                keys = [k for k in manager.graphs if (k.path, k.token_budget, k.segment_slots) == (path, budget, slots)]
+                key = next((key for key in keys if batch and self.timing.covers(key, batch)), None)
+                if key is not None:
+                    alone = self.timing.replay(manager, key, batch).ms
+                    for replays in (1, 2) if len(batch) == 1 else (1,):
+                        profile.calls.append(self._call(manager, key, batch, replays, alone * replays))
+
+    def _call(
+        self, manager: EncoderCudaGraphManager, key: GraphKey, batch: Sequence[SizedItem], replays: int, parts_ms: float
+    ) -> CallPoint:
+        """A call of `replays` equal batches, each replayed on the same graph."""
+        items = list(batch) * replays
+        specs = [item.spec for item in items]
+        size = len(batch)
+        groups = [
+            forced_batch(range(start, start + size), specs, self.timing.paths, {key.path: key})
+            for start in range(0, len(items), size)
+        ]
+        return CallPoint(tuple(specs), replays, 0, self.timing.call(manager, groups, items), parts_ms)
+
+    def _measure_eager(self, profile: CalibrationProfile) -> None:
+        """Eager runs of one image over the measured sizes, of several images, of videos; some through the manager."""
+        largest = max(point.token_budget for point in profile.replays)
+        path = next(iter(self.facts.path_minimums))
+        budgets = sorted({point.token_budget for point in profile.replays if point.path == path})
+        calls = [self.catalogue.fill(path, budget) for budget in budgets]
+        for total in (total for total in EAGER_TOTALS if total <= largest):
+            calls += [self.catalogue.fill(path, total, items=count) for count in EAGER_ITEMS]
+            for segments in EAGER_FRAMES:
+                clip = self.catalogue.video(total, segments)
+                calls.append([clip] if clip is not None else [])
+        distinct = {tuple(item.geometry for item in call): call for call in calls if call}
+        self._phase("timing eager calls", len(distinct))
+        for number, call in enumerate(distinct.values()):
+            if len(profile.eager) >= FEWEST_EAGER and self._is_late(EAGER_SHARE):
+                profile.notes.append(f"{len(distinct) - number} eager calls were left out: the time was up")
+                break
+            profile.eager.append(EagerPoint(tuple(item.spec for item in call), self.timing.eager(call)))
+            self._step()
+        manager = EncoderCudaGraphManager(self.encoder, BudgetPlan(dict.fromkeys(self.timing.paths, ()), 1, 0, {}))
+        for call in list(distinct.values())[::MISSES_EVERY]:
+            specs = [item.spec for item in call]
+            missed = forced_batch(range(len(call)), specs, self.timing.paths, {})
+            through, alone = self.timing.call(manager, [missed], call), self.timing.eager(call)
+            profile.calls.append(CallPoint(tuple(specs), 0, len(call), through, alone.ms))

@@ -1,0 +1,162 @@
+"""Times replays, eager runs and whole calls of chosen batches on one device, with the bench's timer and manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from vitgraph.bench.calls import CallInputs
+from vitgraph.bench.runner import BenchRunner
+from vitgraph.bench.timing import CallTimer
+from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun
+from vitgraph.tuning.catalogue import SizedItem
+from vitgraph.tuning.points import CopyPoint, Timing
+
+SECONDS_A_POINT = 0.25
+FEWEST_REPEATS, MOST_REPEATS = 3, 7
+LONG_S = 0.4
+"""From this time on a measurement is repeated once only."""
+
+
+def call_plan(batches: Sequence[PackedBatch], specs: Sequence[EncoderItemSpec], paths: Sequence[str]) -> CallPlan:
+    """What the manager does with a call that is packed in a given way.
+
+    Args:
+        batches: The packing.
+        specs: The call's items, in input order.
+        paths: The encoder's paths.
+    """
+    tokens = {path: [spec.tokens_on(path) for spec in specs] for path in paths}
+    offsets = {path: [0, *(int(end) for end in np.cumsum(counts))] for path, counts in tokens.items()}
+    eager: dict[str, list[int]] = {}
+    for batch in batches:
+        for path, run in batch.runs.items():
+            if run.key is None:
+                eager.setdefault(path, []).extend(index for index in batch.items if tokens[path][index])
+    return CallPlan(list(batches), tokens, offsets, {path: sorted(indices) for path, indices in eager.items()})
+
+
+def forced_batch(
+    members: Sequence[int], specs: Sequence[EncoderItemSpec], paths: Sequence[str], keys: Mapping[str, GraphKey]
+) -> PackedBatch:
+    """A batch that replays the given graph on each path named, and runs the others eagerly."""
+    chosen = [specs[index] for index in members]
+    segments = sum(spec.segments for spec in chosen)
+    batch = PackedBatch(tuple(members))
+    for path in paths:
+        tokens = sum(spec.tokens_on(path) for spec in chosen)
+        if tokens:
+            key = keys.get(path)
+            batch.runs[path] = PathRun(tokens, segments, key, None if key is not None else NOT_CAPTURED)
+    return batch
+
+
+class DeviceTiming:
+    """Times batches of one encoder.
+
+    Args:
+        encoder: The encoder.
+        seed: Seed of the random pixels.
+    """
+
+    def __init__(self, encoder: VisionEncoder, seed: int) -> None:
+        self.encoder = encoder
+        self.paths = tuple(encoder.get_encoder_cudagraph_config().paths)
+        self._seed = seed
+        self._timer = CallTimer(encoder.device)
+        self._pool: dict[str, torch.Tensor] = {}
+        nothing = BudgetPlan({}, 1, 0, {})
+        self._eager = BenchRunner(encoder, EncoderCudaGraphManager(encoder, nothing), CallInputs(encoder, [], seed))
+
+    def inputs(self, batch: Sequence[SizedItem]) -> EncoderInputs:
+        """The call's inputs with random pixels; the pool grows to the largest call."""
+        needed: dict[str, int] = {}
+        for item in batch:
+            for name, rows in self.encoder.rule.pixel_rows(item.geometry).items():
+                needed[name] = needed.get(name, 0) + rows
+        if any(name not in self._pool or rows > len(self._pool[name]) for name, rows in needed.items()):
+            known = {name: len(rows) for name, rows in self._pool.items()}
+            grown = {name: max(needed.get(name, 0), known.get(name, 0)) for name in {*needed, *known}}
+            self._pool = self.encoder.random_pixels(grown, self._seed)
+        return self.encoder.make_inputs([item.geometry for item in batch], self._pool)
+
+    def repeat(self, *calls: Callable[[], object]) -> list[Timing]:
+        """Times calls in turn, as often as their time allows.
+
+        The first run of each is not counted, except where it is long: there the noise of a first run is a small share,
+        and one more run is enough.
+        """
+        first = [self._timer.time(call).wall_ms for call in calls]
+        mean_s = sum(first) / len(first) / 1e3
+        if mean_s > LONG_S:
+            rows = [first, [self._timer.time(call).wall_ms for call in calls]]
+        else:
+            repeats = max(FEWEST_REPEATS, min(MOST_REPEATS, int(SECONDS_A_POINT / max(mean_s, 1e-6))))
+            rows = [[self._timer.time(call).wall_ms for call in calls] for _ in range(repeats)]
+        low, middle, high = np.percentile(np.array(rows), (10, 50, 90), axis=0)
+        return [Timing(float(m), float(a), float(b), len(rows)) for a, m, b in zip(low, middle, high, strict=True)]
+
+    def replay(self, manager: EncoderCudaGraphManager, key: GraphKey, batch: Sequence[SizedItem]) -> Timing:
+        """One graph replayed alone, with the batch in its buffers."""
+        specs = [item.spec for item in batch]
+        forced = forced_batch(range(len(batch)), specs, self.paths, {key.path: key})
+        manager.execute_planned(self.inputs(batch), call_plan([forced], specs, self.paths))
+        return self.repeat(manager.graphs[key].graph.replay)[0]
+
+    def call(
+        self, manager: EncoderCudaGraphManager, batches: Sequence[PackedBatch], items: Sequence[SizedItem]
+    ) -> Timing:
+        """A whole call through the manager, packed in a given way."""
+        inputs = self.inputs(items)
+        plan = call_plan(batches, [item.spec for item in items], self.paths)
+        return self.repeat(lambda: manager.execute_planned(inputs, plan))[0]
+
+    def eager(self, items: Sequence[SizedItem]) -> Timing:
+        """A call run eagerly as a whole."""
+        inputs = self.inputs(items)
+        return self.repeat(lambda: self._eager.run_eager(inputs))[0]
+
+    def both(self, manager: EncoderCudaGraphManager, items: Sequence[SizedItem]) -> tuple[Timing, Timing]:
+        """A call through the manager with its own packing, and eagerly, in turn."""
+        inputs = self.inputs(items)
+        plan = manager.plan_call(inputs)
+        graph, eager = self.repeat(lambda: manager.execute_planned(inputs, plan), lambda: self._eager.run_eager(inputs))
+        return graph, eager
+
+    def copies(self, item: SizedItem) -> CopyPoint:
+        """Moving one item's pixels in, clearing their place, and cloning its output rows."""
+        tokens = item.spec.output_tokens
+        pixels = self.inputs([item]).pixels
+        places = {name: torch.empty_like(rows) for name, rows in pixels.items()}
+        width = self.encoder.get_encoder_cudagraph_config().output_width
+        rows = torch.zeros(tokens, width, dtype=self.encoder.dtype, device=self.encoder.device)
+
+        def copy_in() -> None:
+            for name, source in pixels.items():
+                places[name].copy_(source)
+
+        def clear() -> None:
+            for place in places.values():
+                place.zero_()
+
+        found = self.repeat(copy_in, clear, rows.clone)
+        return CopyPoint(tokens, *(time.ms for time in found))
+
+    def covers(self, key: GraphKey, batch: Sequence[SizedItem]) -> bool:
+        """Whether the graph's capture-axis values are enough for every item."""
+        start = 0
+        for axis in self.encoder.get_encoder_cudagraph_config().axes:
+            size = len(axis.keys[0])
+            held = key.axis_key[start : start + size]
+            needs = (item.spec.axis_sizes[axis.name] for item in batch)
+            if any(need > have for sizes in needs for need, have in zip(sizes, held, strict=True)):
+                return False
+            start += size
+        return True

@@ -1,0 +1,97 @@
+"""Measures random calls that no fit sees, on graphs whose budgets were not calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.tuning.catalogue import ItemCatalogue, SizedItem
+from vitgraph.tuning.device_timing import DeviceTiming
+from vitgraph.tuning.points import EncoderFacts, HoldoutPoint
+from vitgraph.tuning.targets import TARGETS, VITGRAPH, Settings, make_plan
+
+BUDGETS = 8
+LARGEST_BUDGET = 4096
+LARGEST_ITEM = 3000
+MOST_ITEMS = 4
+VIDEO_FRAMES = 32
+ITEM_COUNTS = (1, 1, 2, 3, 4)
+VIDEO_EVERY = 8
+PACKING = "greedy"
+FEWEST_CALLS = 6
+"""Calls that are measured however late it is: a model without a known error is of no use."""
+
+
+def measure_holdout(
+    timing: DeviceTiming,
+    catalogue: ItemCatalogue,
+    facts: EncoderFacts,
+    *,
+    calls: int,
+    seed: int,
+    is_late: Callable[[], bool],
+    tick: Callable[[], None],
+) -> tuple[list[HoldoutPoint], list[BudgetPlan]]:
+    """Captures random budgets, and measures random calls in graph and eager mode, one after the other.
+
+    Args:
+        timing: Times calls on the device.
+        catalogue: Items to draw from.
+        facts: The encoder.
+        calls: How many calls.
+        seed: Seed of budgets and calls.
+        is_late: Whether the time is up.
+        tick: Called after each call.
+    """
+    if calls == 0:
+        return [], []
+    rng = np.random.default_rng(seed)
+    plan = _random_plan(catalogue, facts, rng)
+    manager = EncoderCudaGraphManager(timing.encoder, plan)
+    points = []
+    try:
+        manager.capture()
+        for number in range(calls):
+            if is_late() and number >= FEWEST_CALLS:
+                break
+            items = _random_call(catalogue, rng, number)
+            graph, eager = timing.both(manager, items)
+            points.append(HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager))
+            tick()
+    finally:
+        manager.clear()
+    return points, [plan]
+
+
+def _random_plan(catalogue: ItemCatalogue, facts: EncoderFacts, rng: np.random.Generator) -> BudgetPlan:
+    low = max(min(facts.path_minimums.values()), catalogue.min_tokens)
+    high = min(LARGEST_BUDGET, catalogue.max_tokens)
+    budgets = set()
+    for place in rng.uniform(np.log(low), np.log(high), size=BUDGETS):
+        image = catalogue.image(int(np.exp(place)) + 1)
+        size = image.spec.output_tokens if image is not None else low
+        # Where images have few sizes, budgets are filled by several of them.
+        budgets.add(max(low, size * max(1, int(np.exp(place)) // size)))
+    frames = min(VIDEO_FRAMES, facts.max_frames_per_video) if catalogue.videos else 0
+    ordered = tuple(sorted(budgets))
+    settings = Settings(ordered, min(MOST_ITEMS, ordered[0]), frames, PACKING)
+    return make_plan(TARGETS[VITGRAPH], facts, settings)
+
+
+def _random_call(catalogue: ItemCatalogue, rng: np.random.Generator, number: int) -> list[SizedItem]:
+    high = min(LARGEST_ITEM, catalogue.max_tokens)
+    if catalogue.videos and number % VIDEO_EVERY == VIDEO_EVERY - 1:
+        fitting = [video for video in catalogue.videos if video.spec.output_tokens <= high]
+        return [fitting[int(rng.integers(len(fitting)))]] if fitting else [catalogue.images[0]]
+    items: list[SizedItem] = []
+    room = catalogue.max_tokens
+    for _ in range(int(rng.choice(ITEM_COUNTS))):
+        tokens = int(np.exp(rng.uniform(np.log(catalogue.min_tokens), np.log(high)))) + 1
+        image = catalogue.image(min(tokens, room))
+        if image is not None:
+            items.append(image)
+            room -= image.spec.output_tokens
+    return items or [catalogue.images[0]]

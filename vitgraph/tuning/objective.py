@@ -1,0 +1,115 @@
+"""What tuning minimises, and what it must stay within."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vitgraph.errors import UsageError
+from vitgraph.planning.graph_tables import FloatArray
+
+METRICS = ("mean", "p99", "throughput")
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A weighted mix of metrics, each relative to eager so that their units do not matter; smaller is better.
+
+    `mean` and `p99` are over requests; `throughput` is the time of the whole workload, one call after the other.
+
+    Attributes:
+        weights: Weight of each metric; they sum to 1.
+    """
+
+    weights: Mapping[str, float] = field(default_factory=lambda: {"mean": 1.0})
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """Reads `mean`, `p99`, `throughput`, or a mix such as `mean=0.7,p99=0.3`.
+
+        Raises:
+            UsageError: An unknown metric, or weights that are not positive numbers.
+        """
+        weights: dict[str, float] = {}
+        for part in text.split(","):
+            name, _, number = part.strip().partition("=")
+            if name not in METRICS:
+                raise UsageError(
+                    f"--objective is {text!r}; known metrics: {', '.join(METRICS)}, or a mix such as mean=0.7,p99=0.3"
+                )
+            try:
+                weight = float(number) if number else 1.0
+            except ValueError as error:
+                raise UsageError(f"--objective {text!r}: {number!r} is not a number") from error
+            if not 0 < weight < float("inf"):
+                raise UsageError(f"--objective {text!r}: the weight of {name} must be a positive number")
+            weights[name] = weights.get(name, 0.0) + weight
+        total = sum(weights.values())
+        return cls({name: weight / total for name, weight in weights.items()})
+
+    @property
+    def is_additive(self) -> bool:
+        """True where the score is a sum over calls, which budget lists can be optimised for exactly."""
+        return "p99" not in self.weights
+
+    def score(self, graph: FloatArray, eager: FloatArray) -> float:
+        """The score of per-request latencies against eager's; below 1 is better than eager."""
+        total = 0.0
+        for name, weight in self.weights.items():
+            if name == "p99":
+                total += weight * float(np.percentile(graph, 99) / np.percentile(eager, 99))
+            else:
+                total += weight * float(graph.sum() / eager.sum())
+        return total
+
+    def __str__(self) -> str:
+        if len(self.weights) == 1:
+            return next(iter(self.weights))
+        return ",".join(f"{name}={weight:.3g}" for name, weight in self.weights.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the graphs may take; None is no limit.
+
+    Attributes:
+        max_graphs: Graphs to capture, all slot tiers counted.
+        max_memory_bytes: Pool and buffers.
+        max_capture_s: Seconds of capturing.
+    """
+
+    max_graphs: int | None = None
+    max_memory_bytes: float | None = None
+    max_capture_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for option, value in (
+            ("--max-graphs", self.max_graphs),
+            ("--max-graph-memory", self.max_memory_bytes),
+            ("--max-capture-time", self.max_capture_s),
+        ):
+            if value is not None and not value > 0:
+                raise UsageError(f"{option} is {value}; it must be positive, or left out for no limit")
+
+    @property
+    def needs_penalty(self) -> bool:
+        """True where a limit depends on which budgets are chosen, and not on how many alone."""
+        return self.max_memory_bytes is not None or self.max_capture_s is not None
+
+    def allow(self, graphs: int, memory_bytes: float, capture_s: float) -> bool:
+        """Whether graphs of that number, size and capture time are within the limits."""
+        return (
+            (self.max_graphs is None or graphs <= self.max_graphs)
+            and (self.max_memory_bytes is None or memory_bytes <= self.max_memory_bytes)
+            and (self.max_capture_s is None or capture_s <= self.max_capture_s)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "max_graphs": self.max_graphs,
+            "max_graph_memory_bytes": self.max_memory_bytes,
+            "max_capture_s": self.max_capture_s,
+        }

@@ -1,0 +1,378 @@
+"""Searches budgets, items, frames and packing policy for the least predicted score within the limits.
+
+With one item a call the best list is found exactly, by dynamic programming. With several, the packing depends on the
+largest budget and the limits, so that each of these is tried with the list that is exact for the groups it makes, and
+the best are improved by local moves. Spaces that are small enough are tried in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import combinations, product
+from typing import TypeVar
+
+import numpy as np
+
+from vitgraph.errors import BudgetError, UsageError
+from vitgraph.planning.budgets import generate_budgets
+from vitgraph.planning.graph_tables import IntArray
+from vitgraph.tuning.budget_lists import (
+    BudgetList,
+    candidate_budgets,
+    geometric_budgets,
+    is_subset_space_small,
+)
+from vitgraph.tuning.evaluate import ReplayGroups, eager_calls, predict_calls, replayed_groups
+from vitgraph.tuning.list_maker import ListMaker
+from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.points import EncoderFacts
+from vitgraph.tuning.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
+from vitgraph.tuning.traffic import Traffic
+
+Value = TypeVar("Value")
+
+EXHAUSTIVE_EVALUATIONS = 1500
+SINGLE_ITEM_CANDIDATES = 384
+CANDIDATES = 128
+TOPS = 14
+BEAM = 5
+MOST_EVALUATIONS = 700
+REPACKINGS = 4
+TAIL_THRESHOLDS = 9
+PARSIMONY = 0.002
+"""Graphs that together gain less than this share are not worth capturing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Settings with what they are predicted to give and to take.
+
+    Attributes:
+        settings: What was evaluated.
+        score: Of the objective; below 1 is better than eager.
+        mean_ms, p50_ms, p99_ms: Per request.
+        graphs: Graphs to capture.
+        memory_bytes: Their pool and buffers.
+        capture_s: Time to capture them.
+        is_allowed: Within the limits.
+    """
+
+    settings: Settings
+    score: float
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+    graphs: int
+    memory_bytes: float
+    capture_s: float
+    is_allowed: bool
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: The winner; None where nothing is within the limits.
+        evaluated: Every evaluation, the best first.
+        is_exhaustive: All settings of the space were tried.
+        is_exact: The winner is the optimum over the candidates.
+        evaluations: How many settings were evaluated.
+    """
+
+    best: Evaluation | None
+    evaluated: list[Evaluation]
+    is_exhaustive: bool
+    is_exact: bool
+    evaluations: int
+
+
+class Search:
+    """One search over one workload for one target.
+
+    Args:
+        traffic: The workload.
+        cost: Predicted times of the target.
+        facts: The encoder.
+        objective: What to minimise.
+        limits: What to stay within.
+        max_call_tokens: Largest budget allowed.
+        parsimony: Gain per winner below which fewer graphs are preferred; 0 takes the least score.
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic,
+        cost: TargetCost,
+        facts: EncoderFacts,
+        objective: Objective,
+        limits: Limits,
+        max_call_tokens: int,
+        *,
+        parsimony: float = PARSIMONY,
+    ) -> None:
+        self.traffic, self.cost, self.facts = traffic, cost, facts
+        self.objective, self.limits, self.parsimony = objective, limits, parsimony
+        self.low = min(spec.output_tokens for specs in traffic.distinct for spec in specs)
+        self.high = max_call_tokens
+        if self.high < self.low:
+            raise UsageError(
+                f"a call may hold {self.high} tokens, but the smallest item of the workload has {self.low}; raise "
+                "--max-model-len and --max-num-batched-tokens"
+            )
+        self._known: dict[Settings, Evaluation | None] = {}
+        some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
+        self.eager_ms = traffic.per_request(eager_calls(traffic, cost, some_plan))
+        self._lists = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
+        self.item_options = _item_options(traffic)
+        self.frame_options = _frame_options(traffic)
+
+    @property
+    def target(self) -> Target:
+        return self.cost.target
+
+    def evaluate(self, settings: Settings) -> Evaluation | None:
+        """Evaluates settings once; None where they contradict each other."""
+        if settings not in self._known:
+            self._known[settings] = self._evaluate(settings)
+        return self._known[settings]
+
+    def _evaluate(self, settings: Settings) -> Evaluation | None:
+        if settings.max_items > settings.token_budgets[0]:
+            return None
+        try:
+            plan = make_plan(self.target, self.facts, settings)
+        except BudgetError:
+            return None
+        times = self.traffic.per_request(predict_calls(self.traffic, self.cost, plan, settings.packing))
+        p50, p99 = np.percentile(times, (50, 99))
+        graphs, memory, capture = self.cost.graph_count(plan), self.cost.memory_bytes(plan), self.cost.capture_s(plan)
+        return Evaluation(
+            settings,
+            self.objective.score(times, self.eager_ms),
+            float(times.mean()),
+            float(p50),
+            float(p99),
+            graphs,
+            memory,
+            capture,
+            self.limits.allow(graphs, memory, capture),
+        )
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run(self, seeds: Iterable[Settings] = ()) -> SearchResult:
+        """Searches, starting from what it makes itself and from `seeds`."""
+        candidates = self.all_candidates(CANDIDATES)
+        choices = len(self.item_options) * len(self.frame_options) * len(self.target.policies)
+        if not self.facts.is_multi_path and is_subset_space_small(candidates, choices, EXHAUSTIVE_EVALUATIONS):
+            return self.exhaustive(candidates, seeds)
+        return self.guided(seeds)
+
+    def exhaustive(self, candidates: IntArray, seeds: Iterable[Settings] = ()) -> SearchResult:
+        """Tries every list of the candidates with every limit and policy."""
+        for settings in (*seeds, *self._all_settings(candidates)):
+            self.evaluate(settings)
+        return self._result(is_exhaustive=True, is_exact=True)
+
+    def _all_settings(self, candidates: IntArray) -> Iterator[Settings]:
+        values = [int(value) for value in candidates]
+        for size in range(1, len(values) + 1):
+            for budgets in combinations(values, size):
+                for items, frames, policy in product(self.item_options, self.frame_options, self.target.policies):
+                    yield Settings(budgets, items, frames, policy)
+
+    def guided(self, seeds: Iterable[Settings] = ()) -> SearchResult:
+        """Exact lists for given packings, then local moves from the best few."""
+        for settings in (*seeds, *self._fixed_seeds()):
+            self.evaluate(settings)
+        if self.facts.is_multi_path:
+            self._try_tops()
+            return self._result(is_exhaustive=False, is_exact=False)
+        if self.traffic.max_items == 1:
+            self._try_single_items()
+        else:
+            self._try_packings()
+        is_exact = self.traffic.max_items == 1 and self.objective.is_additive and not self.limits.needs_penalty
+        if not is_exact:
+            for start in self._ranked()[:BEAM]:
+                self._repack(start)
+            self._climb()
+        return self._result(is_exhaustive=False, is_exact=is_exact)
+
+    def _result(self, *, is_exhaustive: bool, is_exact: bool) -> SearchResult:
+        ranked = self._ranked()
+        best = self._frugal(ranked) if ranked else None
+        return SearchResult(best, ranked, is_exhaustive, is_exact, len(self._known))
+
+    def _ranked(self) -> list[Evaluation]:
+        found = [evaluation for evaluation in self._known.values() if evaluation is not None and evaluation.is_allowed]
+        order = {policy: place for place, policy in enumerate(self.target.policies)}
+        return sorted(found, key=lambda e: (e.score, e.graphs, order[e.settings.packing], e.settings.max_items))
+
+    def _frugal(self, ranked: list[Evaluation]) -> Evaluation:
+        """The fewest graphs, and of equal ones the simplest policy, that lose next to nothing to the best."""
+        best = ranked[0]
+        near = [e for e in ranked if e.score <= best.score * (1 + self.parsimony)] if self.parsimony else [best]
+        order = {policy: place for place, policy in enumerate(self.target.policies)}
+        return min(near, key=lambda e: (e.graphs, order[e.settings.packing], e.score))
+
+    # -- lists ---------------------------------------------------------------------------------------------------------
+
+    def all_candidates(self, most: int) -> IntArray:
+        """Budgets worth considering: sizes of items, and of calls that fit."""
+        sizes: list[int] = []
+        counts: list[float] = []
+        for specs, count in zip(self.traffic.distinct, self.traffic.counts, strict=True):
+            tokens = [spec.output_tokens for spec in specs]
+            joined = np.cumsum(tokens)
+            found = {*tokens, *(int(total) for total in joined)}
+            sizes.extend(found)
+            counts.extend([float(count)] * len(found))
+        return candidate_budgets(np.array(sizes), np.array(counts), self.high, most)
+
+    def _fixed_seeds(self) -> Iterator[Settings]:
+        lists = [
+            tuple(generate_budgets(self.low, self.high)),
+            tuple(budget for budget in SEED_BUDGETS if self.low <= budget <= self.high),
+            geometric_budgets(self.low, min(self.high, max(self.low, self.traffic.max_tokens)), 1.25),
+        ]
+        for budgets, items, frames, policy in product(
+            filter(None, lists), self.item_options, self.frame_options, self.target.policies
+        ):
+            yield Settings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
+
+    # -- one item a call -----------------------------------------------------------------------------------------------
+
+    def _try_single_items(self) -> None:
+        """Exact lists, with and without the choice of eager below the largest budget."""
+        has_choice = OPTIMAL in self.target.policies
+        for frames, is_optimal in product(self.frame_options, (False, True) if has_choice else (False,)):
+            settings = Settings((self.high,), 1, frames, OPTIMAL if is_optimal else "greedy")
+            groups = self._groups(replace(settings, packing="greedy"))
+            if groups is None:
+                continue
+            policies = (OPTIMAL,) if is_optimal else [name for name in self.target.policies if name != OPTIMAL]
+            candidates = candidate_budgets(groups.tokens, groups.counts, self.high, SINGLE_ITEM_CANDIDATES)
+            lists = self._lists.make(groups, candidates, settings, above=groups.eager_ms)
+            if "p99" in self.objective.weights:
+                lists += self._tail_lists(groups, candidates, settings)
+            for found, policy in product(lists, policies):
+                self.evaluate(Settings(found.budgets, 1, frames, policy))
+
+    def _tail_lists(self, groups: ReplayGroups, candidates: IntArray, settings: Settings) -> list[BudgetList]:
+        """Lists with the fewest requests above a threshold of latency, for thresholds up to eager's P99."""
+        found = []
+        for threshold in np.percentile(self.eager_ms, 99) * np.linspace(0.4, 1.0, TAIL_THRESHOLDS):
+            found += _spread(
+                self._lists.make(groups, candidates, settings, above=groups.eager_ms, threshold=float(threshold)), 8
+            )
+        return found
+
+    # -- several items a call ------------------------------------------------------------------------------------------
+
+    def _try_packings(self) -> None:
+        candidates = self.all_candidates(CANDIDATES)
+        for items, frames in product(self.item_options, self.frame_options):
+            for top in self._tops(candidates):
+                settings = Settings((int(top),), items, frames, "greedy")
+                groups = self._groups(settings) if items <= top else None
+                if groups is None:
+                    continue
+                usable = candidate_budgets(groups.tokens, groups.counts, int(top), CANDIDATES)
+                lists = self._lists.make(groups, usable, settings)
+                for found in _spread(lists, 3):
+                    for policy in self.target.policies:
+                        self.evaluate(Settings(found.budgets, items, frames, policy))
+
+    def _tops(self, candidates: IntArray) -> IntArray:
+        picks = np.unique(np.linspace(0, len(candidates) - 1, TOPS).round().astype(int))
+        return candidates[picks]
+
+    def _try_tops(self) -> None:
+        """Paths have lists of their own, made from the largest budget alone."""
+        for top, items, frames, policy in product(
+            self._tops(self.all_candidates(CANDIDATES)), self.item_options, self.frame_options, self.target.policies
+        ):
+            self.evaluate(Settings((int(top),), items, frames, policy))
+
+    def _groups(self, settings: Settings) -> ReplayGroups | None:
+        plan = make_plan(self.target, self.facts, settings)
+        groups = replayed_groups(self.traffic, self.cost, plan, settings.packing)
+        return groups if len(groups.counts) else None
+
+    def _repack(self, start: Evaluation) -> None:
+        """Alternates: pack with the list, take the exact list for that packing, until nothing improves."""
+        current = start
+        for _ in range(REPACKINGS):
+            settings = current.settings
+            groups = self._groups(settings)
+            if groups is None:
+                return
+            candidates = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], CANDIDATES)
+            tried = [
+                self.evaluate(replace(settings, token_budgets=found.budgets))
+                for found in _spread(self._lists.make(groups, candidates, settings), 4)
+            ]
+            better = [e for e in tried if e is not None and e.is_allowed and e.score < current.score]
+            if not better:
+                return
+            current = min(better, key=lambda e: e.score)
+
+    # -- local moves ---------------------------------------------------------------------------------------------------
+
+    def _climb(self) -> None:
+        fine = self.all_candidates(4 * CANDIDATES)
+        for current in self._ranked()[:BEAM]:
+            better: Evaluation | None = current
+            while better is not None:
+                current, better = better, self._first_better(better, fine)
+
+    def _first_better(self, current: Evaluation, fine: IntArray) -> Evaluation | None:
+        for settings in self._moves(current.settings, fine):
+            if len(self._known) > MOST_EVALUATIONS:
+                return None
+            found = self.evaluate(settings)
+            if found is not None and found.is_allowed and found.score < current.score * (1 - 1e-9):
+                return found
+        return None
+
+    def _moves(self, settings: Settings, fine: IntArray) -> Iterator[Settings]:
+        """Neighbours: another policy or limit; one budget dropped, moved to a neighbouring candidate, or added."""
+        yield from (replace(settings, packing=policy) for policy in self.target.policies)
+        yield from (replace(settings, max_items=items) for items in self.item_options)
+        yield from (replace(settings, max_frames=frames) for frames in self.frame_options)
+        budgets = settings.token_budgets
+        for place in range(len(budgets)) if len(budgets) > 1 else ():
+            yield replace(settings, token_budgets=budgets[:place] + budgets[place + 1 :])
+        for place, budget in enumerate(budgets):
+            index = int(np.searchsorted(fine, budget))
+            for other in {index - 1, index + (index < len(fine) and fine[index] == budget)}:
+                if 0 <= other < len(fine) and int(fine[other]) not in budgets:
+                    changed = sorted({*budgets[:place], int(fine[other]), *budgets[place + 1 :]})
+                    yield replace(settings, token_budgets=tuple(changed))
+        for value in _spread([int(value) for value in fine if int(value) not in budgets], 24):
+            yield replace(settings, token_budgets=tuple(sorted((*budgets, value))))
+
+
+def _spread(values: list[Value], most: int) -> list[Value]:
+    """At most `most` of the values, evenly, the last included."""
+    if len(values) <= most:
+        return values
+    return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
+
+
+def _item_options(traffic: Traffic) -> list[int]:
+    most = traffic.max_items
+    options = {1, most, *(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if size < most)}
+    return sorted(options)
+
+
+def _frame_options(traffic: Traffic) -> list[int]:
+    """0 without videos; else eager videos, one median video, the longest, and the longest call."""
+    if not traffic.has_videos:
+        return [0]
+    segments = [sum(spec.segments for spec in specs) for specs in traffic.distinct]
+    single = [spec.segments for specs in traffic.distinct for spec in specs]
+    return sorted({0, int(np.median(single)), max(single), max(segments)})
