@@ -201,6 +201,45 @@ def models(
             render_models(entries, Console())
 
 
+@app.command()
+def verify(
+    model: opt.Model = None,
+    every_row: Annotated[bool, typer.Option("--all", help="Every row of `vitgraph models`.")] = False,
+    debug_size: Annotated[bool, typer.Option("--debug-size", help="With --all: the small presets.")] = False,
+    calls: Annotated[int, typer.Option(help="Random calls to compare with eager.")] = 200,
+    token_budgets: opt.TokenBudgets = None,
+    max_vision_items_per_batch: opt.MaxItems = 8,
+    load_format: opt.LoadFormat = "dummy",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    mm_encoder_attn_backend: opt.AttnBackend = "auto",
+    flash_attn_version: opt.FlashAttnVersion = None,
+    revision: opt.Revision = None,
+    seed: opt.Seed = 0,
+    output_dir: opt.OutputDir = None,
+    overwrite: opt.Overwrite = False,
+    json_output: opt.JsonOutput = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Prove that replay equals eager: every graph, random packings, poisoned memory, order, aliasing, clean-up."""
+    with reported_errors():
+        from vitgraph.cli_verify import run_verify
+
+        results = run_verify(dict(locals()))
+        if json_output:
+            _print_json({"rows": results})
+        else:
+            from rich.console import Console
+
+            from vitgraph.report.verify_table import render_verify
+
+            render_verify(results, Console())
+        faults = [row for row in results if row["status"] != "ok"]
+        if faults:
+            named = "; ".join(f"{row['row']}: {row['status']}" for row in faults)
+            raise errors.IncorrectOutputError(f"{len(faults)} of {len(results)} rows are not ok ({named})")
+
+
 def main() -> None:
     """Entry point of the `vitgraph` program."""
     app()

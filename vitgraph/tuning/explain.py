@@ -31,7 +31,7 @@ def explain_plan(
         cost: Predicted times; None where there is no calibration, and then there are no times.
 
     Returns:
-        `items`, `batches` (each with its replays or the reason of its miss), the counts of `GraphCounters`, and
+        `items`, `batches` (each with its replays or the reason of its miss), `counts` (of `GraphCounters`), and
         `predicted` (None without a calibration).
 
     Raises:
@@ -54,7 +54,7 @@ def explain_plan(
         "policy": policy,
         "items": [_item(index, spec) for index, spec in enumerate(specs)],
         "batches": [_batch(batch, specs, time) for batch, time in zip(batches, times, strict=True)],
-        **count_calls([batches]).as_dict(),
+        "counts": count_calls([batches]).as_dict(),
         "predicted": predicted,
     }
 
@@ -76,7 +76,7 @@ def explain_workload(
         requests: Requests in each call; None for one each.
 
     Returns:
-        The counts, the misses by reason, and `predicted` latencies per request (None without a calibration).
+        `counts`, `misses` by reason, and `predicted` latencies per request (None without a calibration).
 
     Raises:
         UsageError: The policy needs a calibration.
@@ -87,7 +87,13 @@ def explain_workload(
             {"reason": reason, "text": REASON_TEXTS.get(reason, reason), "items": count}
             for reason, count in counters.misses_by_reason.most_common()
         ]
-        return {"policy": policy, "calls": len(calls), **counters.as_dict(), "misses_detail": misses, "predicted": None}
+        return {
+            "policy": policy,
+            "calls": len(calls),
+            "counts": counters.as_dict(),
+            "misses": misses,
+            "predicted": None,
+        }
     traffic = Traffic([tuple(specs) for specs in calls], requests)
     counters, misses = collect_misses(traffic, cost, plan, policy)
     graph = traffic.per_request(predict_calls(traffic, cost, plan, policy))
@@ -96,8 +102,8 @@ def explain_workload(
     return {
         "policy": policy,
         "calls": len(calls),
-        **counters.as_dict(),
-        "misses_detail": misses,
+        "counts": counters.as_dict(),
+        "misses": misses,
         "predicted": {
             "graph": _summary(graph),
             "eager": _summary(eager),

@@ -23,7 +23,7 @@ from vitgraph.tuning.targets import TargetCost
 from vitgraph.tuning.traffic import Traffic
 
 REASON_TEXTS = {
-    TOO_MANY_TOKENS: "more tokens than the largest budget: eager is as fast there, or the list would have gone on",
+    TOO_MANY_TOKENS: "more tokens than the largest budget",
     TOO_MANY_FRAMES: "more segments than a replay may hold",
     AXIS_NOT_CAPTURED: "a size of a capture axis that no graph covers",
     NOT_EXACT: "no budget of exactly these tokens",

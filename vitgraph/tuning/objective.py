@@ -12,13 +12,15 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.graph_tables import FloatArray
 
 METRICS = ("mean", "p99", "throughput")
+TIE_WEIGHT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A weighted mix of metrics, each relative to eager so that their units do not matter; smaller is better.
 
-    `mean` and `p99` are over requests; `throughput` is the time of the whole workload, one call after the other.
+    `mean` and `p99` are over requests; `throughput` is the time of the whole workload, one call after the other. Where
+    only the P99 counts, the mean decides between settings that are alike in it, with a weight of `TIE_WEIGHT`.
 
     Attributes:
         weights: Weight of each metric; they sum to 1.
@@ -57,13 +59,12 @@ class Objective:
 
     def score(self, graph: FloatArray, eager: FloatArray) -> float:
         """The score of per-request latencies against eager's; below 1 is better than eager."""
-        total = 0.0
-        for name, weight in self.weights.items():
-            if name == "p99":
-                total += weight * float(np.percentile(graph, 99) / np.percentile(eager, 99))
-            else:
-                total += weight * float(graph.sum() / eager.sum())
-        return total
+        by_sum = float(graph.sum() / eager.sum())
+        by_tail = float(np.percentile(graph, 99) / np.percentile(eager, 99)) if "p99" in self.weights else 0.0
+        tail = self.weights.get("p99", 0.0)
+        if tail >= 1.0:
+            tail = 1.0 - TIE_WEIGHT
+        return tail * by_tail + (1.0 - tail) * by_sum
 
     def __str__(self) -> str:
         if len(self.weights) == 1:

@@ -199,7 +199,18 @@ class Search:
             for start in self._ranked()[:BEAM]:
                 self._repack(start)
             self._climb()
+            self._prune()
         return self._result(is_exhaustive=False, is_exact=is_exact)
+
+    def _prune(self) -> None:
+        """Tries the best settings without the budgets that nothing is replayed on."""
+        for found in self._ranked()[:BEAM]:
+            groups = self._groups(found.settings)
+            if groups is None:
+                continue
+            budgets = np.array(found.settings.token_budgets)
+            places = np.unique(np.searchsorted(budgets, groups.tokens))
+            self.evaluate(replace(found.settings, token_budgets=tuple(int(budget) for budget in budgets[places])))
 
     def _result(self, *, is_exhaustive: bool, is_exact: bool) -> SearchResult:
         ranked = self._ranked()

@@ -299,7 +299,7 @@ def _evaluation(found: Evaluation) -> dict[str, Any]:
 
 def _latencies(times: FloatArray) -> dict[str, float]:
     p50, p99 = np.percentile(times, (50, 99))
-    return {"mean_ms": float(times.mean()), "p50_ms": float(p50), "p99_ms": float(p99)}
+    return {"n": len(times), "mean_ms": float(times.mean()), "p50_ms": float(p50), "p99_ms": float(p99)}
 
 
 def _against_eager(
@@ -361,9 +361,9 @@ def _beyond_vllm(searched: Mapping[str, Tuned]) -> dict[str, Any]:
     assert own is not None and theirs is not None
     points = ["buffers that all budgets share", "one eager run for all misses of a call"]
     if own.settings.packing not in TARGETS[VLLM].policies:
-        points.insert(0, f"packing policy {own.settings.packing}; vLLM packs greedy-defer")
+        points.insert(0, f"packing policy {own.settings.packing} (it packs greedy-defer)")
     if max(own.settings.max_items, own.settings.max_frames) > 1:
-        points.append("several segment-slot counts of one budget; vLLM has one")
+        points.append("several segment-slot counts of one budget (it has one)")
     return {"points": points, "loss_pct": (theirs.mean_ms / own.mean_ms - 1.0) * 100.0, "mean_ms": theirs.mean_ms}
 
 

@@ -1,0 +1,155 @@
+"""Draws a tuning result: latency against graphs and memory, and replays and waste by budget; each as PNG and SVG."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from vitgraph.result_files import refuse_to_replace, write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PARETO, TUNED_BUDGETS = "pareto", "tuned_budgets"
+PNG_DPI = 150
+
+# Okabe and Ito's palette, as in the run plots; markers differ too, so that the figures also read in grey.
+_TUNED, _AUTOMATIC, _NINE, _EAGER, _ORACLE, _GREY = "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73", "#5F5F5F"
+_STYLE: dict[str, Any] = {
+    "font.size": 12,
+    "axes.titlesize": 14,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 11,
+    "svg.hashsalt": "vitgraph",
+}
+_NAMED_BARS = 24
+_MEBIBYTE = 2**20
+
+
+def write_tune_plots(data: Mapping[str, Any], folder: Path, *, overwrite: bool = False) -> list[Path]:
+    """Writes `pareto` and `tuned_budgets`, as PNG and SVG.
+
+    Args:
+        data: `TuneResult.as_dict()`.
+        folder: Where the files go; created if needed.
+        overwrite: Whether files of the same names may be replaced.
+
+    Returns:
+        The files; no budgets figure where nothing is replayed.
+
+    Raises:
+        UsageError: A file exists and `overwrite` is off.
+    """
+    from matplotlib import rc_context
+
+    with rc_context(cast(Any, _STYLE)):
+        figures = {PARETO: draw_pareto(data)}
+        if data["by_budget"]:
+            figures[TUNED_BUDGETS] = draw_tuned_budgets(data)
+        targets = [folder / f"{name}.{ending}" for name in figures for ending in ("png", "svg")]
+        for path in () if overwrite else targets:
+            refuse_to_replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in targets:
+            content = io.BytesIO()
+            # Without a date in it, the same result gives the same file.
+            metadata = {"Date": None} if path.suffix == ".svg" else {}
+            figures[path.stem].savefig(content, format=path.suffix[1:], dpi=PNG_DPI, metadata=metadata)
+            write_atomically(path, content.getvalue())
+    return targets
+
+
+def draw_pareto(data: Mapping[str, Any]) -> Figure:
+    """Mean latency over graphs, and over their memory: the front, the choice, the baselines, eager and the oracle."""
+    figure = _new_figure(9.6, 5.4)
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.set_title(f"Mean latency of {data['workload'].get('name', 'the workload')}, predicted", pad=26)
+    left.annotate(
+        f"{data['model']} · {data['profile']['label']}",
+        (0.0, 1.0),
+        xytext=(0, 7),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=10.5,
+        color=_GREY,
+    )
+    for axes, column, scale, label in (
+        (left, "graphs", 1, "Graphs"),
+        (right, "memory_bytes", _MEBIBYTE, "Memory (MiB)"),
+    ):
+        front = _front(data["pareto"], column)
+        places = [row[column] / scale for row in front]
+        axes.plot(
+            places, [row["mean_ms"] for row in front], "-", color=_TUNED, linewidth=1.2, marker=".", label="best found"
+        )
+        points = (
+            ("tuned", data["predicted"], "*", _TUNED, 17),
+            ("automatic list", data["baselines"].get("automatic"), "s", _AUTOMATIC, 9),
+            ("documented nine", data["baselines"].get("seed_nine"), "D", _NINE, 8),
+        )
+        for name, row, marker, color, size in points:
+            if row is not None:
+                axes.plot(row[column] / scale, row["mean_ms"], marker, color=color, markersize=size, label=name)
+        for name, dashes, color in (("eager", (0, (5, 2)), _EAGER), ("oracle", (0, (1, 1)), _ORACLE)):
+            axes.axhline(data["baselines"][name]["mean_ms"], color=color, linestyle=dashes, linewidth=1.4, label=name)
+        axes.set_xlabel(label)
+        if max(places, default=0) > 8 * max(min(places, default=1), 1e-9):
+            axes.set_xscale("log")
+    left.set_ylabel("Mean latency a request (ms)")
+    right.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    return figure
+
+
+def _front(rows: Sequence[Mapping[str, Any]], column: str) -> list[Mapping[str, Any]]:
+    """The rows of which none has both less of `column` and a lower mean."""
+    front: list[Mapping[str, Any]] = []
+    for row in sorted(rows, key=lambda row: (row[column], row["mean_ms"])):
+        if not front or row["mean_ms"] < front[-1]["mean_ms"]:
+            front.append(row)
+    return front
+
+
+def draw_tuned_budgets(data: Mapping[str, Any]) -> Figure:
+    """Replays and waste of each budget, slots and axis keys together."""
+    totals: dict[tuple[str, int], list[int]] = {}
+    for row in data["by_budget"]:
+        entry = totals.setdefault((row["path"], row["token_budget"]), [0, 0])
+        entry[0] += row["replays"]
+        entry[1] += row["tokens"]
+    keys = sorted(totals)
+    names = [str(budget) if path == "default" else f"{path} {budget}" for path, budget in keys]
+    replays = [totals[key][0] for key in keys]
+    waste = [100.0 * (1.0 - totals[key][1] / (totals[key][0] * key[1])) for key in keys]
+    figure = _new_figure(9.6, 6.4)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    misses = sum(row["items"] for row in data["misses"])
+    upper.set_title(f"Replays by budget: {data['hits']} hits, {misses} misses")
+    _draw_bars(upper, replays, _TUNED, None)
+    upper.set_ylabel("Replays")
+    _draw_bars(lower, waste, _ORACLE, "//")
+    lower.set(ylabel="Waste (%)", xlabel="Token budget")
+    every = max(1, -(-len(names) // _NAMED_BARS))
+    lower.set_xticks(range(0, len(names), every), names[::every], rotation=45, ha="right", rotation_mode="anchor")
+    return figure
+
+
+def _draw_bars(axes: Axes, heights: Sequence[float], color: str, hatch: str | None) -> None:
+    axes.bar(range(len(heights)), heights, width=0.75, color=color, edgecolor="white", hatch=hatch)
+    axes.tick_params(axis="x", length=0)
+    axes.margins(x=0.02)
+
+
+def _new_figure(width: float, height: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
