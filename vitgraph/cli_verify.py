@@ -6,10 +6,13 @@ import datetime
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitgraph import __version__
 from vitgraph.errors import UsageError
+
+if TYPE_CHECKING:
+    from vitgraph.bench.verify_record import VerifyResult
 
 VERIFY_FILE = "run.json"
 
@@ -51,28 +54,27 @@ def run_verify(options: Mapping[str, Any]) -> list[dict[str, Any]]:
         "backend": options["mm_encoder_attn_backend"],
         "load_format": options["load_format"],
     }
+    results: list[dict[str, Any]] = []
+    environment = snapshot(device)
+
+    def keep(result: VerifyResult) -> None:
+        """Saves after every row, so that a run that is stopped leaves what it verified."""
+        results.append(result.as_dict())
+        if folder is not None:
+            _save(folder, results, environment)
+        progress.step()
+
     with ConsoleProgress(enabled=not options["quiet"]) as progress:
+        version = options["flash_attn_version"]
         if every_row:
             progress.phase("verifying", len(ROWS))
-            found = verify_rows(
-                ROWS,
-                debug_size=options["debug_size"],
-                on_result=lambda result: progress.step(),
-                flash_attn_version=options["flash_attn_version"],
-                **common,
-                **settings,
-            )
+            size = options["debug_size"]
+            verify_rows(ROWS, debug_size=size, on_result=keep, flash_attn_version=version, **common, **settings)
         else:
             sources = [resolve_source(ModelSpec(name, revision=options["revision"])) for name in model.split(",")]
             progress.phase("verifying", len(sources))
-            found = []
             for source in sources:
-                version = options["flash_attn_version"]
-                found.append(verify_model(source, flash_attn_version=version, **common, **settings))
-                progress.step()
-    results = [result.as_dict() for result in found]
-    if folder is not None:
-        _save(folder, results, snapshot(device))
+                keep(verify_model(source, flash_attn_version=version, **common, **settings))
     return results
 
 

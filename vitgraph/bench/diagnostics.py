@@ -14,8 +14,8 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import GraphKey
 
 REPLAY_REPEATS = 20
-MOST_GRAPHS = 24
-MOST_CALL_SHAPES = 6
+MOST_GRAPHS = 12
+MOST_CALL_SHAPES = 4
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from vitgraph.attention.base import AttentionBackend
 from vitgraph.bench.calls import CallInputs, EncoderCall
 from vitgraph.bench.timing import CallTimer
 from vitgraph.environment import GpuState, read_gpu_state
@@ -22,8 +23,10 @@ from vitgraph.planning.packing import PackedBatch
 from vitgraph.samples import EAGER, EAGER_REPEAT, GRAPH, HF, Sample
 
 CONTROL_SHARE = 0.1
-MIN_CONTROL_CALLS = 300
-"""Eager is measured against itself on this share of the calls, and on at least so many (a P99 needs 300): the noise."""
+MIN_CONTROL_CALLS = 40
+P99_CONTROL_CALLS = 300
+"""Eager is measured against itself on a share of the calls, and on at least so many; where there are enough calls to
+speak of a P99, on enough to know its noise."""
 
 CORRECTNESS_CALLS = 8
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
@@ -124,6 +127,8 @@ class BenchRunner:
     def prepare_attention(self, calls: Sequence[EncoderCall]) -> None:
         """Lets the backend build what it needs for the calls' lengths (plans, tuning), so that no timed call does."""
         encoder, shapes = self.encoder, set()
+        if type(encoder.attention).prepare is AttentionBackend.prepare:
+            return
         tile_counts: dict[int, EncoderCall] = {}
         for items, call in {call.items: call for call in calls}.items():
             metadata = encoder.compute_metadata(items, DEFAULT_PATH, ()) if encoder.calls_varlen else {}
@@ -167,7 +172,8 @@ class BenchRunner:
             outcome: Filled while measuring.
             tick: Called after each call.
         """
-        control_every = max(1, len(calls) // max(MIN_CONTROL_CALLS, int(len(calls) * CONTROL_SHARE)))
+        least = P99_CONTROL_CALLS if len(calls) >= P99_CONTROL_CALLS else MIN_CONTROL_CALLS
+        control_every = max(1, len(calls) // max(least, int(len(calls) * CONTROL_SHARE)))
         read_every = max(1, len(calls) * rounds // STATE_READS)
         gc.collect()
         gc.disable()

@@ -51,7 +51,7 @@ class Effort:
 
 
 CPU_EFFORT = Effort(3, 6e9, 2, 2, 1, ((0.88, 1), (0.1, 2), (0.02, 4)), 1.5e8, 2, 10, False)
-GPU_EFFORT = Effort(6, float("inf"), 8, 3, 3, ((0.3, 4), (0.4, 16), (0.3, 0)), 0.0, 0, 1, True)
+GPU_EFFORT = Effort(5, float("inf"), 8, 2, 2, ((0.5, 2), (0.4, 8), (0.1, 16)), 0.0, 4, 8, False)
 
 
 @dataclass(slots=True)

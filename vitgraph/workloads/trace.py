@@ -46,6 +46,9 @@ SHIPPED_TRACES: dict[str, ShippedTrace] = {
         "3,300 real image sizes in an assumed mix of figures, receipts, photos and screenshots; not VisionArena-Chat, "
         "not a measurement of traffic"
     ),
+    "mixed-media": ShippedTrace(
+        "261 real image sizes and 29 real sizes of short videos, nine images to a video; the shares are an assumption"
+    ),
     "documents": ShippedTrace("1,767 real sizes of photographed and scanned receipts; not a measurement of traffic"),
     "screenshots": ShippedTrace("978 real sizes of desktop, browser and phone screenshots from documentation"),
     "videos": ShippedTrace(

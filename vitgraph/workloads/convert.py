@@ -1,0 +1,97 @@
+"""From images, data sets and request logs to workloads of sizes, which a trace can hold without the images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from vitgraph.errors import InputError, UsageError
+from vitgraph.workloads.base import Workload, WorkloadSpec
+from vitgraph.workloads.images import convert_folder
+from vitgraph.workloads.registry import build_workload
+from vitgraph.workloads.request_log import read_json_log, read_text_log
+
+AUTO, HF, IMAGES, JSON_LINES, TEXT = "auto", "hf", "images", "json-lines", "text"
+KINDS = (AUTO, HF, IMAGES, JSON_LINES, TEXT)
+DEFAULT_HF_REQUESTS = 1000
+_FILE_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".csv", ".gz")
+
+
+def convert_source(
+    source: str,
+    *,
+    kind: str = AUTO,
+    pattern: str | None = None,
+    height_first: bool = False,
+    num_requests: int | None = None,
+    spec: WorkloadSpec | None = None,
+) -> Workload:
+    """Reads the sizes of a source as a workload.
+
+    Args:
+        source: Folder of images, data set (hub id, folder of parquet files or one of them), or log file.
+        kind: What it is, one of `KINDS`; `auto` looks.
+        pattern: Where a text log names sizes, see `read_text_log`; given, the source is a text log.
+        height_first: Pairs in a JSON log are height before width.
+        num_requests: Requests wanted; None takes 1,000 rows of a data set and everything of other sources.
+        spec: Options of a data set (subset, split, seed, order).
+
+    Returns:
+        The workload, without warm-ups.
+
+    Raises:
+        UsageError: An option that contradicts the kind.
+        InputError: The source cannot be found or read, or holds no usable size.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"--kind is {kind!r}; known: {', '.join(KINDS)}")
+    chosen = _detect_kind(source, pattern is not None) if kind == AUTO else kind
+    if (pattern is None) == (chosen == TEXT):
+        given = f"--pattern is given, but {source} is read as {chosen}" if pattern else f"{source} is a text log"
+        raise UsageError(f"{given}; a text log needs a --pattern, for example 'size=WxH', and nothing else takes one")
+    if height_first and chosen != JSON_LINES:
+        raise UsageError(f"--height-first concerns pairs in JSON lines, but {source} is read as {chosen}")
+    if chosen == HF:
+        wanted = num_requests or DEFAULT_HF_REQUESTS
+        options = replace(
+            spec or WorkloadSpec(), dataset_name="hf", dataset_path=source, num_prompts=wanted, num_warmups=0
+        )
+        return build_workload(replace(options, no_oversample=True))
+    path = Path(source).expanduser()
+    if chosen == IMAGES:
+        items, skipped = convert_folder(path)
+        workload = replace(
+            Workload.of_items(path.resolve().name, items, skipped), provenance={"dataset": "folder", "path": source}
+        )
+    elif chosen == TEXT:
+        workload = read_text_log(path, pattern or "")
+    else:
+        workload = read_json_log(path, height_first=height_first)
+    return workload if num_requests is None else workload.head(num_requests)
+
+
+def _detect_kind(source: str, has_pattern: bool) -> str:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return HF if next(path.rglob("*.parquet"), None) is not None else IMAGES
+    if has_pattern:
+        return TEXT
+    if path.is_file():
+        if path.suffix == ".parquet":
+            return HF
+        if path.suffix == ".gz":
+            return JSON_LINES
+        with path.open("rb") as file:
+            start = file.read(4096).lstrip()
+        if start.startswith(b"{"):
+            return JSON_LINES
+        raise UsageError(
+            f"{source} is no parquet file and does not start with a JSON object; for a text log say where its sizes "
+            "are, for example --pattern 'size=WxH' (a CSV of sizes is a trace already: --dataset-name trace)"
+        )
+    if source.count("/") == 1 and path.suffix not in _FILE_ENDINGS and not path.parent.is_dir():
+        return HF
+    raise InputError(
+        f"{source} does not exist; name a folder of images, a log file, a folder of parquet files or one of them, or a "
+        "hub data set as owner/name"
+    )
