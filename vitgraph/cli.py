@@ -5,7 +5,9 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitgraph import __version__, errors
+from vitgraph import __version__, cli_export, cli_machine, cli_tune, cli_workload, errors
 from vitgraph import cli_options as opt
 
 if TYPE_CHECKING:
@@ -28,6 +30,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Decide how to run a vision-language model's vision encoder: CUDA Graphs at token budgets against eager.",
 )
+
+app.add_typer(cli_workload.app, name="workload")
+app.add_typer(cli_machine.app)
+app.command("export")(cli_export.export)
+app.command("calibrate")(cli_tune.calibrate)
+app.command("tune-budgets")(cli_tune.tune_budgets)
+app.command("plan")(cli_tune.plan)
 
 
 def _show_version(value: bool) -> None:
@@ -47,7 +56,12 @@ def root(
 
 @contextmanager
 def reported_errors() -> Iterator[None]:
-    """Turns errors meant for the user into one message on stderr and their exit status."""
+    """Turns errors meant for the user into one message on stderr and their exit status.
+
+    A termination signal (a batch system's time limit, say) is treated like Ctrl-C, so that what was measured is saved.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except errors.VitgraphError as error:
@@ -60,6 +74,8 @@ def reported_errors() -> Iterator[None]:
 
 @app.command()
 def bench(
+    context: typer.Context,
+    config: opt.Config = None,
     model: opt.Model = None,
     dataset_name: opt.DatasetName = "trace",
     dataset_path: opt.DatasetPath = None,
@@ -91,6 +107,7 @@ def bench(
     max_vision_items_per_batch: opt.MaxItems = None,
     max_frames_per_batch: opt.MaxFrames = None,
     packing: opt.Packing = "greedy",
+    calibration: opt.Calibration = None,
     max_model_len: opt.MaxModelLen = 32768,
     max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
     video_pruning_rate: opt.VideoPruningRate = 0.0,
@@ -113,9 +130,11 @@ def bench(
     """
     with reported_errors():
         from vitgraph.cli_specs import bench_spec
+        from vitgraph.config_file import with_config_file
 
-        spec = bench_spec(dict(locals()))
-        _run_bench(spec, dry_run=dry_run, json_output=json_output, quiet=quiet)
+        options = with_config_file(context, config, dict(locals()))
+        spec = bench_spec(options)
+        _run_bench(spec, **{name: options[name] for name in ("dry_run", "json_output", "quiet")})
 
 
 def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool) -> None:
@@ -238,6 +257,95 @@ def verify(
         if faults:
             named = "; ".join(f"{row['row']}: {row['status']}" for row in faults)
             raise errors.IncorrectOutputError(f"{len(faults)} of {len(results)} rows are not ok ({named})")
+
+
+@app.command("compare-backends")
+def compare_backends(
+    context: typer.Context,
+    config: opt.Config = None,
+    backends: Annotated[
+        str | None,
+        typer.Option(help="Backends to compare, FLASH_ATTN,FLASHINFER,…; unset: every one.", rich_help_panel=opt.MODEL),
+    ] = None,
+    isolate: Annotated[
+        bool,
+        typer.Option("--isolate", help="Measure each backend in a process of its own.", rich_help_panel=opt.RUN),
+    ] = False,
+    micro: Annotated[
+        bool,
+        typer.Option(
+            "--micro",
+            help="Time attention alone with this tower's heads, over segment lengths and slots; no workload is run.",
+            rich_help_panel=opt.RUN,
+        ),
+    ] = False,
+    model: opt.Model = None,
+    dataset_name: opt.DatasetName = "trace",
+    dataset_path: opt.DatasetPath = None,
+    hf_name: opt.HfName = None,
+    hf_subset: opt.HfSubset = None,
+    hf_split: opt.HfSplit = None,
+    no_stream: opt.NoStream = False,
+    disable_shuffle: opt.DisableShuffle = False,
+    no_oversample: opt.NoOversample = False,
+    num_prompts: opt.NumPrompts = None,
+    num_warmups: opt.NumWarmups = 10,
+    random_mm_base_items_per_request: opt.BaseItems = 1,
+    random_mm_num_mm_items_range_ratio: opt.RangeRatio = 0.0,
+    random_mm_limit_mm_per_prompt: opt.LimitMm = None,
+    random_mm_bucket_config: opt.BucketConfig = None,
+    max_pixels_per_item: opt.MaxPixels = None,
+    video_fps: opt.VideoFps = None,
+    shuffle_trace: opt.ShuffleTrace = False,
+    revision: opt.Revision = None,
+    load_format: opt.LoadFormat = "auto",
+    dtype: opt.Dtype = "auto",
+    device: opt.Device = "auto",
+    flash_attn_version: opt.FlashAttnVersion = None,
+    mm_processor_kwargs: opt.MmProcessorKwargs = None,
+    compile_blocks: opt.CompileBlocks = False,
+    compilation_config: opt.CompilationConfig = None,
+    token_budgets: opt.TokenBudgets = None,
+    max_vision_items_per_batch: opt.MaxItems = None,
+    max_frames_per_batch: opt.MaxFrames = None,
+    packing: opt.Packing = "greedy",
+    calibration: opt.Calibration = None,
+    max_model_len: opt.MaxModelLen = 32768,
+    max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
+    video_pruning_rate: opt.VideoPruningRate = 0.0,
+    single_slot_tier: opt.SingleSlotTier = False,
+    rounds: opt.Rounds = 1,
+    requests_per_call: opt.RequestsPerCall = 1,
+    seed: opt.Seed = 0,
+    output_dir: opt.OutputDir = None,
+    overwrite: opt.Overwrite = False,
+    dry_run: opt.DryRun = False,
+    json_output: opt.JsonOutput = False,
+    quiet: opt.Quiet = False,
+    part_options: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Compare attention backends in graph and eager mode on one workload, and say which to use and how sure that is.
+
+    Every backend's outputs are checked against the same tower in float32 before anything is timed. A backend that is
+    missing, fails or is wrong keeps its row with the reason.
+    """
+    with reported_errors():
+        from vitgraph.cli_compare import run_comparison
+        from vitgraph.config_file import with_config_file
+
+        shown = run_comparison(with_config_file(context, config, dict(locals())))
+        if json_output:
+            _print_json(shown.data)
+        else:
+            from rich.console import Console
+
+            shown.render(Console())
+            if shown.folder is not None:
+                print(f"record: {shown.folder}")
+        if shown.is_interrupted:
+            raise typer.Exit(errors.EXIT_INTERRUPTED)
+        if shown.failure is not None:
+            raise shown.failure
 
 
 def main() -> None:

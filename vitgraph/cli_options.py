@@ -48,6 +48,13 @@ CompileBlocks = Annotated[
     bool,
     typer.Option("--compile", help="torch.compile the repeated block, in every mode alike.", rich_help_panel=MODEL),
 ]
+Calibration = Annotated[
+    str | None,
+    typer.Option(
+        help="Profile of `vitgraph calibrate`: a file, or the name of one that comes with vitgraph.",
+        rich_help_panel=GRAPHS,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the workload, of random pixels and of dummy weights.")]
 
 DatasetName = Annotated[
@@ -133,7 +140,12 @@ MaxFrames = Annotated[
         rich_help_panel=GRAPHS,
     ),
 ]
-Packing = Annotated[str, typer.Option(help="greedy, greedy-defer (vLLM 0.33) or exact.", rich_help_panel=GRAPHS)]
+Packing = Annotated[
+    str,
+    typer.Option(
+        help="greedy, greedy-defer (vLLM 0.33), exact, or optimal (needs --calibration).", rich_help_panel=GRAPHS
+    ),
+]
 MaxModelLen = Annotated[
     int, typer.Option(help="Tokens that a prompt may have; caps automatic budgets.", rich_help_panel=GRAPHS)
 ]
@@ -158,6 +170,10 @@ SingleSlotTier = Annotated[
     ),
 ]
 
+Config = Annotated[
+    Path | None,
+    typer.Option(help="YAML file of these options (see configs/); flags given here win over it.", rich_help_panel=RUN),
+]
 Rounds = Annotated[int, typer.Option(help="Times that every request is measured in every mode.", rich_help_panel=RUN)]
 RequestsPerCall = Annotated[int, typer.Option(help="Requests that are encoded together.", rich_help_panel=RUN)]
 Baseline = Annotated[

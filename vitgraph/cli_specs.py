@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,6 +32,14 @@ def bench_spec(options: Mapping[str, Any]) -> BenchSpec:
     """
     options = first_look(options) if not options["model"] else options
     return BenchSpec(model_spec(options), graph_spec(options), run_spec(options), workload_spec(options))
+
+
+def with_bench_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of another command with the defaults of `bench` for those that it does not have."""
+    from vitgraph.cli import bench
+
+    defaults = {name: parameter.default for name, parameter in inspect.signature(bench).parameters.items()}
+    return {**defaults, **{name: value for name, value in options.items() if name in defaults}}
 
 
 FIRST_LOOK_GPU = {"model": "qwen3-vl-30b-a3b", "load_format": "dummy", "num_prompts": 400}
@@ -86,6 +95,7 @@ def graph_spec(options: Mapping[str, Any]) -> GraphSpec:
         ),
         max_frames_per_batch=given.get("encoder_cudagraph_max_frames_per_batch") if frames is None else frames,
         packing=options["packing"],
+        calibration=options["calibration"],
         max_model_len=options["max_model_len"],
         max_num_batched_tokens=options["max_num_batched_tokens"],
         video_pruning_rate=options["video_pruning_rate"],

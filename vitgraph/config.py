@@ -54,6 +54,7 @@ class GraphSpec:
         max_vision_items_per_batch: Item limit; 0 is automatic.
         max_frames_per_batch: Frame limit; None is automatic, 0 is image-only.
         packing: Packing policy.
+        calibration: Profile that the policy `optimal` weighs times with: a file, or a shipped name.
         max_model_len: Tokens that a prompt may have.
         max_num_batched_tokens: Tokens that a call may have.
         video_limit_per_prompt: Videos that a prompt may hold; None takes it from the workload.
@@ -66,6 +67,7 @@ class GraphSpec:
     max_vision_items_per_batch: int = 0
     max_frames_per_batch: int | None = None
     packing: str = "greedy"
+    calibration: str | None = None
     max_model_len: int = DEFAULT_MAX_MODEL_LEN
     max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     video_limit_per_prompt: int | None = None

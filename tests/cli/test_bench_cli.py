@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +254,30 @@ def test_the_published_command_resolves_to_its_settings(folder: Path) -> None:
     assert plan["resolved"]["token_budgets"]["default"] == [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864]
     assert plan["resolved"]["max_vision_items_per_batch"] == 8
     assert (plan["expected"]["hits"], plan["expected"]["replays"]) == (20000, 3000)
+
+
+def test_an_output_that_is_not_a_number_is_recorded_as_incorrect(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vitgraph.graphs.manager import EncoderCudaGraphManager
+
+    real = EncoderCudaGraphManager.execute
+    monkeypatch.setattr(
+        EncoderCudaGraphManager, "execute", lambda self, call: [x * float("nan") for x in real(self, call)]
+    )
+    assert run("--output-dir", str(folder)).exit_code == 4
+    correctness = RunRecord.load(folder)["correctness"]
+    assert correctness["status"] == "incorrect"
+    assert correctness["max_rel_l2"] == pytest.approx(float("nan"), nan_ok=True)
+
+
+def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
+    command = [sys.executable, "-m", "vitgraph", *TINY, "--num-prompts", "2000", "--output-dir", str(folder), "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    samples = folder / "samples.csv"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not samples.exists() or samples.read_text().count("\n") < 8):
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 130
+    record = RunRecord.load(folder)
+    assert record["status"] == "interrupted"
+    assert record["summary"]["graph"]["n"] >= 1

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vitgraph.bench.calls import CallInputs, EncoderCall
-from vitgraph.bench.timing import CallTimer, busy_ms
+from vitgraph.bench.timing import CallTimer, busy_time
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import GraphKey
 
@@ -31,7 +31,8 @@ def measure_replays(
 
     Returns:
         For each graph `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
-        intervals, from a profiler trace), `kernels`, and `launch_gap` (their ratio).
+        intervals, from a profiler trace), `kernels`, and `launch_gap` (from the first kernel's start to the last one's
+        end, over the busy time).
     """
     timer = CallTimer(manager.model.device)
     uses: dict[GraphKey, int] = {}
@@ -50,12 +51,12 @@ def measure_replays(
         manager.execute(inputs.make(last_use[key]))
         graph = manager.graphs[key].graph
         replay = timer.median_ms(graph.replay, REPLAY_REPEATS)
-        busy = busy_ms(graph.replay, manager.model.device)
+        trace = busy_time(graph.replay, manager.model.device)
         found[key] = {
             "replay_ms": replay,
-            "gpu_busy_ms": busy[0] if busy else None,
-            "kernels": busy[1] if busy else None,
-            "launch_gap": replay / busy[0] if busy else None,
+            "gpu_busy_ms": trace.busy_ms if trace else None,
+            "kernels": trace.kernels if trace else None,
+            "launch_gap": (trace.span_ms or replay) / trace.busy_ms if trace else None,
         }
     return found
 

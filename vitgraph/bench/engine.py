@@ -18,10 +18,12 @@ from vitgraph.errors import NothingReplayedError, VitgraphError
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, count_calls
 from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.graph_tables import PackingCost
 from vitgraph.planning.packing import pack_items
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord, build_comparison, build_summary
 from vitgraph.result_files import refuse_to_replace
 from vitgraph.samples import RUN_FILE, SAMPLES_FILE, Sample, SampleWriter
+from vitgraph.tuning.shipped import packing_cost
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.registry import build_workload
 
@@ -54,6 +56,7 @@ class PreparedBench:
         skipped: Items left out, by the workload and by the processor.
         plan: Which graphs will exist.
         warnings: What the user should know first.
+        cost: Predicted times of the calibration that was given, for packing.
     """
 
     spec: BenchSpec
@@ -64,10 +67,16 @@ class PreparedBench:
     skipped: list[SkippedItem]
     plan: BudgetPlan
     warnings: list[str] = field(default_factory=list)
+    cost: PackingCost | None = None
 
     def expected_counters(self) -> GraphCounters:
         """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory."""
-        return count_calls([pack_items(call.specs, self.plan, self.spec.graph.packing) for call in self.calls])
+        policy = self.spec.graph.packing
+        return count_calls([pack_items(call.specs, self.plan, policy, self.cost) for call in self.calls])
+
+    def describe_workload(self) -> dict[str, Any]:
+        """Facts of the workload, in the shape of run.json."""
+        return _workload_facts(self)
 
     def describe(self) -> dict[str, Any]:
         """Resolved settings, plan and expected packing, for `--dry-run`."""
@@ -89,7 +98,9 @@ def prepare_bench(spec: BenchSpec) -> PreparedBench:
     warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
     plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
     warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
-    return PreparedBench(spec, source, workload, calls, warmups, [*workload.skipped, *refused], plan, warnings)
+    skipped = [*workload.skipped, *refused]
+    cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
+    return PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
 
 
 def run_bench(prepared: PreparedBench, folder: Path, command: Sequence[str], progress: Progress) -> RunRecord:
@@ -146,7 +157,7 @@ class _Run:
         self.progress.phase("loading the encoder")
         encoder, facts = load(prepared.source, spec.model, device=device, dtype=dtype)
         record["environment"] = {**snapshot(device), **facts}
-        manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing)
+        manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing, cost=prepared.cost)
         self._capture(manager)
         inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
         runner = BenchRunner(encoder, manager, inputs, baseline=spec.run.baseline)
@@ -159,7 +170,7 @@ class _Run:
                 "checked": outcome.checked_calls,
                 "max_rel_l2": outcome.max_rel_l2,
                 "tolerance": TOLERANCE[dtype],
-                "status": "ok" if (outcome.max_rel_l2 or 0.0) <= TOLERANCE[dtype] else "incorrect",
+                "status": _correctness(outcome.max_rel_l2, TOLERANCE[dtype]),
             }
         runner.prepare_attention(prepared.calls)
         record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
@@ -251,6 +262,12 @@ class _Run:
         for mode in self.record["summary"].values():
             mode["speed_of_light_ms"] = mean_ms
             mode["times_speed_of_light"] = mode["mean_ms"] / mean_ms
+
+
+def _correctness(distance: float | None, tolerance: float) -> str:
+    if distance is None:
+        return "unchecked"
+    return "ok" if distance <= tolerance else "incorrect"
 
 
 def _empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, Any]:

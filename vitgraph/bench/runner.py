@@ -114,7 +114,9 @@ class BenchRunner:
             graph, eager = self.manager.execute(mm_kwargs), self.run_eager(mm_kwargs)
             for index, (replayed, reference) in enumerate(zip(graph, eager, strict=True)):
                 distance = relative_l2(replayed, reference)
-                outcome.max_rel_l2 = max(outcome.max_rel_l2 or 0.0, distance)
+                # A NaN must stay: it compares with nothing, and `max` would drop it.
+                if outcome.max_rel_l2 is None or not distance <= outcome.max_rel_l2:
+                    outcome.max_rel_l2 = distance
                 if not distance <= tolerance:
                     raise IncorrectOutputError(
                         f"item {index} of a call with {call.tokens} tokens: graph and eager differ by {distance:.3g} "

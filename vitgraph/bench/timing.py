@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,12 +80,24 @@ def matrix_rate_flops(device: torch.device, dtype: torch.dtype) -> float | None:
     return 2.0 * MATMUL_SIZE**3 / (times[len(times) // 2] * 1e-3)
 
 
-def busy_ms(call: Callable[[], object], device: torch.device, repeats: int = 5) -> tuple[float, int] | None:
-    """GPU-busy time of a call, from a profiler trace: the union of its kernels' and copies' intervals.
+@dataclass(frozen=True, slots=True)
+class BusyTime:
+    """What a profiler trace says of one call, averaged over its repeats.
 
-    Returns:
-        `(milliseconds, kernels)` of one call, averaged over `repeats`; None on a CPU.
+    Attributes:
+        busy_ms: Time in which at least one kernel or copy ran.
+        span_ms: From the start of the call's first kernel to the end of its last; None where the trace does not split
+            evenly into the repeats. Both come from one trace, so a change of clocks cancels in their ratio.
+        kernels: Kernels and copies.
     """
+
+    busy_ms: float
+    span_ms: float | None
+    kernels: int
+
+
+def busy_time(call: Callable[[], object], device: torch.device, repeats: int = 5) -> BusyTime | None:
+    """GPU-busy time of a call, from a profiler trace; None on a CPU, or where the profiler saw nothing."""
     if device.type != "cuda":
         return None
     from torch.profiler import ProfilerActivity, profile
@@ -94,21 +106,24 @@ def busy_ms(call: Callable[[], object], device: torch.device, repeats: int = 5) 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(repeats):
             call()
-        torch.cuda.synchronize(device)
-    intervals = []
-    for event in profiler.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            intervals.append((event.time_range.start, event.time_range.end))
+            torch.cuda.synchronize(device)
+    intervals = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    )
+    return summarize_trace(intervals, repeats)
+
+
+def summarize_trace(intervals: Sequence[tuple[float, float]], repeats: int) -> BusyTime | None:
+    """Busy time and span of one repeat, from the `(start, end)` of every kernel in microseconds, in order of start."""
     if not intervals:
         return None
-    intervals.sort()
-    busy = 0.0
-    current_start, current_end = intervals[0]
-    for start, end in intervals[1:]:
-        if start > current_end:
-            busy += current_end - current_start
-            current_start, current_end = start, end
-        else:
-            current_end = max(current_end, end)
-    busy += current_end - current_start
-    return busy / repeats / 1e3, round(len(intervals) / repeats)
+    per_repeat, rest = divmod(len(intervals), repeats)
+    spans = [intervals[i : i + per_repeat] for i in range(0, len(intervals), per_repeat)] if not rest else []
+    span = sum(max(end for _, end in chunk) - chunk[0][0] for chunk in spans)
+    busy, busy_until = 0.0, intervals[0][0]
+    for start, end in intervals:
+        busy += max(0.0, end - max(start, busy_until))
+        busy_until = max(busy_until, end)
+    return BusyTime(busy / repeats / 1e3, span / repeats / 1e3 if spans else None, round(len(intervals) / repeats))

@@ -44,9 +44,13 @@ class HostStaging:
             event.synchronize()
         return index
 
-    def send(self, index: int, arena: torch.Tensor, nbytes: int) -> None:
-        """Copies the head of slab `index` into the head of `arena`, asynchronously on a GPU."""
-        arena[:nbytes].copy_(self._tensors[index][:nbytes], non_blocking=True)
+    def heads(self, nbytes: int) -> list[torch.Tensor]:
+        """The first bytes of every slab."""
+        return [tensor[:nbytes] for tensor in self._tensors]
+
+    def send(self, index: int, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copies from slab `index` to the device, asynchronously on a GPU."""
+        destination.copy_(source, non_blocking=True)
         if self._on_gpu:
             event = self._events[index]
             if event is None:
@@ -112,11 +116,15 @@ class MetadataWriter:
         self.layout = layout
         self._staging = staging
         self._views = [layout.host_views(slab) for slab in staging.slabs]
+        self._sources = staging.heads(layout.nbytes)
+        self._destination: torch.Tensor | None = None
 
     def send(self, values: Mapping[str, np.ndarray], arena: torch.Tensor) -> None:
-        """Pads `values`, and copies the layout's bytes into the arena in one transfer."""
+        """Pads `values`, and copies the layout's bytes into the arena, which is always the same, in one transfer."""
         if not self.layout.nbytes:
             return
         slab = self._staging.next_slab()
         self.layout.write(self._views[slab], values)
-        self._staging.send(slab, arena, self.layout.nbytes)
+        if self._destination is None:
+            self._destination = arena[: self.layout.nbytes]
+        self._staging.send(slab, self._sources[slab], self._destination)

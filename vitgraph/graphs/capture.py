@@ -88,7 +88,8 @@ class BudgetGraphMetadata:
         return self.key.token_budget
 
     def current_pointers(self) -> tuple[int, ...]:
-        return (*(tensor.data_ptr() for tensor in self.input_buffers.values()), self.output_buffer.data_ptr())
+        # A list is built faster than a generator is run, and this is asked before every replay.
+        return (*[tensor.data_ptr() for tensor in self.input_buffers.values()], self.output_buffer.data_ptr())
 
     def as_dict(self) -> dict[str, Any]:
         """The graph in the shape of run.json's `graph.captured`."""

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitgraph.errors import CaptureError, NothingReplayedError
 from vitgraph.graphs.buffers import StaticBuffers
+from vitgraph.graphs.call_plan import CallPlan, PreparedReplay
 from vitgraph.graphs.capture import BudgetGraphMetadata, capture_budget
-from vitgraph.models.base import EncoderInputs, GraphCapacity, PixelField, SupportsEncoderCudaGraph
+from vitgraph.models.base import EncoderInputs, GraphCapacity, PixelField, PixelRows, SupportsEncoderCudaGraph
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.graph_tables import PackingCost
 from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun, pack_items
 
 logger = logging.getLogger(__name__)
@@ -47,23 +50,6 @@ class DroppedGraph:
         }
 
 
-@dataclass(slots=True)
-class CallPlan:
-    """How a call with certain geometries is encoded; made once for each combination and reused.
-
-    Attributes:
-        batches: The packed batches.
-        tokens: For each path, output rows of each item.
-        offsets: For each path, the first output row of each item in input order, and the end.
-        eager_items: For each path, the items that run eagerly on it, in input order.
-    """
-
-    batches: list[PackedBatch]
-    tokens: dict[str, list[int]]
-    offsets: dict[str, list[int]]
-    eager_items: dict[str, list[int]] = field(default_factory=dict)
-
-
 class EncoderCudaGraphManager:
     """Captures the graphs of a plan and encodes calls with them.
 
@@ -71,20 +57,30 @@ class EncoderCudaGraphManager:
         model: The encoder.
         plan: Which graphs exist, and the limits of a replay.
         policy: Packing policy.
+        cost: Predicted times, for the policy `optimal`.
 
     Attributes:
         graphs: Captured graphs by key.
         dropped: Planned graphs that could not be captured, with the reason.
     """
 
-    def __init__(self, model: SupportsEncoderCudaGraph, plan: BudgetPlan, *, policy: str = "greedy") -> None:
+    def __init__(
+        self,
+        model: SupportsEncoderCudaGraph,
+        plan: BudgetPlan,
+        *,
+        policy: str = "greedy",
+        cost: PackingCost | None = None,
+    ) -> None:
         self.model = model
         self.plan = plan
         self.policy = policy
+        self.cost = cost
         self.graphs: dict[GraphKey, BudgetGraphMetadata] = {}
         self.dropped: list[DroppedGraph] = []
         self._buffers: StaticBuffers | None = None
         self._pool: Any = None
+        self._capture = object()
         self._plans: OrderedDict[tuple[ItemGeometry, ...], CallPlan] = OrderedDict()
         self._warned: set[str] = set()
 
@@ -119,6 +115,7 @@ class EncoderCudaGraphManager:
         if refusal is not None:
             raise CaptureError(refusal)
         self.dropped = []
+        self._capture = object()
         keys = self._allocate(self.plan.graph_keys())
         stream = None
         if self.is_cuda:
@@ -179,6 +176,8 @@ class EncoderCudaGraphManager:
         self._pool = None
         self.model.release_capture()
         if self.is_cuda:
+            # cuBLAS keeps a workspace for every stream that ever captured; without this each capture would leak one.
+            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
     # -- encoding --------------------------------------------------------------------------------------------------
@@ -190,7 +189,7 @@ class EncoderCudaGraphManager:
         if cached is not None:
             return cached
         specs = self.model.get_encoder_cudagraph_item_specs(mm_kwargs)
-        batches = pack_items(specs, self.plan, self.policy)
+        batches = pack_items(specs, self.plan, self.policy, self.cost)
         for batch in batches:
             for run in batch.runs.values():
                 if run.key is not None and run.key not in self.graphs:
@@ -235,7 +234,6 @@ class EncoderCudaGraphManager:
         for indices in plan.eager_items.values():
             indices.sort()
 
-    @torch.inference_mode()
     def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
         """Encodes one call.
 
@@ -257,13 +255,20 @@ class EncoderCudaGraphManager:
                     self._replay(mm_kwargs, plan, batch, path, run, rows)
         for path, indices in plan.eager_items.items():
             self._run_eagerly(mm_kwargs, plan, path, indices, rows)
+        return self._split_items(mm_kwargs, plan, rows)
+
+    def _split_items(
+        self, mm_kwargs: EncoderInputs, plan: CallPlan, rows: Mapping[str, torch.Tensor | None]
+    ) -> list[torch.Tensor]:
         outputs: dict[str, Sequence[torch.Tensor | None]] = {}
         for path, counts in plan.tokens.items():
             result = rows[path]
             if result is None:
                 outputs[path] = [None] * len(counts)
+            elif len(counts) == 1:
+                outputs[path] = [result]
             else:
-                pieces = result.split(counts)
+                pieces = result.split_with_sizes(counts)
                 outputs[path] = [piece if count else None for piece, count in zip(pieces, counts, strict=True)]
         return self.model.postprocess_encoder_output(mm_kwargs, outputs)
 
@@ -276,32 +281,68 @@ class EncoderCudaGraphManager:
         run: PathRun,
         rows: dict[str, torch.Tensor | None],
     ) -> None:
-        assert run.key is not None and self._buffers is not None
+        assert run.key is not None
         graph = self.graphs[run.key]
-        key = run.key
+        values = self._replay_values(mm_kwargs, plan, batch, path, run, graph)
+        if values is None:
+            return
+        if graph.current_pointers() != graph.pointers:
+            raise CaptureError(f"a buffer of the graph of budget {graph.token_budget} moved after the capture")
+        self._copy_in(graph, *values)
+        self._launch(graph)
+        self._clone_out(graph.output_buffer, plan, path, batch.items, run.tokens, rows)
+
+    def _replay_values(
+        self,
+        mm_kwargs: EncoderInputs,
+        plan: CallPlan,
+        batch: PackedBatch,
+        path: str,
+        run: PathRun,
+        graph: BudgetGraphMetadata,
+    ) -> tuple[Mapping[str, PixelRows], Mapping[str, np.ndarray]] | None:
+        """Pixel rows and metadata of a replay; None where the batch does not fit the buffers and was sent to eager.
+
+        What a graph can hold is checked when a batch's sizes are first met; later calls of the same plan only bring
+        other pixels.
+        """
+        prepared = plan.prepared.get((path, batch.items))
+        if prepared is not None:
+            known = prepared.values_for(self._capture, mm_kwargs)
+            if known is not None:
+                return known
+        key = graph.key
         capacity = GraphCapacity(path, key.token_budget, key.segment_slots, key.axis_key)
         selected = self.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
         values = self.model.prepare_encoder_cudagraph_replay_buffers(selected, capacity)
         overflow = graph.writer.layout.overflow(values.metadata) or self._pixel_overflow(graph, values.pixels)
         if overflow is not None:
             self._reroute_overflow(plan, batch, path, run, overflow)
-            return
+            return None
         for name, value in values.scalars.items():
             if value > graph.scalars[name]:
                 raise CaptureError(
                     f"{name} is {value} in this batch, above the {graph.scalars[name]} that the graph of budget "
                     f"{key.token_budget} froze at capture; the model's capture_scalars is not an upper bound"
                 )
-        if graph.current_pointers() != graph.pointers:
-            raise CaptureError(f"a buffer of the graph of budget {key.token_budget} moved after the capture")
-        for name, pixel_rows in values.pixels.items():
+        prepared = PreparedReplay.of(self._capture, mm_kwargs, values)
+        if prepared is not None:
+            plan.prepared[path, batch.items] = prepared
+        return values.pixels, values.metadata
+
+    def _copy_in(
+        self, graph: BudgetGraphMetadata, pixels: Mapping[str, PixelRows], metadata: Mapping[str, np.ndarray]
+    ) -> None:
+        assert self._buffers is not None
+        for name, pixel_rows in pixels.items():
             self._buffers.load_pixels(name, pixel_rows, graph.pixel_capacity[name])
-        graph.writer.send(values.metadata, self._buffers.arena)
+        graph.writer.send(metadata, self._buffers.arena)
+
+    def _launch(self, graph: BudgetGraphMetadata) -> None:
         graph.graph.replay()
         graph.replay_count += 1
-        self._clone_out(graph.output_buffer, plan, path, batch.items, run.tokens, rows)
 
-    def _pixel_overflow(self, graph: BudgetGraphMetadata, pixels: dict[str, Any]) -> str | None:
+    def _pixel_overflow(self, graph: BudgetGraphMetadata, pixels: Mapping[str, PixelRows]) -> str | None:
         for name, pixel_rows in pixels.items():
             if pixel_rows.num_rows > graph.pixel_capacity[name]:
                 return f"{name}: {pixel_rows.num_rows} rows into {graph.pixel_capacity[name]}"
@@ -321,19 +362,19 @@ class EncoderCudaGraphManager:
         output: torch.Tensor,
         plan: CallPlan,
         path: str,
-        items: Sequence[int],
+        items: tuple[int, ...],
         tokens: int,
         rows: dict[str, torch.Tensor | None],
     ) -> None:
         """Copies a replay's real rows to where the call's result holds them; the next replay may overwrite `output`."""
-        offsets = plan.offsets[path]
+        total = plan.offsets[path][-1]
         result = rows[path]
-        if result is None and tokens == offsets[-1]:
+        if result is None and tokens == total:
             rows[path] = output[:tokens].clone()
             return
         if result is None:
-            result = rows[path] = output.new_empty((offsets[-1], output.shape[1]))
-        _scatter_rows(output, result, [(offsets[index], offsets[index + 1]) for index in items])
+            result = rows[path] = output.new_empty((total, output.shape[1]))
+        plan.rows_of(path, items).scatter(output, result)
 
     def _run_eagerly(
         self,
@@ -345,31 +386,11 @@ class EncoderCudaGraphManager:
     ) -> None:
         selected = self.model.select_encoder_cudagraph_items(mm_kwargs, indices)
         output = self.model.encoder_eager_forward(selected, path)
-        offsets = plan.offsets[path]
+        total = plan.offsets[path][-1]
         result = rows[path]
-        if result is None and len(output) == offsets[-1]:
+        if result is None and len(output) == total:
             rows[path] = output
             return
         if result is None:
-            result = rows[path] = output.new_empty((offsets[-1], output.shape[1]))
-        _scatter_rows(output, result, [(offsets[index], offsets[index + 1]) for index in indices])
-
-
-def _scatter_rows(source: torch.Tensor, target: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> None:
-    """Copies the head of `source` to the row ranges of `target`, in order; neighbouring ranges go in one copy."""
-    merged: list[list[int]] = []
-    for start, stop in ranges:
-        if merged and merged[-1][1] == start:
-            merged[-1][1] = stop
-        elif start < stop:
-            merged.append([start, stop])
-    row = 0
-    targets, sources = [], []
-    for start, stop in merged:
-        targets.append(target[start:stop])
-        sources.append(source[row : row + stop - start])
-        row += stop - start
-    if len(targets) == 1:
-        targets[0].copy_(sources[0])
-    else:
-        torch._foreach_copy_(targets, sources)
+            result = rows[path] = output.new_empty((total, output.shape[1]))
+        plan.rows_of(path, tuple(indices)).scatter(output, result)

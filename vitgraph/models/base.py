@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,17 +29,20 @@ if TYPE_CHECKING:
     import torch
 
 
-class PixelRows:
-    """Rows of a packed pixel tensor that belong to chosen items, as few contiguous ranges.
+class RowRanges:
+    """Row ranges of a tensor, in order; they depend on geometry only, so they are made once and used for every call.
+
+    Args:
+        ranges: `(start, stop)` pairs; empty ones are left out, and those that follow each other are merged.
 
     Attributes:
-        source: The call's packed tensor `[rows, ...]` on the device.
-        ranges: `(start, stop)` row ranges in the order of the items; neighbours are merged.
+        ranges: What is left of them.
+        total: Rows in all of them.
     """
 
-    __slots__ = ("ranges", "source")
+    __slots__ = ("_cuts", "_lengths", "ranges", "total")
 
-    def __init__(self, source: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
         merged: list[tuple[int, int]] = []
         for start, stop in ranges:
             if start == stop:
@@ -47,41 +51,89 @@ class PixelRows:
                 merged[-1] = (merged[-1][0], stop)
             else:
                 merged.append((start, stop))
-        self.source = source
         self.ranges = tuple(merged)
+        self._lengths = [stop - start for start, stop in merged]
+        self.total = sum(self._lengths)
+        # A gap and a range in turn: one split of the tensor gives every range, where a slice each would cost the host.
+        self._cuts: list[int] | None = []
+        end = 0
+        for start, stop in merged:
+            if start < end:
+                self._cuts = None
+                break
+            self._cuts += [start - end, stop - start]
+            end = stop
+
+    def of(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The ranges as views of `tensor`, in order."""
+        if len(self.ranges) == 1 or self._cuts is None:
+            return [tensor[start:stop] for start, stop in self.ranges]
+        if not self.ranges:
+            return []
+        return tensor.split_with_sizes([*self._cuts, tensor.shape[0] - self.ranges[-1][1]])[1::2]
+
+    def head_of(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The head of `tensor` cut into pieces as long as the ranges."""
+        if len(self.ranges) == 1:
+            return [tensor[: self.total]]
+        return tensor.split_with_sizes([*self._lengths, tensor.shape[0] - self.total])[:-1]
+
+    def gather(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copies the ranges of `source` to the head of `destination`; on a GPU in one kernel."""
+        _copy(self.of(source), self.head_of(destination))
+
+    def scatter(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        """Copies the head of `source` to the ranges of `destination`; on a GPU in one kernel."""
+        _copy(self.head_of(source), self.of(destination))
+
+
+def _copy(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+    if len(sources) == 1:
+        destinations[0].copy_(sources[0])
+    elif sources:
+        import torch
+
+        torch._foreach_copy_(destinations, sources)
+
+
+class PixelRows:
+    """Rows of a packed pixel tensor that belong to chosen items, as few contiguous ranges.
+
+    Attributes:
+        source: The call's packed tensor `[rows, ...]` on the device.
+        rows: The ranges, in the order of the items.
+    """
+
+    __slots__ = ("rows", "source")
+
+    def __init__(self, source: torch.Tensor, rows: RowRanges) -> None:
+        self.source = source
+        self.rows = rows
 
     @property
     def num_rows(self) -> int:
-        return sum(stop - start for start, stop in self.ranges)
+        return self.rows.total
 
     def materialize(self) -> torch.Tensor:
         """The rows as one tensor; a view where they are contiguous."""
-        if len(self.ranges) == 1:
-            start, stop = self.ranges[0]
-            return self.source[start:stop]
-        if not self.ranges:
+        pieces = self.rows.of(self.source)
+        if len(pieces) == 1:
+            return pieces[0]
+        if not pieces:
             return self.source[:0]
         import torch
 
-        return torch.cat([self.source[start:stop] for start, stop in self.ranges])
+        return torch.cat(list(pieces))
 
     def copy_into(self, destination: torch.Tensor) -> int:
         """Copies the rows to the head of `destination`; returns how many there are."""
-        if len(self.ranges) == 1:
-            start, stop = self.ranges[0]
-            destination[: stop - start].copy_(self.source[start:stop])
-            return stop - start
-        row = 0
-        targets, sources = [], []
-        for start, stop in self.ranges:
-            targets.append(destination[row : row + stop - start])
-            sources.append(self.source[start:stop])
-            row += stop - start
-        if targets:
-            import torch
+        self.rows.gather(self.source, destination)
+        return self.rows.total
 
-            torch._foreach_copy_(targets, sources)
-        return row
+
+@lru_cache(maxsize=1024)
+def _all_of(count: int) -> tuple[int, ...]:
+    return tuple(range(count))
 
 
 @dataclass(slots=True)
@@ -104,14 +156,14 @@ class EncoderInputs:
     @property
     def chosen(self) -> tuple[ItemGeometry, ...]:
         """Geometry of the items that this object speaks of."""
-        if len(self.indices) == len(self.items):
+        if self.indices == _all_of(len(self.items)):
             return self.items
         return tuple(self.items[index] for index in self.indices)
 
     def rows(self, name: str) -> PixelRows:
         """Rows of buffer `name` that belong to the chosen items."""
         offsets = self.row_offsets[name]
-        return PixelRows(self.pixels[name], [(offsets[i], offsets[i + 1]) for i in self.indices])
+        return PixelRows(self.pixels[name], RowRanges([(offsets[i], offsets[i + 1]) for i in self.indices]))
 
 
 @dataclass(frozen=True, slots=True)

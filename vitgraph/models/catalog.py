@@ -1,4 +1,4 @@
-"""What is known of each model row, for `vitgraph models` and the README: facts from the code, verification from records.
+"""What is known of each model row, for `vitgraph models` and the README: facts from code, verification from records.
 
 Needs no torch.
 """

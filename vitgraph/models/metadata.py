@@ -124,6 +124,12 @@ def to_device(values: Mapping[str, np.ndarray], device: torch.device) -> dict[st
     return layout.device_views(staging.to(device, non_blocking=True))
 
 
+class MetadataArrays(dict[str, np.ndarray]):
+    """Metadata of one batch by field. Plans refer to it weakly, so that the cache alone decides how long it lives."""
+
+    __slots__ = ("__weakref__",)
+
+
 class MetadataCache:
     """Least-recently-used cache of metadata arrays, bounded by their bytes.
 
@@ -133,16 +139,16 @@ class MetadataCache:
 
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes
-        self._entries: OrderedDict[Hashable, dict[str, np.ndarray]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, MetadataArrays] = OrderedDict()
         self._bytes = 0
 
-    def get(self, key: Hashable, compute: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    def get(self, key: Hashable, compute: Callable[[], Mapping[str, np.ndarray]]) -> MetadataArrays:
         """The cached arrays of `key`, computed on a miss. Callers must not write into them."""
         entry = self._entries.get(key)
         if entry is not None:
             self._entries.move_to_end(key)
             return entry
-        entry = compute()
+        entry = MetadataArrays(compute())
         self._entries[key] = entry
         self._bytes += _size(entry)
         while self._bytes > self.max_bytes and len(self._entries) > 1:

@@ -32,15 +32,13 @@ from vitgraph.planning.graph_tables import (
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.planning.packing import (
     AXIS_NOT_CAPTURED,
+    EAGER_IS_FASTER,
     TOO_MANY_FRAMES,
     TOO_MANY_TOKENS,
     VIDEO_DISABLED,
     PackedBatch,
     PathRun,
 )
-
-EAGER_IS_FASTER = "eager_is_faster"
-"""Miss reason of an item that a graph could hold and whose eager run is predicted to be faster."""
 
 EXACT_ITEMS = 10
 """Items up to which all partitions are weighed: 30,000 pairs of subsets, about a millisecond."""

@@ -7,16 +7,21 @@ graph can hold becomes an eager batch with the reason. Policies:
 - `greedy-defer`: as vLLM 0.33; an item whose own budget is at least the open batch's starts a new batch when the
   two budgets together are smaller than the budget of the union.
 - `exact`: no padding; a replay happens only where the tokens equal a budget.
+- `optimal`: the least predicted latency, eager included; it needs predicted times (`vitgraph.planning.optimal`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, GraphKey, select_budget
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
+
+if TYPE_CHECKING:
+    from vitgraph.planning.graph_tables import PackingCost
 
 TOO_MANY_TOKENS = "too_many_tokens"
 TOO_MANY_FRAMES = "too_many_frames"
@@ -24,7 +29,8 @@ AXIS_NOT_CAPTURED = "axis_not_captured"
 NOT_EXACT = "not_exact"
 NOT_CAPTURED = "not_captured"
 VIDEO_DISABLED = "video_disabled"
-MISS_REASONS = (TOO_MANY_TOKENS, TOO_MANY_FRAMES, AXIS_NOT_CAPTURED, NOT_EXACT, NOT_CAPTURED, VIDEO_DISABLED)
+EAGER_IS_FASTER = "eager_is_faster"
+"""Of an item that a graph could hold and whose eager run is predicted to be faster."""
 
 
 @dataclass(slots=True)
@@ -79,7 +85,7 @@ def group_items(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str)
     if policy == "exact":
         return _group_exact(specs, plan, order)
     if policy not in POLICIES:
-        raise UsageError(f"unknown packing policy {policy!r}; known: {', '.join(POLICIES)}")
+        raise UsageError(f"unknown packing policy {policy!r}; known: {', '.join((*POLICIES, OPTIMAL))}")
     return _group_greedily(specs, plan, order, defer=policy == "greedy-defer")
 
 
@@ -139,17 +145,29 @@ def _group_exact(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, order: Sequ
     return [[index] for index in order]
 
 
-def pack_items(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str = "greedy") -> list[PackedBatch]:
+def pack_items(
+    specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str = "greedy", cost: PackingCost | None = None
+) -> list[PackedBatch]:
     """Packs one call and selects a graph for every path of every batch.
 
     Args:
         specs: Items of the call, in input order.
         plan: Budgets, limits and axes.
-        policy: One of `POLICIES`.
+        policy: One of `POLICIES`, or `optimal`.
+        cost: Predicted times, for `optimal`.
 
     Returns:
         Batches in the order in which they are encoded; every item is in exactly one.
+
+    Raises:
+        UsageError: The policy is unknown, or `optimal` without predicted times.
     """
+    if policy == OPTIMAL:
+        if cost is None:
+            raise UsageError("packing `optimal` weighs predicted times; pass --calibration, or use another policy")
+        from vitgraph.planning.optimal import pack_optimally
+
+        return pack_optimally(specs, plan, cost)
     batches = []
     for group in group_items(specs, plan, policy):
         members = tuple(sorted(group))
@@ -199,3 +217,4 @@ def _select_graph(
 
 
 POLICIES = ("greedy", "greedy-defer", "exact")
+OPTIMAL = "optimal"

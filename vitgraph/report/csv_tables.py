@@ -73,7 +73,7 @@ def write_summary_csv(record: RunRecord, path: Path | str, overwrite: bool = Fal
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    return _write(Path(path), SUMMARY_COLUMNS, _summary_rows(record), overwrite)
+    return _write(Path(path), SUMMARY_COLUMNS, summary_rows(record), overwrite)
 
 
 def write_per_budget_csv(record: RunRecord, path: Path | str, overwrite: bool = False) -> Path:
@@ -83,10 +83,11 @@ def write_per_budget_csv(record: RunRecord, path: Path | str, overwrite: bool = 
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    return _write(Path(path), PER_BUDGET_COLUMNS, _per_budget_rows(record["graph"] or {}), overwrite)
+    return _write(Path(path), PER_BUDGET_COLUMNS, per_budget_rows(record["graph"] or {}), overwrite)
 
 
-def _summary_rows(record: RunRecord) -> Iterable[Mapping[str, Any]]:
+def summary_rows(record: RunRecord) -> Iterable[dict[str, Any]]:
+    """The rows of `summary.csv`; None where nothing was measured, keys left out where a column does not apply."""
     comparison = record["comparison"] or {}
     for mode, entry in record["summary"].items():
         for metric in _SUMMARY_METRICS:
@@ -101,7 +102,8 @@ def _summary_rows(record: RunRecord) -> Iterable[Mapping[str, Any]]:
         yield {"mode": mode, "metric": "outliers", "value": outliers, "unit": "requests", "n": entry["n"]}
 
 
-def _per_budget_rows(graph: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def per_budget_rows(graph: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    """The rows of `per_budget.csv`, from the `graph` section of a record."""
     captured = {_graph_key(entry): entry for entry in graph.get("captured", [])}
     replayed = {_graph_key(entry): entry for entry in graph.get("per_budget", [])}
     for key in sorted(captured.keys() | replayed.keys()):

@@ -68,22 +68,15 @@ def write_tune_plots(data: Mapping[str, Any], folder: Path, *, overwrite: bool =
 
 def draw_pareto(data: Mapping[str, Any]) -> Figure:
     """Mean latency over graphs, and over their memory: the front, the choice, the baselines, eager and the oracle."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     figure = _new_figure(9.6, 5.4)
     left, right = figure.subplots(1, 2, sharey=True)
-    left.set_title(f"Mean latency of {data['workload'].get('name', 'the workload')}, predicted", pad=26)
-    left.annotate(
-        f"{data['model']} · {data['profile']['label']}",
-        (0.0, 1.0),
-        xytext=(0, 7),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=10.5,
-        color=_GREY,
-    )
-    for axes, column, scale, label in (
-        (left, "graphs", 1, "Graphs"),
-        (right, "memory_bytes", _MEBIBYTE, "Memory (MiB)"),
-    ):
+    title = f"Mean latency of {data['workload'].get('name', 'the workload')}, predicted"
+    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
+    figure.text(0.012, 0.925, f"{data['model']} · {data['profile']['label']}", fontsize=10.5, color=_GREY)
+    panels = (left, "graphs", 1, "Graphs"), (right, "memory_bytes", _MEBIBYTE, "Memory (MiB)")
+    for axes, column, scale, label in panels:
         front = _front(data["pareto"], column)
         places = [row[column] / scale for row in front]
         axes.plot(
@@ -102,6 +95,9 @@ def draw_pareto(data: Mapping[str, Any]) -> Figure:
         axes.set_xlabel(label)
         if max(places, default=0) > 8 * max(min(places, default=1), 1e-9):
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(base=10.0, subs=(1.0, 3.0)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.set_ylabel("Mean latency a request (ms)")
     right.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
     return figure

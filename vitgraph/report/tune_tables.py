@@ -56,7 +56,7 @@ BUDGET_COLUMNS = (
 NAMES = {
     "tuned": "tuned",
     "automatic": "automatic list",
-    "seed_nine": "documented nine",
+    "seed_nine": "vLLM's nine",
     "eager": "eager",
     "oracle": "oracle",
 }
@@ -99,10 +99,10 @@ def _predicted_rows(data: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any
 
 def _latency_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     supported = all(row["n"] >= P99_MIN_SAMPLES for _, row in rows if "n" in row)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    table.add_column("", no_wrap=True)
     tail = "P99" if supported else "P99 (few)"
-    for column in ("mean", "P50", tail, "vs eager", "slower", "graphs", "memory", "capture"):
+    for column in ("mean", "P50", tail, "gain", "slower", "graphs", "memory", "capt."):
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows:
         table.add_row(

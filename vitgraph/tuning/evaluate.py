@@ -209,7 +209,7 @@ def grouped(items: CallItems, ids: IntArray) -> Groups:
 
 
 def replayed_groups(traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy: str) -> ReplayGroups:
-    """The groups of a single-path workload that some graph of the plan could hold, under a packing policy."""
+    """The groups of a single-path workload that are replayed under a packing policy."""
     tables = graph_tables(plan)
     parts: list[tuple[Any, ...]] = []
     for bucket in traffic.buckets(plan, cost):
@@ -239,7 +239,11 @@ def _packed_groups(bucket: CallBucket, tables: GraphTables, cost: TargetCost, po
     assert packing.groups is not None and packing.eager is not None
     calls, count = bucket.items.shape
     ids = np.zeros((calls, count), dtype=np.int64)
+    is_eager = np.zeros((calls, count), dtype=bool)
     for call, (groups, eager) in enumerate(zip(packing.groups, packing.eager, strict=True)):
         for number, places in enumerate([*groups, *((place,) for place in eager)]):
             ids[call, list(places)] = number
-    return grouped(bucket.items, ids)
+            is_eager[call, number] = number >= len(groups)
+    found = grouped(bucket.items, ids)
+    found.counts[is_eager] = 0
+    return found

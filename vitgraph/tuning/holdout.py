@@ -30,6 +30,7 @@ class ErrorSummary:
     bias_pct: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """The summary as a record has it."""
         return {"n": self.n, "median_pct": self.median_pct, "p90_pct": self.p90_pct, "bias_pct": self.bias_pct}
 
 
@@ -42,6 +43,7 @@ class ModelError:
     both: ErrorSummary
 
     def as_dict(self) -> dict[str, Any]:
+        """The three summaries by name."""
         return {"graph": self.graph.as_dict(), "eager": self.eager.as_dict(), "both": self.both.as_dict()}
 
     def __str__(self) -> str:

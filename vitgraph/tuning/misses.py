@@ -10,9 +10,9 @@ import numpy as np
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
-from vitgraph.planning.optimal import EAGER_IS_FASTER
 from vitgraph.planning.packing import (
     AXIS_NOT_CAPTURED,
+    EAGER_IS_FASTER,
     NOT_CAPTURED,
     NOT_EXACT,
     TOO_MANY_FRAMES,

@@ -12,7 +12,7 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.graph_tables import FloatArray
 
 METRICS = ("mean", "p99", "throughput")
-TIE_WEIGHT = 0.01
+TIE_WEIGHT = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,7 @@ class Limits:
         )
 
     def as_dict(self) -> dict[str, Any]:
+        """The limits as a record has them."""
         return {
             "max_graphs": self.max_graphs,
             "max_graph_memory_bytes": self.max_memory_bytes,

@@ -161,4 +161,5 @@ class EncoderFacts:
 
     @property
     def is_multi_path(self) -> bool:
+        """Whether items may have rows on several paths, each with budgets of its own."""
         return len(self.path_minimums) > 1

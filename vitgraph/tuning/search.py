@@ -37,11 +37,12 @@ SINGLE_ITEM_CANDIDATES = 384
 CANDIDATES = 128
 TOPS = 14
 BEAM = 5
-MOST_EVALUATIONS = 700
+MOST_MOVES = 250
 REPACKINGS = 4
 TAIL_THRESHOLDS = 9
 PARSIMONY = 0.002
-"""Graphs that together gain less than this share are not worth capturing."""
+PARSIMONY_OF_GAIN = 0.05
+"""Graphs that together gain less than these shares, of the score and of the gain over eager, are not worth having."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Search:
         objective: What to minimise.
         limits: What to stay within.
         max_call_tokens: Largest budget allowed.
-        parsimony: Gain per winner below which fewer graphs are preferred; 0 takes the least score.
+        parsimony: Share of the score up to which fewer graphs are preferred; 0 takes the least score.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Search:
                 "--max-model-len and --max-num-batched-tokens"
             )
         self._known: dict[Settings, Evaluation | None] = {}
+        self._stop_at = 0
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
         self.eager_ms = traffic.per_request(eager_calls(traffic, cost, some_plan))
         self._lists = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
@@ -130,6 +132,7 @@ class Search:
 
     @property
     def target(self) -> Target:
+        """Whose manager the settings are for."""
         return self.cost.target
 
     def evaluate(self, settings: Settings) -> Evaluation | None:
@@ -203,8 +206,9 @@ class Search:
         return self._result(is_exhaustive=False, is_exact=is_exact)
 
     def _prune(self) -> None:
-        """Tries the best settings without the budgets that nothing is replayed on."""
-        for found in self._ranked()[:BEAM]:
+        """Tries the best settings, and the frugal ones, without the budgets that nothing is replayed on."""
+        ranked = self._ranked()
+        for found in [*ranked[:BEAM], self._frugal(ranked)] if ranked else []:
             groups = self._groups(found.settings)
             if groups is None:
                 continue
@@ -225,7 +229,9 @@ class Search:
     def _frugal(self, ranked: list[Evaluation]) -> Evaluation:
         """The fewest graphs, and of equal ones the simplest policy, that lose next to nothing to the best."""
         best = ranked[0]
-        near = [e for e in ranked if e.score <= best.score * (1 + self.parsimony)] if self.parsimony else [best]
+        gain = 1.0 - best.score
+        slack = min(self.parsimony * best.score, PARSIMONY_OF_GAIN * gain if gain > 0 else np.inf)
+        near = [e for e in ranked if e.score <= best.score + slack] if self.parsimony else [best]
         order = {policy: place for place, policy in enumerate(self.target.policies)}
         return min(near, key=lambda e: (e.graphs, order[e.settings.packing], e.score))
 
@@ -292,10 +298,11 @@ class Search:
                 if groups is None:
                     continue
                 usable = candidate_budgets(groups.tokens, groups.counts, int(top), CANDIDATES)
-                lists = self._lists.make(groups, usable, settings)
-                for found in _spread(lists, 3):
-                    for policy in self.target.policies:
-                        self.evaluate(Settings(found.budgets, items, frames, policy))
+                found = _spread([entry.budgets for entry in self._lists.make(groups, usable, settings)], 3)
+                # Where the packing itself depends on the list, the densest one is a good place to prune from.
+                found.append(tuple(int(budget) for budget in candidates[(candidates <= top) & (candidates >= items)]))
+                for budgets, policy in product(filter(None, found), self.target.policies):
+                    self.evaluate(Settings(budgets, items, frames, policy))
 
     def _tops(self, candidates: IntArray) -> IntArray:
         picks = np.unique(np.linspace(0, len(candidates) - 1, TOPS).round().astype(int))
@@ -335,6 +342,7 @@ class Search:
 
     def _climb(self) -> None:
         fine = self.all_candidates(4 * CANDIDATES)
+        self._stop_at = len(self._known) + MOST_MOVES
         for current in self._ranked()[:BEAM]:
             better: Evaluation | None = current
             while better is not None:
@@ -342,7 +350,7 @@ class Search:
 
     def _first_better(self, current: Evaluation, fine: IntArray) -> Evaluation | None:
         for settings in self._moves(current.settings, fine):
-            if len(self._known) > MOST_EVALUATIONS:
+            if len(self._known) >= self._stop_at:
                 return None
             found = self.evaluate(settings)
             if found is not None and found.is_allowed and found.score < current.score * (1 - 1e-9):

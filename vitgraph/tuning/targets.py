@@ -14,14 +14,13 @@ from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets, 
 from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.optimal import pack_optimally
-from vitgraph.planning.packing import PackedBatch, pack_items
+from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.tuning.cost_model import CostModel, item_features
 from vitgraph.tuning.fitting import nonnegative_least_squares
 from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.profile import CalibrationProfile
 
 VITGRAPH, VLLM = "vitgraph", "vllm"
-OPTIMAL = "optimal"
 
 SEED_BUDGETS = (512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864)
 SEED_ITEMS = 8

@@ -82,6 +82,7 @@ class Traffic:
 
     @property
     def has_videos(self) -> bool:
+        """Whether any call has a video."""
         return any(spec.modality == VIDEO for specs in self.distinct for spec in specs)
 
     @property

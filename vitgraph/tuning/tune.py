@@ -77,6 +77,7 @@ class TuneResult:
     traffic: Traffic = field(repr=False)
 
     def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
         return self.data
 
 
@@ -230,20 +231,13 @@ def _describe(
             "error_text": str(error),
         },
         "measured": None,
-        "baselines": {
-            **{
-                name: {**_evaluation(found), **_against_eager(traffic, tuned, name, eager, oracle)}
-                for name, found in tuned.baselines.items()
-            },
-            "eager": _latencies(eager),
-            "oracle": _latencies(oracle),
-        },
+        "baselines": _baselines(traffic, tuned, eager, oracle),
         "by_budget": _by_budget(counters, tuned.cost),
         "hits": counters.hits,
         "items": counters.items,
         "waste": counters.waste,
         "misses": misses,
-        "pareto": [_evaluation(found) for found in pareto_front(tuned.result)],
+        "pareto": [_evaluation(found) for found in pareto_fronts(tuned.result)],
         "search": {
             "evaluations": tuned.result.evaluations,
             "is_exact": tuned.result.is_exact,
@@ -262,6 +256,14 @@ def _describe(
         "serve_line": serve_line(source, used, tuned.cost.model.profile),
         "what_vllm_cannot_express": _beyond_vllm(searched) if target != VLLM else None,
     }
+
+
+def _baselines(traffic: Traffic, tuned: Tuned, eager: FloatArray, oracle: FloatArray) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: {**_evaluation(evaluation), **_against_eager(traffic, tuned, name, eager, oracle)}
+        for name, evaluation in tuned.baselines.items()
+    }
+    return {**found, "eager": _latencies(eager), "oracle": _latencies(oracle)}
 
 
 def verdict(best: Evaluation | None, error: ModelError) -> str:
@@ -339,13 +341,16 @@ def _runners_up(result: SearchResult) -> list[Evaluation]:
     return found
 
 
-def pareto_front(result: SearchResult) -> list[Evaluation]:
-    """Settings of which none has both fewer graphs and a better score, by graphs."""
-    front: list[Evaluation] = []
-    for found in sorted(result.evaluated, key=lambda e: (e.graphs, e.score)):
-        if not front or found.score < front[-1].score:
-            front.append(found)
-    return front
+def pareto_fronts(result: SearchResult) -> list[Evaluation]:
+    """Settings of which none has both fewer graphs (or both less memory) and a better score, by graphs."""
+    found: dict[int, Evaluation] = {}
+    for sizes in ([e.graphs for e in result.evaluated], [e.memory_bytes for e in result.evaluated]):
+        least = float("inf")
+        for place in np.lexsort(([e.score for e in result.evaluated], sizes)):
+            if result.evaluated[place].score < least:
+                least = result.evaluated[place].score
+                found[int(place)] = result.evaluated[place]
+    return sorted(found.values(), key=lambda evaluation: (evaluation.graphs, evaluation.score))
 
 
 def _by_budget(counters: GraphCounters, cost: TargetCost) -> list[dict[str, Any]]:

@@ -45,6 +45,8 @@ def convert_source(
     """
     if kind not in KINDS:
         raise UsageError(f"--kind is {kind!r}; known: {', '.join(KINDS)}")
+    if num_requests is not None and num_requests < 1:
+        raise UsageError(f"--num-prompts is {num_requests}; it must be at least 1")
     chosen = _detect_kind(source, pattern is not None) if kind == AUTO else kind
     if (pattern is None) == (chosen == TEXT):
         given = f"--pattern is given, but {source} is read as {chosen}" if pattern else f"{source} is a text log"
@@ -52,7 +54,7 @@ def convert_source(
     if height_first and chosen != JSON_LINES:
         raise UsageError(f"--height-first concerns pairs in JSON lines, but {source} is read as {chosen}")
     if chosen == HF:
-        wanted = num_requests or DEFAULT_HF_REQUESTS
+        wanted = DEFAULT_HF_REQUESTS if num_requests is None else num_requests
         options = replace(
             spec or WorkloadSpec(), dataset_name="hf", dataset_path=source, num_prompts=wanted, num_warmups=0
         )

@@ -53,13 +53,15 @@ def read_json_log(path: Path, *, height_first: bool = False) -> Workload:
         if sizes is None:
             without += 1
             continue
-        request = entry.get("request")
-        items = groups.setdefault(f"request {request}" if isinstance(request, str | int) else source, [])
+        items = []
         for size in sizes:
             try:
                 items.append(_item(size, source, height_first))
             except InputError as error:
                 skipped.append(SkippedItem(source, str(error)))
+        if items or not sizes:
+            request = entry.get("request")
+            groups.setdefault(f"request {request}" if isinstance(request, str | int) else source, []).extend(items)
     return _workload(path, groups, skipped, {"lines": lines, "lines_without_size": without}, _KEYS_RULE)
 
 
@@ -89,11 +91,12 @@ def read_text_log(path: Path, pattern: str) -> Workload:
             found = True
             parts = match.groupdict()
             request = parts.get("request")
-            items = groups.setdefault(source if request is None else f"request {request}", [])
             try:
-                items.append(_item({name: parts.get(name) for name in ("width", "height", "frames")}, source, False))
+                item = _item({name: parts.get(name) for name in ("width", "height", "frames")}, source, False)
             except InputError as error:
                 skipped.append(SkippedItem(source, str(error)))
+                continue
+            groups.setdefault(source if request is None else f"request {request}", []).append(item)
         without += not found
     rule = f"--pattern {pattern!r} must match where a line names a size"
     return _workload(path, groups, skipped, {"lines": lines, "lines_without_size": without}, rule)

@@ -496,7 +496,7 @@ def test_default_budgets_are_a_short_list_from_the_models_smallest():
         "default": (64, 128, 256)
     }
     assert plan_verification(resolve_model("qwen3-vl-debug").rule(), GPU_EFFORT).path_budgets == {
-        "default": (64, 128, 256, 512, 1024, 2048)
+        "default": (64, 128, 256, 512, 1024)
     }
 
 

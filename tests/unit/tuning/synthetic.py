@@ -9,12 +9,14 @@ import numpy as np
 
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.packing import pack_items
 from vitgraph.tuning.points import (
     CallPoint,
     CapturePoint,
     CopyPoint,
     EagerPoint,
     EncoderFacts,
+    HoldoutPoint,
     MemoryPoint,
     ReplayPoint,
     Timing,
@@ -102,6 +104,8 @@ def synthetic_profile(
     calls += [[image(tokens // n)] * n for tokens in budgets if tokens >= 256 for n in (2, 4)]
     pieces = [(call, [(sum(i.output_tokens for i in call), len(call), call)]) for call in calls]
     pieces += [(call + call, [(call[0].output_tokens, 1, call)] * 2) for call in calls[: len(budgets)]]
+    plan = plan_of((100, 300, 900, 2500), 4)
+    holdout = [_held_out(machine, plan, rng, measured) for _ in range(24)]
     return CalibrationProfile(
         model={"name": "synthetic", "row": "qwen3_vl", "attn_backend": "formulas", "dtype": "none"},
         environment={"device": "synthetic device", "device_type": "cuda"},
@@ -121,9 +125,26 @@ def synthetic_profile(
             MemoryPoint(top, 10, 30_000 * top + 9 * 2**20, 30_000 * top, 40_000 * top)
             for top in (budgets[len(budgets) // 2], budgets[-1])
         ],
+        holdout=holdout,
+        holdout_plans=[plan],
         notes=["made of formulas for tests; nothing here was measured"],
         is_synthetic=True,
         created_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def _held_out(
+    machine: Machine, plan: BudgetPlan, rng: np.random.Generator, measured: Callable[[float], Timing]
+) -> HoldoutPoint:
+    """A random call that fits its graphs, and what the machine takes for it."""
+    items = [image(int(tokens)) for tokens in rng.integers(64, 600, size=int(rng.integers(1, 5)))]
+    replays = []
+    for batch in pack_items(items, plan, "greedy"):
+        key = batch.runs[DEFAULT_PATH].key
+        assert key is not None
+        replays.append((key.token_budget, key.segment_slots, [items[index] for index in batch.items]))
+    return HoldoutPoint(
+        tuple(items), 0, "greedy", measured(machine.graph_call(replays)), measured(machine.eager(items))
     )
 
 

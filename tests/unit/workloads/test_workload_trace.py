@@ -89,7 +89,9 @@ def test_field_beyond_the_csv_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_trace_lists_the_shipped_ones(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"trace 'mixed_chat' is no file.*mixed-chat, mixed-media, documents, screenshots, videos"):
+    with pytest.raises(
+        InputError, match=r"trace 'mixed_chat' is no file.*mixed-chat, mixed-media, documents, screenshots, videos"
+    ):
         read("mixed_chat")
     with pytest.raises(InputError, match=r"did you mean 'documents'\?"):
         read("document.csv")

@@ -1,0 +1,161 @@
+"""Calibrating a small tower on the CPU: everything that a GPU run measures, labelled as what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from vitgraph.bench.session import resolve_source
+from vitgraph.config import ModelSpec
+from vitgraph.errors import UsageError
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.registry import all_presets
+from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.report.tune_tables import render_profile
+from vitgraph.tuning import device_timing
+from vitgraph.tuning.calibration import calibrate
+from vitgraph.tuning.catalogue import ItemCatalogue, budget_grid, encoder_facts
+from vitgraph.tuning.cost_model import CostModel
+from vitgraph.tuning.profile import CalibrationProfile, load_profile
+from vitgraph.tuning.summary import describe_profile
+
+
+class Steps:
+    """Collects what calibration tells."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phases.append(name)
+
+    def step(self) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick() -> Iterator[None]:
+    """A quarter of a second a point is for measuring, not for testing."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(device_timing, "SECONDS_A_POINT", 0.0)
+    patch.setattr(device_timing, "FEWEST_REPEATS", 1)
+    yield
+    patch.undo()
+
+
+MODEL = {"name": "qwen3-vl-debug", "row": "qwen3_vl", "attn_backend": "TORCH_SDPA"}
+
+
+@pytest.fixture(scope="module")
+def profile(tower: VisionEncoder) -> CalibrationProfile:
+    return calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128, 256), slots=(2, 4), holdout_calls=5)
+
+
+def test_profile_holds_every_kind_of_measurement(profile: CalibrationProfile) -> None:
+    budgets = {point.token_budget for point in profile.replays}
+    assert budgets == {64, 126, 256}
+    assert {point.segment_slots for point in profile.replays} == {1, 2, 4}
+    assert any(len(point.items) > 1 for point in profile.replays)
+    assert any(sum(s.output_tokens for s in point.items) < point.token_budget for point in profile.replays)
+    assert len(profile.eager) >= 3
+    assert {(point.replays, point.misses > 0) for point in profile.calls} >= {(1, False), (2, False), (0, True)}
+    assert {point.tokens for point in profile.copies} == {256, 300}
+    assert {(point.token_budget, point.segment_slots) for point in profile.captures} == {
+        (point.token_budget, point.segment_slots) for point in profile.replays
+    }
+    assert profile.memory[0].buffer_bytes > 0
+    assert len(profile.holdout) == 5
+
+
+def test_profile_says_that_a_cpu_replays_nothing(profile: CalibrationProfile) -> None:
+    assert profile.is_cpu
+    assert "CPU" in profile.label
+    assert profile.environment["device"] == "CPU"
+
+
+def test_held_out_calls_carry_their_predictions(profile: CalibrationProfile) -> None:
+    for point in profile.holdout:
+        assert point.predicted_graph_ms is not None and point.predicted_graph_ms > 0
+        assert point.predicted_eager_ms is not None and point.predicted_eager_ms > 0
+
+
+def test_the_curve_stays_within_what_was_measured(profile: CalibrationProfile) -> None:
+    # Single repeats on a busy CPU say nothing of the order of budgets, only of the range.
+    curve = CostModel(profile).replay[DEFAULT_PATH].curve(())
+    measured = [point.time.median_ms for point in profile.replays]
+    for budget in (64, 126, 256):
+        assert 0 < float(curve(budget)) <= 1.01 * max(measured)
+
+
+def test_profile_is_saved_loaded_and_described(profile: CalibrationProfile, tmp_path: Path) -> None:
+    profile.save(tmp_path / "profile.json")
+    summary = describe_profile(load_profile(tmp_path / "profile.json"))
+    assert [row["token_budget"] for row in summary["curve"]] == [64, 126, 256]
+    assert summary["error"]["graph"]["n"] == 5
+    console = Console(width=110, record=True, file=(tmp_path / "out.txt").open("w"))
+    render_profile(summary, console)
+    text = console.export_text()
+    assert "model error on 5 calls it has not seen" in text
+    assert "replays stood in for on a CPU" in text
+
+
+def test_lack_of_time_is_noted_and_still_gives_a_profile(tower: VisionEncoder) -> None:
+    steps = Steps()
+    profile = calibrate(
+        tower,
+        max_tokens=200,
+        model=MODEL,
+        budgets=(64, 100),
+        slots=(),
+        holdout_calls=9,
+        time_limit_s=0.0,
+        progress=steps,
+    )
+    assert any("eager calls were left out" in note for note in profile.notes) or len(profile.eager) <= 8
+    assert len(profile.holdout) == 6
+    assert steps.phases[0] == "capturing budgets up to 100"
+    assert CostModel(profile).launch_ms > 0
+
+
+def test_calls_too_small_for_the_model_are_refused(tower: VisionEncoder) -> None:
+    with pytest.raises(UsageError, match="no image of this model has 10 tokens"):
+        calibrate(tower, max_tokens=10, model=MODEL)
+
+
+@pytest.mark.parametrize("preset", sorted(all_presets()))
+def test_catalogue_fills_budgets_of_every_family(preset: str) -> None:
+    rule = resolve_source(ModelSpec(preset)).rule()
+    catalogue, facts = ItemCatalogue(rule, 4096), encoder_facts(rule)
+    for path in facts.path_minimums:
+        for budget in (512, 1500, 4000):
+            batch = catalogue.fill(path, budget)
+            tokens = sum(item.spec.tokens_on(path) for item in batch)
+            assert 0.45 * budget < tokens <= budget
+            assert all(rule.item_spec(item.geometry) == item.spec for item in batch)
+        pair = catalogue.fill(path, 1500, items=2)
+        assert len(pair) == 2
+
+
+def test_catalogue_finds_videos_by_segments() -> None:
+    catalogue = ItemCatalogue(resolve_source(ModelSpec("qwen3-vl-30b-a3b")).rule(), 4096)
+    clip = catalogue.video(2000, 8)
+    assert clip is not None
+    assert clip.spec.segments == 8
+    assert clip.spec.output_tokens <= 2000
+    assert catalogue.video(2000, 5) is None
+
+
+def test_grid_is_denser_where_launches_bind() -> None:
+    grid = budget_grid(64, 16384, fine=1.25, coarse=1.8, turn=3072)
+    ratios = [larger / smaller for smaller, larger in pairwise(grid)]
+    assert (grid[0], grid[-1]) == (64, 16384)
+    assert all(1.2 < ratio < 1.3 for ratio, budget in zip(ratios, grid, strict=False) if budget < 3000)
+    assert max(ratios) < 2.0
+    assert min(ratios) > 1.09

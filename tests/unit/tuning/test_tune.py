@@ -1,0 +1,163 @@
+"""`tune_budgets` from workload and profile to verdict, settings, and what to paste."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import Machine, synthetic_profile
+
+from vitgraph.bench.calls import EncoderCall, make_calls
+from vitgraph.bench.session import resolve_source
+from vitgraph.config import ModelSpec, parse_compilation_config
+from vitgraph.errors import UsageError
+from vitgraph.models.registry import ModelSource
+from vitgraph.planning.accounting import count_calls
+from vitgraph.planning.packing import pack_items
+from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.profile import CalibrationProfile, load_profile
+from vitgraph.tuning.tune import TuneResult, tune_budgets
+from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.workloads.registry import build_workload
+
+STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
+SOURCE = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
+
+
+def trace_calls(name: str = "mixed-chat", prompts: int = 400, requests_per_call: int = 1) -> list[EncoderCall]:
+    spec = WorkloadSpec(dataset_name="trace", dataset_path=name, num_prompts=prompts)
+    return make_calls(build_workload(spec).requests, SOURCE.rule(), requests_per_call)[0]
+
+
+def tuned(
+    calls: list[EncoderCall] | None = None,
+    profile: CalibrationProfile | None = None,
+    source: ModelSource = SOURCE,
+    **options: Any,
+) -> TuneResult:
+    return tune_budgets(
+        calls if calls is not None else trace_calls(),
+        source,
+        profile or load_profile(STORED),
+        max_call_tokens=options.pop("max_call_tokens", 16384),
+        **options,
+    )
+
+
+def test_result_beats_its_baselines_and_is_json() -> None:
+    result = tuned()
+    data = json.loads(json.dumps(result.as_dict()))
+    predicted, baselines = data["predicted"], data["baselines"]
+    assert data["verdict"] == "use_graphs"
+    for name in ("automatic", "seed_nine", "eager"):
+        assert predicted["mean_ms"] < baselines[name]["mean_ms"]
+    assert baselines["oracle"]["mean_ms"] <= predicted["mean_ms"]
+    assert predicted["closed_to_oracle_mean"] > 0.8
+    assert predicted["closed_to_oracle_median"] > 0.8
+    assert predicted["memory_bytes"] <= baselines["automatic"]["memory_bytes"]
+    assert predicted["slower_than_eager_share"] <= 0.01
+    assert predicted["error"]["both"]["median_pct"] < 5.0
+    assert data["measured"] is None
+
+
+def test_accounting_is_that_of_the_packing() -> None:
+    calls = trace_calls(prompts=200)
+    result = tuned(calls)
+    plan, policy = result.tuned.plans["tuned"]
+    counters = count_calls([pack_items(call.specs, plan, policy) for call in calls])
+    data = result.as_dict()
+    assert (data["hits"], data["items"]) == (counters.hits, counters.items)
+    assert {row["token_budget"]: row["items"] for row in data["by_budget"]} == {
+        row["token_budget"]: row["items"] for row in counters.as_dict()["per_budget"]
+    }
+    assert sum(row["items"] for row in data["misses"]) == counters.misses
+    assert {row["reason"] for row in data["misses"]} == {"too_many_tokens"}
+
+
+def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_list() -> None:
+    data = tuned().as_dict()
+    settings = parse_compilation_config(data["compilation_config"])
+    assert settings["encoder_cudagraph_token_budgets"] == data["vllm"]["best"]["token_budgets"]
+    assert settings["encoder_cudagraph_max_vision_items_per_batch"] == 1
+    assert settings["encoder_cudagraph_max_frames_per_batch"] == 0
+    assert data["vllm"]["predicted"]["mean_ms"] < data["vllm"]["baselines"]["automatic"]["mean_ms"]
+    assert data["serve_line"].startswith("vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct --compilation-config '{")
+    assert data["what_vllm_cannot_express"]["loss_pct"] > 0
+
+
+def test_target_vllm_packs_as_it_does() -> None:
+    data = tuned(trace_calls(prompts=200, requests_per_call=2), target="vllm").as_dict()
+    assert data["best"]["packing"] == "greedy-defer"
+    assert data["best"] == data["vllm"]["best"]
+    assert data["what_vllm_cannot_express"] is None
+
+
+def test_no_graphs_where_eager_is_faster() -> None:
+    """Launches cost nothing on this machine, so that a replay saves nothing."""
+    profile = synthetic_profile(Machine(launch=0.01, call=0.5))
+    data = tuned(trace_calls(prompts=60), profile).as_dict()
+    assert data["verdict"] == "no_graphs"
+    assert "do not use graphs here" in data["verdict_text"]
+    assert data["compilation_config"] == '{"cudagraph_mm_encoder": false}'
+
+
+def test_gain_within_the_model_error_is_undecided() -> None:
+    profile = synthetic_profile(Machine(launch=0.01))
+    slower = [replace(point, eager=replace(point.eager, ms=1.5 * point.eager.ms)) for point in profile.holdout]
+    profile.holdout = slower
+    data = tuned(
+        trace_calls(prompts=200),
+        replace(
+            profile,
+            eager=[replace(point, time=replace(point.time, ms=1.05 * point.time.ms)) for point in profile.eager],
+        ),
+    ).as_dict()
+    assert data["verdict"] == "undecided"
+
+
+def test_videos_get_frames() -> None:
+    profile = synthetic_profile(Machine(launch=300.0))
+    data = tuned(trace_calls("videos", 60), profile).as_dict()
+    assert data["best"]["max_frames_per_batch"] > 1
+    assert json.loads(data["compilation_config"])["encoder_cudagraph_max_frames_per_batch"] > 1
+
+
+@pytest.mark.parametrize("requests_per_call", [1, 4])
+def test_three_thousand_requests_take_less_than_ten_seconds(requests_per_call: int) -> None:
+    calls = trace_calls(prompts=3000, requests_per_call=requests_per_call)
+    started = time.process_time()
+    tuned(calls)
+    assert time.process_time() - started < 10.0
+
+
+def test_limits_hold_and_say_so_where_they_cannot() -> None:
+    data = tuned(limits=Limits(max_graphs=3)).as_dict()
+    assert data["predicted"]["graphs"] <= 3
+    with pytest.raises(UsageError, match="no settings stay within the limits"):
+        tuned(limits=Limits(max_memory_bytes=10.0))
+
+
+def test_p99_objective_does_not_lose_its_tail() -> None:
+    data = tuned(objective=Objective.parse("p99")).as_dict()
+    assert data["predicted"]["p99_ms"] <= data["baselines"]["automatic"]["p99_ms"] * 1.001
+
+
+def test_profile_of_another_family_is_refused() -> None:
+    with pytest.raises(UsageError, match="measured with synthetic"):
+        tuned(source=replace(SOURCE, row=replace(SOURCE.row, name="internvl")))
+
+
+def test_unknown_target_is_refused() -> None:
+    with pytest.raises(UsageError, match="--target is 'sglang'; known: vitgraph, vllm"):
+        tuned(target="sglang")
+
+
+def test_extrapolation_and_synthetic_profiles_are_noted() -> None:
+    profile = synthetic_profile(budgets=[64, 128, 256, 512, 1024])
+    notes = " ".join(tuned(profile=profile).as_dict()["notes"])
+    assert "extrapolated" in notes
+    assert "nothing in it was measured" in notes

@@ -1,0 +1,80 @@
+"""Measuring a tuning result on a small tower: every strategy on the same calls, and the oracle beside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from synthetic import synthetic_profile
+
+from vitgraph.bench.calls import EncoderCall, make_calls
+from vitgraph.bench.session import resolve_source
+from vitgraph.config import ModelSpec
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.tuning.tune import TuneResult, tune_budgets
+from vitgraph.tuning.verification import sample_calls, verify_tuning
+from vitgraph.workloads.base import MediaItem, Request
+
+SOURCE = resolve_source(ModelSpec("qwen3-vl-debug"))
+SIZES = ((224, 224), (320, 256), (300, 400), (640, 480))
+
+
+def some_calls(count: int, requests_per_call: int = 2) -> list[EncoderCall]:
+    requests = [Request(number, (MediaItem(*SIZES[number % 4]),)) for number in range(count)]
+    return make_calls(requests, SOURCE.rule(), requests_per_call)[0]
+
+
+@pytest.fixture(scope="module")
+def result() -> TuneResult:
+    return tune_budgets(some_calls(12), SOURCE, synthetic_profile(), max_call_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def measured(tower: VisionEncoder, result: TuneResult) -> dict[str, object]:
+    del result.tuned.plans["seed_nine"]
+    return verify_tuning(tower, some_calls(12), result, max_calls=4, rounds=1)
+
+
+def test_every_strategy_is_measured_on_the_same_calls(measured: dict[str, object], result: TuneResult) -> None:
+    assert result.as_dict()["measured"] is measured
+    answer = json.loads(json.dumps(measured))
+    assert answer["mode"] == "cpu-replay"
+    assert (answer["calls"], answer["calls_left_out"]) == (4, 0)
+    assert set(answer["strategies"]) == {"eager", "oracle", "tuned", "automatic"}
+    assert {row["n"] for row in answer["strategies"].values()} == {8}
+    assert {"eager_ms", "eager_repeat_ms", "tuned_ms", "automatic_ms", "exact_graph_ms"} <= set(answer["rows"][0])
+
+
+def test_oracle_is_the_faster_of_eager_and_the_exact_graph(measured: dict[str, object]) -> None:
+    answer = json.loads(json.dumps(measured))
+    best = [min(row["eager_ms"], row["exact_graph_ms"]) / row["requests"] for row in answer["rows"]]
+    assert answer["strategies"]["oracle"]["mean_ms"] == pytest.approx(sum(best) / len(best))
+
+
+def test_prediction_is_held_against_the_measurement(measured: dict[str, object]) -> None:
+    """The profile is another machine's, so that its predictions are far off, and said to be."""
+    tuned = json.loads(json.dumps(measured))["strategies"]["tuned"]
+    assert tuned["prediction_error"]["n"] == 4
+    assert tuned["prediction_error"]["median_pct"] > 20
+    assert tuned["graphs"] > 0 and tuned["dropped"] == 0
+    assert tuned["memory_bytes"] > 0
+
+
+def test_tower_can_be_captured_again_afterwards(
+    tower: VisionEncoder, measured: dict[str, object], result: TuneResult
+) -> None:
+    plan, policy = result.tuned.plans["tuned"]
+    manager = EncoderCudaGraphManager(tower, plan, policy=policy)
+    manager.capture()
+    assert len(manager.graphs) == len(plan.graph_keys())
+    manager.clear()
+
+
+def test_sample_is_drawn_with_the_seed_and_keeps_the_order() -> None:
+    calls = some_calls(40, 1)
+    drawn = sample_calls(calls, 10, seed=1)
+    assert [call.index for call in drawn] == sorted({call.index for call in drawn})
+    assert len(drawn) == 10
+    assert [call.index for call in sample_calls(calls, 10, seed=1)] == [call.index for call in drawn]
+    assert sample_calls(calls, 50, seed=1) == calls

@@ -1,0 +1,375 @@
+"""The `compare-backends` command's work in one process: every backend in both modes on one workload, interleaved."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitgraph import __version__
+from vitgraph.bench.calls import CallInputs, EncoderCall
+from vitgraph.bench.compare_record import CPU_REPLAY, CUDA, KIND, SCHEMA_VERSION, CompareRecord, empty_row
+from vitgraph.bench.compare_results import NOTHING_MEASURED, UNDECIDED, derive_results
+from vitgraph.bench.compare_samples import BACKEND_SAMPLES_FILE, BackendSample, BackendSampleWriter
+from vitgraph.bench.engine import PreparedBench, Progress, prepare_bench
+from vitgraph.bench.session import resolve_device, resolve_dtype
+from vitgraph.config import BenchSpec
+from vitgraph.errors import UsageError, VitgraphError
+from vitgraph.records import CPU_REPLAY_REASON
+from vitgraph.result_files import refuse_to_replace
+from vitgraph.samples import GRAPH, RUN_FILE, Sample
+
+if TYPE_CHECKING:
+    from vitgraph.bench.compare_candidates import Candidate
+    from vitgraph.bench.timing import CallTime
+    from vitgraph.environment import GpuState
+    from vitgraph.models.base import EncoderInputs
+
+MIN_REPEATED_CALLS = 600
+REPEATED_SHARE = 0.2
+"""One backend repeats one mode on this share of the calls, and on at least so many: half of them for each mode, where
+a P99 needs 300."""
+
+STOPPED = "stopped by the user while measuring"
+STOPPED_BEFORE = "stopped by the user before the measuring began"
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSpec:
+    """A comparison.
+
+    Attributes:
+        bench: Model, graphs, measuring and workload, as for `bench`; its attention backend is not used.
+        backends: Registry names, each once.
+        isolate: Measure each backend in a process of its own.
+    """
+
+    bench: BenchSpec
+    backends: tuple[str, ...]
+    isolate: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings in the shape of run.json."""
+        settings = self.bench.as_dict()
+        settings["model"]["attn_backend"] = None
+        return settings | {"compare": {"backends": list(self.backends), "isolate": self.isolate}}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCompare:
+    """A comparison that was planned without touching a device.
+
+    Attributes:
+        spec: The settings.
+        bench: Model, calls and plan, shared by all backends.
+    """
+
+    spec: CompareSpec
+    bench: PreparedBench
+
+    def describe(self) -> dict[str, Any]:
+        """Resolved settings, plan, expected packing and what each backend says about this device, for `--dry-run`."""
+        from vitgraph.attention.registry import describe_backends
+
+        described = describe_backends(resolve_device(self.spec.bench.model.device))
+        chosen = [row for row in described if row["name"] in self.spec.backends]
+        return self.bench.describe() | {"settings": self.spec.as_dict(), "backends": chosen}
+
+
+def choose_backends(text: str | None) -> tuple[str, ...]:
+    """Reads `A,B`; every registered backend where nothing is given.
+
+    Raises:
+        BackendError: An unknown name.
+        UsageError: No name at all, one twice, or `auto`.
+    """
+    from vitgraph.attention.registry import AUTO, BACKENDS, backend_class
+
+    if text is None:
+        return tuple(BACKENDS)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--backends is {text!r}; name some of {', '.join(BACKENDS)}, with commas")
+    for name in names:
+        if name == AUTO:
+            raise UsageError(f"--backends has {AUTO}, which chooses among {', '.join(BACKENDS)}; name these instead")
+        if names.count(name) > 1:
+            raise UsageError(f"--backends names {name} twice; name each backend once")
+        backend_class(name)
+    return tuple(names)
+
+
+def prepare_compare(spec: CompareSpec) -> PreparedCompare:
+    """Everything that can be decided and refused before a device is touched."""
+    return PreparedCompare(spec, prepare_bench(spec.bench))
+
+
+def new_record(prepared: PreparedCompare, command: Sequence[str]) -> CompareRecord:
+    """A record of a comparison that has not measured anything yet."""
+    plan = prepared.bench.describe()
+    data: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "status": "error",
+        "status_reason": "the run ended before it measured anything",
+        "vitgraph_version": __version__,
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "settings": prepared.spec.as_dict() | {"resolved": plan["resolved"]},
+        "environment": {},
+        "workload": plan["workload"],
+        "backends": [empty_row(name) for name in prepared.spec.backends],
+        "comparison": {"mode": None, "isolated": False, "reference": None, "invalid_reasons": [], "requests": 0},
+        "recommendation": {
+            "backend": None,
+            "mode": None,
+            "sure": UNDECIDED,
+            "fastest_in_share": None,
+            "text": NOTHING_MEASURED,
+        },
+        "samples_file": BACKEND_SAMPLES_FILE,
+    }
+    return CompareRecord(data)
+
+
+def run_compare(prepared: PreparedCompare, folder: Path, command: Sequence[str], progress: Progress) -> CompareRecord:
+    """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
+
+    Returns:
+        The record; also where no backend could be measured, which `CompareRecord.failure` tells.
+
+    Raises:
+        VitgraphError: The model itself cannot be loaded or checked.
+    """
+    overwrite = prepared.spec.bench.run.overwrite
+    if not overwrite:
+        refuse_to_replace(folder / RUN_FILE)
+    record = new_record(prepared, command)
+    with BackendSampleWriter(folder, overwrite=overwrite) as writer:
+        try:
+            _Comparison(prepared, record, progress).execute(writer)
+        except VitgraphError as error:
+            record.data |= {"status": "error", "status_reason": str(error)}
+            raise
+        except KeyboardInterrupt:
+            record.data |= {"status": "interrupted", "status_reason": STOPPED_BEFORE}
+            raise
+        finally:
+            record.save(folder, overwrite=overwrite)
+    return record
+
+
+def call_order(step: int, backends: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
+    """Backends and modes of one call: who comes first rotates, and which mode comes first alternates.
+
+    Args:
+        step: Number of the call, plus that of the round.
+        backends: Names and their modes.
+    """
+    first = (step // 2) % len(backends)
+    order = []
+    for name, modes in (*backends[first:], *backends[:first]):
+        order += [(name, mode) for mode in (reversed(modes) if step % 2 else modes)]
+    return order
+
+
+def repeated(step: int, backends: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, str]:
+    """The backend and mode that a call measures twice; both rotate."""
+    name, modes = backends[(step // 4) % len(backends)]
+    return name, modes[(step // 2) % len(modes)]
+
+
+class _Comparison:
+    """One comparison in progress; fills `record` as facts become known."""
+
+    def __init__(self, prepared: PreparedCompare, record: CompareRecord, progress: Progress) -> None:
+        from vitgraph.bench.timing import CallTimer
+
+        model = prepared.bench.spec.model
+        self.prepared = prepared
+        self.calls = prepared.bench.calls
+        self.record = record
+        self.progress = progress
+        self.device = resolve_device(model.device)
+        self.dtype = resolve_dtype(model.dtype, self.device)
+        self.timer = CallTimer(self.device)
+        self.samples: list[BackendSample] = []
+        self.states: list[GpuState | None] = []
+        self.candidates: list[Candidate] = []
+        self.is_interrupted = False
+
+    @property
+    def live(self) -> list[Candidate]:
+        return [candidate for candidate in self.candidates if candidate.modes]
+
+    def execute(self, writer: BackendSampleWriter) -> None:
+        import torch
+
+        data = self.record.data
+        # Weights are made outside inference mode, as in `bench`, whose eager calls they must cost as much as.
+        inputs = self._open()
+        with torch.inference_mode():
+            self._warm_up(inputs)
+            try:
+                self._measure(inputs, writer)
+            finally:
+                self._summarize()
+            try:
+                if not self.is_interrupted:
+                    self._diagnose(inputs)
+            except KeyboardInterrupt:
+                self.is_interrupted = True
+        done = {"status": "complete", "status_reason": None}
+        data |= {"status": "interrupted", "status_reason": STOPPED} if self.is_interrupted else done
+
+    def _open(self) -> CallInputs:
+        """Builds the reference, then loads, captures and checks every backend; returns what makes all their pixels."""
+        from vitgraph.bench.compare_candidates import Candidate
+        from vitgraph.bench.compare_reference import build_reference, load_base
+        from vitgraph.environment import snapshot
+
+        bench, data = self.prepared.bench, self.record.data
+        comparison = data["comparison"]
+        self.progress.phase("float32 reference")
+        base, facts = load_base(bench, self.device, self.dtype)
+        kept = {name: facts[name] for name in ("dtype", "parameters", "weight_bytes")}
+        data["environment"] = snapshot(self.device) | kept
+        is_cuda = self.device.type == "cuda"
+        comparison |= {
+            "mode": CUDA if is_cuda else CPU_REPLAY,
+            "invalid_reasons": [] if is_cuda else [CPU_REPLAY_REASON],
+        }
+        inputs = CallInputs(base, [*bench.calls, *bench.warmups], bench.spec.model.seed)
+        reference = build_reference(bench, base, inputs)
+        comparison["reference"] = reference.as_dict()
+        names = self.prepared.spec.backends
+        self.progress.phase("loading, capturing and checking", len(names))
+        for index, name in enumerate(names):
+            candidate = Candidate(name, bench, inputs)
+            candidate.open(self.device, self.dtype, reference)
+            self.candidates.append(candidate)
+            self.record.rows[index] = candidate.row
+            self.progress.step()
+        return inputs
+
+    def _warm_up(self, inputs: CallInputs) -> None:
+        """Plans and tuning of every backend, then warm-up calls in every mode."""
+        warmups = self.prepared.bench.warmups
+        self.progress.phase("warming up", len(self.live) + len(warmups))
+        for candidate in self.live:
+            candidate.prepare(self.calls)
+            self.progress.step()
+        for call in warmups:
+            call_inputs = inputs.make(call)
+            for candidate in self.live:
+                for mode in candidate.modes:
+                    self._time(candidate, mode, call_inputs)
+            self.progress.step()
+
+    def _time(self, candidate: Candidate, mode: str, inputs: EncoderInputs) -> CallTime | None:
+        return candidate.attempt(mode, partial(self.timer.time, partial(candidate.run, mode, inputs)))
+
+    def _measure(self, inputs: CallInputs, writer: BackendSampleWriter) -> None:
+        from vitgraph.bench.runner import STATE_READS
+        from vitgraph.environment import read_gpu_state
+
+        rounds = self.prepared.spec.bench.run.rounds
+        total = rounds * len(self.calls)
+        repeat_every = max(1, total // max(MIN_REPEATED_CALLS, int(total * REPEATED_SHARE)))
+        read_every = max(1, total // STATE_READS)
+        self.progress.phase("measuring", total)
+        gc.collect()
+        gc.disable()
+        try:
+            for done in range(total):
+                if not self.live:
+                    break
+                if done % read_every == 0:
+                    self.states.append(read_gpu_state(self.device))
+                round_index, index = divmod(done, len(self.calls))
+                for sample in self._measure_call(self.calls[index], round_index, done % repeat_every == 0, inputs):
+                    self.samples.append(sample)
+                    writer.write(sample)
+                self.progress.step()
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+        finally:
+            gc.enable()
+            self.states.append(read_gpu_state(self.device))
+
+    def _measure_call(
+        self, call: EncoderCall, round_index: int, is_repeated: bool, inputs: CallInputs
+    ) -> Iterator[BackendSample]:
+        """Runs one call with every backend in every mode, and yields each sample as soon as it is measured."""
+        candidates = {candidate.name: candidate for candidate in self.live}
+        backends = [(name, candidate.modes) for name, candidate in candidates.items()]
+        step = call.index + round_index
+        order = [(*series, False) for series in call_order(step, backends)]
+        if is_repeated:
+            again = (*repeated(step, backends), True)
+            # At the far end of the call, so that drift within it shows in the noise, and in either direction.
+            order.insert(0, again) if step % 2 else order.append(again)
+        call_inputs = inputs.make(call)
+        for position, (name, mode, is_repeat) in enumerate(order):
+            candidate = candidates[name]
+            time = self._time(candidate, mode, call_inputs) if mode in candidate.modes else None
+            if time is not None:
+                yield BackendSample(name, is_repeat, _sample(call, round_index, mode, position, time, candidate))
+
+    def _summarize(self) -> None:
+        from vitgraph.environment import validity_problems
+
+        data = self.record.data
+        comparison = data["comparison"]
+        comparison["invalid_reasons"] = [*comparison["invalid_reasons"], *validity_problems(self.states)]
+        for candidate in self.live:
+            candidate.count()
+        data["recommendation"] = derive_results(
+            self.record.rows, comparison, self.samples, self.prepared.spec.bench.model.seed
+        )
+        data["environment"]["gpu_states"] = [
+            None if state is None else {**state.values, "other_processes": state.other_processes}
+            for state in self.states
+        ]
+
+    def _diagnose(self, inputs: CallInputs) -> None:
+        from vitgraph.attention.selection import first_line
+        from vitgraph.bench.compare_diagnosis import diagnose
+
+        if self.device.type != "cuda":
+            return
+        self.progress.phase("timing replays alone", len(self.live))
+        for candidate in self.live:
+            try:
+                diagnose(candidate, inputs, self.calls, self.samples, self.device)
+            except Exception as error:  # the latencies are measured already, and are worth more than their diagnosis
+                self.progress.note(f"{candidate.name}: GPU-busy time was not measured ({first_line(error)})")
+            self.progress.step()
+
+
+def _sample(
+    call: EncoderCall, round_index: int, mode: str, position: int, time: CallTime, candidate: Candidate
+) -> Sample:
+    hits = replays = 0
+    if mode == GRAPH:
+        batches = candidate.plan(call).batches
+        hits = sum(batch.miss_reason_of(item) is None for batch in batches for item in batch.items)
+        replays = sum(run.key is not None for batch in batches for run in batch.runs.values())
+    return Sample(
+        round=round_index,
+        request=call.index,
+        mode=mode,
+        position=position,
+        wall_ms=time.wall_ms / call.requests,
+        gpu_ms=None if time.gpu_ms is None else time.gpu_ms / call.requests,
+        items=len(call.items),
+        tokens=call.tokens,
+        input_rows=call.input_rows,
+        hits=hits,
+        misses=len(call.items) - hits if mode == GRAPH else 0,
+        replays=replays,
+    )

@@ -1,0 +1,84 @@
+"""Where the time of a comparison's calls goes on a GPU: replays alone, and the GPU-busy share of whole calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from vitgraph.bench.calls import CallInputs, EncoderCall
+from vitgraph.bench.compare_candidates import Candidate
+from vitgraph.bench.compare_samples import BackendSample
+from vitgraph.bench.diagnostics import measure_replays
+from vitgraph.bench.timing import busy_time
+from vitgraph.planning.budgets import GraphKey
+from vitgraph.samples import GRAPH
+
+MOST_GRAPHS = 4
+WHOLE_CALLS = 3
+BUSY_REPEATS = 2
+
+
+@torch.inference_mode()
+def diagnose(
+    candidate: Candidate,
+    inputs: CallInputs,
+    calls: Sequence[EncoderCall],
+    samples: Sequence[BackendSample],
+    device: torch.device,
+) -> None:
+    """Fills `replay_ms`, `gpu_busy_ms`, `launch_gap` and `busy` of a candidate's row; nothing on a CPU.
+
+    Args:
+        candidate: A measured backend.
+        inputs: Makes the calls' pixels.
+        calls: The measured calls.
+        samples: Their samples, for the latency of whole calls.
+        device: Where the candidate runs.
+    """
+    if device.type != "cuda":
+        return
+    if GRAPH in candidate.modes:
+        _diagnose_replays(candidate, inputs, calls)
+    spread = sorted(calls, key=lambda call: call.tokens)
+    chosen = [spread[int((place + 0.5) / WHOLE_CALLS * len(spread))] for place in range(WHOLE_CALLS)]
+    for mode in candidate.modes:
+        busy_sum = wall_sum = 0.0
+        for call in chosen:
+            found = busy_time(partial(candidate.run, mode, inputs.make(call)), device, BUSY_REPEATS)
+            walls = [
+                row.sample.wall_ms * call.requests
+                for row in samples
+                if row.series == (candidate.name, mode) and row.sample.request == call.index
+            ]
+            if found is not None and walls:
+                busy_sum += found.busy_ms
+                wall_sum += float(np.mean(walls))
+        if wall_sum:
+            requests = sum(call.requests for call in chosen)
+            candidate.row["busy"][mode] = {
+                "calls": len(chosen),
+                "gpu_busy_ms": busy_sum / requests,
+                "wall_ms": wall_sum / requests,
+                "share": busy_sum / wall_sum,
+            }
+
+
+def _diagnose_replays(candidate: Candidate, inputs: CallInputs, calls: Sequence[EncoderCall]) -> None:
+    """Averages over the most used graphs, by use; the same graphs for every backend, unless one lacks some."""
+    use = candidate.counters().use
+    ending_with: dict[GraphKey, EncoderCall] = {}
+    for call in calls:
+        keys = [run.key for batch in candidate.plan(call).batches for run in batch.runs.values() if run.key is not None]
+        if keys and not call.has_images:
+            ending_with.setdefault(keys[-1], call)
+    most_used = sorted(ending_with, key=lambda key: -use[key].replays)[:MOST_GRAPHS]
+    found = measure_replays(candidate.manager, inputs, [ending_with[key] for key in most_used])
+    timed = [(use[key].replays, found[key]) for key in most_used if key in found and found[key]["launch_gap"]]
+    if timed:
+        weights = [replays for replays, _ in timed]
+        for name in ("replay_ms", "gpu_busy_ms"):
+            candidate.row[name] = float(np.average([values[name] for _, values in timed], weights=weights))
+        candidate.row["launch_gap"] = candidate.row["replay_ms"] / candidate.row["gpu_busy_ms"]

@@ -1,0 +1,128 @@
+"""`vitgraph export`: tables, plots and a page from saved runs, and the comparison of two of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vitgraph import cli_options as opt
+
+Runs = Annotated[
+    list[Path] | None, typer.Argument(metavar="RUN", help="Folders of saved bench runs, or their run.json.")
+]
+Compare = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option("--compare", metavar="A B", help="Two runs of the same requests on the same device: B against A."),
+]
+Across = Annotated[
+    str | None,
+    typer.Option(help="What may differ between the two, for example backend,dtype; unset: any one thing."),
+]
+Formats = Annotated[
+    str | None,
+    typer.Option(help="Some of csv, parquet, markdown, latex, plots, html; unset: all of them."),
+]
+OutputDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the files; unset: export/ in the run's folder, or a new one under runs/ for several."),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files of an earlier export.")]
+
+
+def export(
+    runs: Runs = None,
+    compare: Compare = None,
+    across: Across = None,
+    formats: Formats = None,
+    output_dir: OutputDir = None,
+    overwrite: Overwrite = False,
+    json_output: opt.JsonOutput = False,
+) -> None:
+    """Rebuild tables, plots and one HTML page from saved bench runs, or compare two of them; needs no GPU.
+
+    Writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and SVG, and one
+    HTML page that loads nothing. With --compare, the files hold the deltas of two runs with their intervals.
+    """
+    from vitgraph.cli import reported_errors
+
+    with reported_errors():
+        from vitgraph.errors import UsageError
+
+        if bool(runs) == (compare is not None):
+            raise UsageError("give one or more runs, or --compare with two of them (and not both)")
+        if across is not None and compare is None:
+            raise UsageError(f"--across is {across!r}, but only --compare compares runs")
+        written = _compare(compare, across, formats, output_dir, overwrite, json_output) if compare else None
+        if written is None:
+            written = _export(runs or [], formats, output_dir, overwrite)
+        if json_output and not compare:
+            typer.echo(json.dumps([str(path) for path in written], indent=1))
+        elif not json_output:
+            _list_files(written)
+
+
+def _export(paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool) -> list[Path]:
+    from vitgraph.cli_specs import new_run_folder
+    from vitgraph.report.export import export_runs, parse_formats
+    from vitgraph.saved_runs import open_runs
+
+    chosen = parse_formats(formats)
+    runs = open_runs(paths)
+    for run in runs:
+        _print_notes(run.notes)
+    folder = output_dir
+    if folder is None:
+        own = runs[0].record.folder
+        folder = own / "export" if len(runs) == 1 and own is not None else new_run_folder("export", "runs")
+    return export_runs(runs, folder, chosen, overwrite=overwrite)
+
+
+def _compare(
+    paths: tuple[Path, Path],
+    across: str | None,
+    formats: str | None,
+    output_dir: Path | None,
+    overwrite: bool,
+    json_output: bool,
+) -> list[Path]:
+    from rich.console import Console
+
+    from vitgraph.cli_specs import new_run_folder
+    from vitgraph.comparison import compare_runs
+    from vitgraph.records import encode
+    from vitgraph.report.comparison_view import comparison_summary, render_comparison
+    from vitgraph.report.export import export_comparison, parse_formats
+    from vitgraph.saved_runs import open_runs
+
+    chosen = parse_formats(formats)
+    first, second = open_runs(paths)
+    names = tuple(name.strip() for name in (across or "").split(",") if name.strip())
+    comparison = compare_runs(first, second, names)
+    for run in (first, second):
+        _print_notes(run.notes)
+    written = export_comparison(
+        comparison, output_dir or new_run_folder("comparison", first.record.model_name), chosen, overwrite=overwrite
+    )
+    if json_output:
+        typer.echo(json.dumps(encode(comparison_summary(comparison)), indent=1))
+    else:
+        render_comparison(comparison, Console())
+    return written
+
+
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _list_files(written: Sequence[Path]) -> None:
+    """Files by folder, one line a folder."""
+    folders: dict[Path, list[str]] = {}
+    for path in written:
+        folders.setdefault(path.parent, []).append(path.name)
+    for folder, names in folders.items():
+        typer.echo(f"{folder}: {', '.join(names)}")
