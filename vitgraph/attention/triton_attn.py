@@ -80,6 +80,9 @@ class TuningKey:
         return AttentionCase(self.heads, self.head_width, self.dtype, segments_of(length, self.row_class))
 
 
+WIDTHS_RUN_ON_GPU = (64,)
+"""Head widths whose results were compared with a reference on a GPU."""
+
 _MEASURED: dict[TuningKey, dict[Tile, float]] = {}
 """Milliseconds of each tile, and with them the choice: whichever backend object of the process asks, it is the same."""
 
@@ -133,6 +136,7 @@ class TritonAttnBackend(AttentionBackend):
     writes_padding_rows: ClassVar[bool] = False
     head_widths: ClassVar[str] = "multiples of 8 up to 256"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    is_experimental: ClassVar[bool] = True
     segment_padding: ClassVar[str] = "an empty segment costs one program a head that ends at once"
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -168,7 +172,14 @@ class TritonAttnBackend(AttentionBackend):
         return None
 
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
-        return half_precision_reason("TRITON_ATTN", dtype) or width_reason(head_width, 8, 256)
+        reason = half_precision_reason("TRITON_ATTN", dtype) or width_reason(head_width, 8, 256)
+        if reason is None and head_width not in WIDTHS_RUN_ON_GPU and not self._is_interpreted:
+            # A fault of a kernel takes the whole process's GPU context with it, so it must not be tried in passing.
+            return (
+                f"head width {head_width} is not safe yet: width 72 ended in an illegal memory access on an H200, only "
+                f"{', '.join(map(str, WIDTHS_RUN_ON_GPU))} has run there; use FLASH_ATTN or FLASHINFER"
+            )
+        return reason
 
     def varlen(
         self,

@@ -183,6 +183,13 @@ class VisionEncoder(ABC):
     def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' own forward with nothing precomputed, `[M, D]`: the `hf` baseline and the tests' reference."""
 
+    def patch_convolutions(self) -> Sequence[str]:
+        """Names in `modules` of patch embeddings whose input is cut into patches; see `vitgraph.models.patch_linear`.
+
+        `stock_forward` runs them within `stock_convolutions`.
+        """
+        return ()
+
     def repeated_blocks(self) -> list[nn.Module]:
         """The blocks that the tower repeats; regional compilation compiles these."""
         return []

@@ -115,9 +115,15 @@ class GridTowerEncoder(VisionEncoder):
     def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         import torch
 
+        from vitgraph.models.patch_linear import stock_convolutions
+
         rows = [row for item in mm_kwargs.chosen for row in self.grid_rows(self.rule.checked_grid(item))]
         grid_thw = torch.tensor(rows, device=self.device)
-        return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
+        with stock_convolutions(self):
+            return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.patch_embed.proj",)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

@@ -11,6 +11,7 @@ from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
 from vitgraph.models.checkpoints import encoder_tensors
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.patch_linear import use_patch_products
 from vitgraph.models.registry import ModelSource
 
 LOAD_FORMATS = ("auto", "dummy")
@@ -56,7 +57,9 @@ def load_encoder(
     else:
         _load_weights(encoder_class, modules, source)
     set_attention(modules, attention)
-    return encoder_class(modules.eval().requires_grad_(False), rule, attention)
+    encoder = encoder_class(modules.eval().requires_grad_(False), rule, attention)
+    use_patch_products(encoder)
+    return encoder
 
 
 RECOMPILE_LIMIT = 32

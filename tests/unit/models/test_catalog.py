@@ -1,0 +1,40 @@
+"""The model table: the README's matrix is what the code and the records say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vitgraph.models.catalog import catalog, verifications
+from vitgraph.models.registry import ROWS, resolve_preset, row_presets
+from vitgraph.report.model_table import MATRIX_BEGIN, MATRIX_END, matrix_markdown
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_readme_holds_the_generated_matrix() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme[readme.index(MATRIX_BEGIN) : readme.index(MATRIX_END) + len(MATRIX_END)]
+    assert shown == matrix_markdown(catalog()), "run `vitgraph models --markdown` and put its output into README.md"
+
+
+@pytest.mark.parametrize("name", sorted(verifications()))
+def test_what_is_called_verified_is_in_a_committed_record(name: str) -> None:
+    for run in verifications()[name]:
+        record = json.loads((ROOT / "results" / run["record"] / "run.json").read_text(encoding="utf-8"))
+        (row,) = [row for row in record["rows"] if row["row"] == name and row["preset"] == run["preset"]]
+        assert row["max_rel_l2"] == run["max_rel_l2"]
+        failed = [] if run["memory_check"] == "ok" else ["memory_returned"]
+        assert row["failed_checks"] == failed
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_has_a_full_and_a_debug_preset(row) -> None:
+    assert {row.full_preset, row.debug_preset} <= set(row_presets(row.name))
+    full, debug = resolve_preset(row.full_preset), resolve_preset(row.debug_preset)
+    assert full is not None
+    assert debug is not None
+    assert full.weights is not None
+    assert debug.weights is None

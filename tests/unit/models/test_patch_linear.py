@@ -1,0 +1,160 @@
+"""Patch embeddings as products: the same sums as transformers' convolutions, on the same parameters, in every mode."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from vitgraph.attention.registry import create_backend
+from vitgraph.bench.session import resolve_source
+from vitgraph.config import ModelSpec
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.loading import load_encoder
+from vitgraph.models.patch_linear import PatchProduct, product_refusal, stock_convolutions, use_patch_products
+from vitgraph.models.registry import ROWS
+
+CPU = torch.device("cpu")
+CONVOLVED = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl")
+"""Rows whose transformers tower convolves pixels that are cut into patches already."""
+
+
+@cache
+def encoder_of(row_name: str) -> VisionEncoder:
+    (row,) = (row for row in ROWS if row.name == row_name)
+    source = resolve_source(ModelSpec(row.debug_preset))
+    backend = create_backend("TORCH_SDPA", CPU)
+    return load_encoder(source, backend, device=CPU, dtype=torch.float32, load_format="dummy")
+
+
+def product_of(row_name: str) -> PatchProduct:
+    (name,) = encoder_of(row_name).patch_convolutions()
+    product = encoder_of(row_name).modules.get_submodule(name)
+    assert isinstance(product, PatchProduct)
+    return product
+
+
+def both_ways(row_name: str, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the tower's own module makes of patches as a product, and as a convolution."""
+    encoder, product = encoder_of(row_name), product_of(row_name)
+    with torch.inference_mode():
+        as_product = product(pixels)
+        with stock_convolutions(encoder):
+            return as_product, product(pixels)
+
+
+@pytest.mark.parametrize("row_name", CONVOLVED)
+def test_the_product_is_the_convolution(row_name: str) -> None:
+    weight = product_of(row_name).weight
+    pixels = torch.randn(60, *weight.shape[1:], generator=torch.Generator().manual_seed(3))
+    product, convolution = both_ways(row_name, pixels)
+    assert product.shape == convolution.shape
+    assert float((product - convolution).norm() / convolution.norm()) <= 1e-6
+
+
+@pytest.mark.parametrize("row_name", CONVOLVED)
+def test_each_pixel_meets_its_own_weight_bit_for_bit(row_name: str) -> None:
+    """One pixel of one and the rest zero: both must give that pixel's column of the kernel, plus the bias, exactly."""
+    weight = product_of(row_name).weight
+    every_pixel = torch.eye(weight[0].numel()).view(-1, *weight.shape[1:])
+    product, convolution = both_ways(row_name, every_pixel)
+    assert torch.equal(product, convolution)
+
+
+@pytest.mark.parametrize("row_name", CONVOLVED)
+def test_the_parameters_are_the_towers_own_under_their_names(row_name: str) -> None:
+    encoder, product = encoder_of(row_name), product_of(row_name)
+    (name,) = encoder.patch_convolutions()
+    parameters = dict(encoder.modules.named_parameters())
+    assert parameters[f"{name}.weight"] is product.weight
+    assert product.weight.ndim == 2 + len(product.kernel_size)
+    assert (f"{name}.bias" in parameters) == (product.bias is not None)
+    assert set(encoder.modules.state_dict()) >= {f"{name}.weight"}
+
+
+def test_every_row_that_convolves_patches_is_covered() -> None:
+    found = []
+    for row in ROWS:
+        encoder = encoder_of(row.name)
+        modules = [encoder.modules.get_submodule(name) for name in encoder.patch_convolutions()]
+        found += [row.name for module in modules if isinstance(module, PatchProduct)]
+    assert sorted(found) == sorted(CONVOLVED)
+
+
+@pytest.mark.parametrize("row_name", CONVOLVED)
+def test_only_the_stock_forward_convolves(row_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = encoder_of(row_name)
+    side = encoder.rule.vision_config["patch_size"] * 4
+    items = [encoder.rule.image_geometry(4 * side, 4 * side)]
+    inputs = encoder.make_inputs(items, encoder.random_pixels(encoder.rule.pixel_rows(items[0]), 1))
+    used: list[bool] = []
+    real = PatchProduct.forward
+
+    def noted(self: PatchProduct, pixels: torch.Tensor) -> torch.Tensor:
+        used.append(self.is_product)
+        return real(self, pixels)
+
+    monkeypatch.setattr(PatchProduct, "forward", noted)
+    with torch.inference_mode():
+        eager = encoder.encoder_eager_forward(inputs)
+        stock = encoder.stock_forward(inputs)
+        encoder.encoder_eager_forward(inputs)
+    assert used == [True, False, True]
+    assert float((eager - stock).norm() / stock.norm()) <= 1e-5
+
+
+def test_a_stock_forward_that_fails_leaves_the_product_behind() -> None:
+    with pytest.raises(RuntimeError, match="stop"), stock_convolutions(encoder_of("qwen3_vl")):
+        raise RuntimeError("stop")
+    assert product_of("qwen3_vl").is_product
+
+
+def test_input_of_another_extent_is_convolved_as_before() -> None:
+    convolution = nn.Conv2d(3, 8, 4, stride=4)
+    image = torch.randn(2, 3, 8, 12)
+    with torch.inference_mode():
+        assert torch.equal(PatchProduct(convolution)(image), convolution(image))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Linear(4, 4), "Linear is no convolution"),
+        (nn.Conv2d(3, 8, 4, stride=2), "patches overlap"),
+        (nn.Conv2d(3, 8, 4, stride=4, padding=1), "padding"),
+        (nn.Conv2d(4, 8, 4, stride=4, groups=2), "2 groups"),
+        (nn.Conv2d(3, 8, 4, stride=4).to(memory_format=torch.channels_last), "strides"),
+        (nn.Conv3d(3, 8, (2, 4, 4), stride=(2, 4, 4)), None),
+    ],
+)
+def test_what_is_not_the_same_sum_is_left_alone(module: nn.Module, words: str | None) -> None:
+    refusal = product_refusal(module)
+    assert refusal is None if words is None else words in str(refusal)
+
+
+class Embedding(nn.Module):
+    def __init__(self, proj: nn.Module) -> None:
+        super().__init__()
+        self.proj = proj
+
+
+class Stub:
+    """An encoder as far as the replacement knows one."""
+
+    def __init__(self, proj: nn.Module) -> None:
+        self.modules = nn.ModuleDict({"embed": Embedding(proj)})
+
+    def patch_convolutions(self) -> tuple[str, ...]:
+        return ("embed.proj",)
+
+
+def test_a_refused_convolution_stays_in_its_place() -> None:
+    proj = nn.Conv2d(3, 8, 4, stride=2)
+    stub: Any = Stub(proj)
+    assert use_patch_products(stub) == []
+    assert stub.modules.get_submodule("embed.proj") is proj
+    with stock_convolutions(stub):
+        pass

@@ -1,0 +1,97 @@
+"""Patch embeddings as one matrix product, where the pixels are cut into patches already: the same sum, another kernel.
+
+A convolution whose kernel equals its stride, applied to input of exactly one kernel's extent, is a product of the
+flattened patch with the flattened kernel. Both are laid out alike: channels, then time, rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+if TYPE_CHECKING:
+    from vitgraph.models.encoder import VisionEncoder
+
+Convolution = nn.Conv2d | nn.Conv3d
+
+
+class PatchProduct(nn.Module):
+    """Takes a convolution's place with its very parameters, under their names.
+
+    Args:
+        convolution: Kernel equal to stride, without padding, dilation or groups; see `product_refusal`.
+
+    Attributes:
+        weight: The convolution's own parameter, `[D, C, (T,) P, P]`.
+        bias: Its bias `[D]`, or None.
+        is_product: False while the stock forward runs, which must keep its convolution.
+    """
+
+    def __init__(self, convolution: Convolution) -> None:
+        super().__init__()
+        self.weight = convolution.weight
+        self.register_parameter("bias", convolution.bias)
+        self.kernel_size = tuple(convolution.kernel_size)
+        self.is_product = True
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """`[N, C, (T,) P, P]` to `[N, D, (1,) 1, 1]`; input of any other extent is convolved as before."""
+        if self.is_product and tuple(pixels.shape[2:]) == self.kernel_size:
+            # A view of the kernel, so the product reads the memory that the checkpoint was loaded into.
+            kernel = self.weight.view(self.weight.shape[0], -1)
+            rows = functional.linear(pixels.flatten(1), kernel, self.bias)
+            return rows.view(*rows.shape, *(1 for _ in self.kernel_size))
+        convolve = functional.conv2d if len(self.kernel_size) == 2 else functional.conv3d
+        return convolve(pixels, self.weight, self.bias, stride=self.kernel_size)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, bias={self.bias is not None}"
+
+
+def product_refusal(module: nn.Module) -> str | None:
+    """Why `module` is no convolution that a product can replace; None where it is one."""
+    if not isinstance(module, Convolution):
+        return f"{type(module).__name__} is no convolution of two or three dimensions"
+    if tuple(module.kernel_size) != tuple(module.stride):
+        return f"its kernel {tuple(module.kernel_size)} is not its stride {tuple(module.stride)}, so patches overlap"
+    padding = (0,) * len(module.kernel_size) if module.padding == "valid" else module.padding
+    if isinstance(padding, str) or any(padding) or any(step != 1 for step in module.dilation) or module.groups != 1:
+        return f"it has padding {module.padding}, dilation {tuple(module.dilation)} and {module.groups} groups"
+    if not module.weight.is_contiguous():
+        return f"its kernel has strides {module.weight.stride()}, and flattening it would copy it"
+    return None
+
+
+def use_patch_products(encoder: VisionEncoder) -> list[str]:
+    """Replaces the convolutions that `encoder.patch_convolutions()` names, in every mode alike.
+
+    Returns:
+        Names of the modules that were replaced; those that are something else already, or no such convolution, stay.
+    """
+    replaced = []
+    for name in encoder.patch_convolutions():
+        convolution = encoder.modules.get_submodule(name)
+        if isinstance(convolution, Convolution) and product_refusal(convolution) is None:
+            parent, _, attribute = name.rpartition(".")
+            setattr(encoder.modules.get_submodule(parent), attribute, PatchProduct(convolution))
+            replaced.append(name)
+    return replaced
+
+
+@contextmanager
+def stock_convolutions(encoder: VisionEncoder) -> Iterator[None]:
+    """Lets the replaced convolutions convolve, as transformers' own forward does."""
+    found = [encoder.modules.get_submodule(name) for name in encoder.patch_convolutions()]
+    products = [module for module in found if isinstance(module, PatchProduct)]
+    for product in products:
+        product.is_product = False
+    try:
+        yield
+    finally:
+        for product in products:
+            product.is_product = True

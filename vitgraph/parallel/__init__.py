@@ -1,0 +1,1 @@
+"""Data parallel: the ranks of a run, which items each encodes, and how their rows come back together."""
