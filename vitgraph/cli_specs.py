@@ -13,6 +13,7 @@ from vitgraph.config import (
     BenchSpec,
     GraphSpec,
     ModelSpec,
+    ParallelSpec,
     RunSpec,
     parse_compilation_config,
     parse_token_budgets,
@@ -31,7 +32,9 @@ def bench_spec(options: Mapping[str, Any]) -> BenchSpec:
         UsageError: An option that cannot be read, or two that contradict each other.
     """
     options = first_look(options) if not options["model"] else options
-    return BenchSpec(model_spec(options), graph_spec(options), run_spec(options), workload_spec(options))
+    return BenchSpec(
+        model_spec(options), graph_spec(options), run_spec(options), workload_spec(options), parallel_spec(options)
+    )
 
 
 def with_bench_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,7 +52,7 @@ FIRST_LOOK_CPU = {
     "num_prompts": 100,
     # A CPU would spend minutes in the attention of a few photos.
     "mm_processor_kwargs": '{"max_pixels": 500000}',
-    "token_budgets": "64,96,128,192,256,384",
+    "token_budgets": "64,96,128,192,256,384,512",
 }
 """Options of `vitgraph bench` without a model; those given on the command line win."""
 
@@ -113,6 +116,17 @@ def run_spec(options: Mapping[str, Any]) -> RunSpec:
         overwrite=options["overwrite"],
         fail_on_slower=options["fail_on_slower"],
     )
+
+
+def parallel_spec(options: Mapping[str, Any]) -> ParallelSpec:
+    """The data-parallel part; commands without these options run in one process."""
+    names = {
+        "ranks": "tensor_parallel_size",
+        "tp_mode": "mm_encoder_tp_mode",
+        "assignment": "dp_assignment",
+        "rank_timeout_s": "rank_timeout",
+    }
+    return ParallelSpec(**{field: options[name] for field, name in names.items() if name in options})
 
 
 def workload_spec(options: Mapping[str, Any]) -> WorkloadSpec:

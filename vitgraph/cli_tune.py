@@ -176,7 +176,7 @@ def tune_budgets(
                 _measure(bench_spec(options), prepared, result, verify_calls, time_limit, progress)
             elif not no_verify:
                 progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
-        data = {"schema_version": 1, "kind": "tune-budgets", "command": ["vitgraph", *sys.argv[1:]], **result.as_dict()}
+        data = {**result.as_dict(), "command": ["vitgraph", *sys.argv[1:]]}
         _save(folder, data, overwrite)
         write_tune_csv(data, folder, overwrite=True)
         write_tune_plots(data, folder / "plots", overwrite=True)

@@ -1,0 +1,156 @@
+"""`calibrate`, `tune-budgets` and `plan` as a user runs them, on a CPU and with the shipped profile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vitgraph.cli import app
+from vitgraph.tuning.profile import load_profile
+from vitgraph.tuning.shipped import shipped_profiles
+
+PROFILE = "h200-qwen3-vl-30b-a3b"
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def tune(tmp_path: Path, *arguments: str) -> Any:
+    return run(
+        "tune-budgets", "--model", "qwen3-vl-30b-a3b", "--num-prompts", "300", "--no-verify", "--quiet",
+        "--output-dir", str(tmp_path / "tuned"), *arguments,
+    )  # fmt: skip
+
+
+def test_every_shipped_profile_is_a_measured_one() -> None:
+    assert PROFILE in shipped_profiles()
+    for path in shipped_profiles().values():
+        profile = load_profile(path)
+        assert not profile.is_synthetic
+        assert not profile.is_cpu
+        assert profile.holdout
+
+
+def test_a_tuned_list_beats_the_baselines_and_is_saved(tmp_path: Path) -> None:
+    result = tune(tmp_path, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert {"token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "packing"} <= set(data["best"])
+    predicted = data["predicted"]["mean_ms"]
+    assert predicted <= min(row["mean_ms"] for name, row in data["baselines"].items() if name != "oracle")
+    assert data["measured"] is None
+    config = json.loads(data["compilation_config"])
+    assert config["cudagraph_mm_encoder"] is True
+    assert json.loads((tmp_path / "tuned" / "run.json").read_text())["kind"] == "tune"
+    for name in ("settings.csv", "budgets.csv", "plots/pareto.png"):
+        assert (tmp_path / "tuned" / name).stat().st_size > 0
+
+
+def test_limits_are_kept(tmp_path: Path) -> None:
+    result = tune(tmp_path, "--json", "--max-graphs", "6")
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["predicted"]["graphs"] <= 6
+
+
+def test_the_table_ends_with_what_to_paste(tmp_path: Path) -> None:
+    result = tune(tmp_path)
+    assert '--compilation-config \'{"cudagraph_mm_encoder": true' in result.stdout
+    assert "vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct" in result.stdout
+    assert "model error" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--calibration", "no-such-profile.json"], "no-such-profile.json"),
+        (["--max-graphs", "0"], "--max-graphs is 0"),
+        (["--objective", "speed"], "speed"),
+        (["--target", "sglang"], "sglang"),
+        (["--model", "qwen2-vl-7b"], "vitgraph calibrate --model qwen2-vl-7b"),
+    ],
+)
+def test_bad_options_are_named(tmp_path: Path, arguments: list[str], named: str) -> None:
+    result = tune(tmp_path, *arguments)
+    assert result.exit_code == 2, result.stdout
+    assert named in result.stderr
+
+
+def test_a_record_is_not_replaced_unless_asked(tmp_path: Path) -> None:
+    assert tune(tmp_path).exit_code == 0
+    again = tune(tmp_path)
+    assert again.exit_code == 2
+    assert "--overwrite" in again.stderr
+
+
+def test_plan_shows_where_each_item_goes() -> None:
+    sizes = "336x336,1024x768,8000x8000"
+    arguments = ["plan", "--model", "qwen3-vl-30b-a3b", "--items", sizes, "--token-budgets", "512,1024"]
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert (data["counts"]["hits"], data["counts"]["misses"]) == (2, 1)
+    assert data["counts"]["misses_by_reason"] == {"too_many_tokens": 1}
+    timed = json.loads(run(*arguments, "--json", "--calibration", PROFILE).stdout)
+    assert timed["predicted"] is not None
+
+
+@pytest.mark.parametrize("items", ["336", "axb", "0x4", "1x2x3x4"])
+def test_plan_refuses_sizes_that_are_none(items: str) -> None:
+    result = run("plan", "--model", "qwen3-vl-30b-a3b", "--items", items)
+    assert result.exit_code == 2
+    assert "336x336" in result.stderr
+
+
+def test_optimal_packing_needs_a_calibration_and_never_packs_for_worse() -> None:
+    without = run("bench", "--model", "qwen3-vl-30b-a3b", "--packing", "optimal", "--dry-run", "--num-prompts", "20")
+    assert without.exit_code == 2
+    assert "--calibration" in without.stderr
+    result = run(
+        "bench", "--model", "qwen3-vl-30b-a3b", "--packing", "optimal", "--calibration", PROFILE, "--dry-run", "--json",
+        "--num-prompts", "300", "--token-budgets", "512,4096",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["expected"]["misses_by_reason"].keys() >= {"eager_is_faster"}
+
+
+def test_calibrate_writes_a_profile_that_tuning_takes(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    result = run(
+        "calibrate", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--output", str(path),
+        "--max-num-batched-tokens", "200", "--time-limit", "2", "--quiet",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert load_profile(path).is_cpu
+    tuned = run(
+        "tune-budgets", "--model", "qwen3-vl-debug", "--calibration", str(path), "--num-prompts", "20",
+        "--mm-processor-kwargs", '{"max_pixels": 100000}', "--no-verify", "--quiet", "--json",
+        "--output-dir", str(tmp_path / "tuned"),
+    )  # fmt: skip
+    assert tuned.exit_code == 0, tuned.stderr
+
+
+def test_tuning_imports_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'transformers'):\n"
+        "            raise ImportError('blocked: ' + name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "from vitgraph.cli import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+    )
+    command = [
+        sys.executable, "-c", program, "tune-budgets", "--model", "qwen3-vl-30b-a3b", "--num-prompts", "50",
+        "--no-verify", "--quiet", "--json", "--output-dir", str(tmp_path / "tuned"),
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["best"]["token_budgets"]
