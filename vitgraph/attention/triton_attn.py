@@ -134,7 +134,7 @@ class TritonAttnBackend(AttentionBackend):
     name: ClassVar[str] = "TRITON_ATTN"
     is_capture_safe: ClassVar[bool] = True
     writes_padding_rows: ClassVar[bool] = False
-    head_widths: ClassVar[str] = "multiples of 8 up to 256"
+    head_widths: ClassVar[str] = "64; others are refused until a GPU has shown them right"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     is_experimental: ClassVar[bool] = True
     segment_padding: ClassVar[str] = "an empty segment costs one program a head that ends at once"
