@@ -19,7 +19,7 @@ from vitgraph.models.geometry import (
     transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
+from vitgraph.models.grid_metadata import block_positions, cubic_axis, grid_positions, segment_offsets
 from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
@@ -35,9 +35,6 @@ FALLING_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
 """Up to so many seconds, so many temporal patches a second; the last holds for longer videos too."""
 
 FALLING_RATE_MOST_FRAMES = 640
-
-CUBIC = -0.75
-"""Keys' coefficient, as torch's bicubic sampling has it."""
 
 
 @lru_cache(maxsize=4096)
@@ -88,26 +85,19 @@ def bicubic_taps(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.
         `[h * w, 16]` int32 indices into the flattened table (clamped at its border) and `[h * w, 16]` float32 weights.
     """
     positions = block_positions(h, w, merge)
-    row_taps, row_weights = _cubic_axis(positions[:, 0], h, side)
-    col_taps, col_weights = _cubic_axis(positions[:, 1], w, side)
+    row_taps, row_weights = cubic_axis(_coordinates(positions[:, 0], h, side), side)
+    col_taps, col_weights = cubic_axis(_coordinates(positions[:, 1], w, side), side)
     taps = (row_taps[:, :, None] * side + col_taps[:, None, :]).reshape(-1, 16)
     weights = (row_weights[:, :, None] * col_weights[:, None, :]).reshape(-1, 16)
     return taps.astype(np.int32), weights.astype(np.float32)
 
 
-def _cubic_axis(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Four taps and their weights of each position on an axis of `size`."""
+def _coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
+    """Where each position on an axis of `size` samples a table of `side` cells, in the tower's own rounding."""
     # The tower samples at float32 coordinates that it first scales to [-1, 1]; their rounding moves the taps a little.
     half, one, two = np.float32(0.5), np.float32(1), np.float32(2)
     scaled = (index.astype(np.float32) + half) / np.float32(size) * two - one
-    source = ((scaled + one) * np.float32(side) - one) / two
-    floor = np.floor(source)
-    offsets = np.arange(-1, 3)
-    taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)
-    distance = np.abs(source[:, None] - floor[:, None] - offsets)
-    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
-    far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
-    return taps, np.where(distance <= 1, near, far)
+    return ((scaled + one) * np.float32(side) - one) / two
 
 
 class Glm4vRule(MergedGridRule):

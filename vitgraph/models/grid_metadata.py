@@ -78,3 +78,24 @@ def grid_bilinear_taps(grids: Sequence[GridGeometry], merge: int, side: int) -> 
     if len(indices) == 1:
         return indices[0], weights[0]
     return np.concatenate(indices), np.concatenate(weights)
+
+
+CUBIC = -0.75
+"""Keys' coefficient, as torch's bicubic sampling has it."""
+
+
+def cubic_axis(source: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Four taps, clamped at the border, and their weights for float32 coordinates on an axis of `side` cells.
+
+    How a family scales its positions to coordinates is its own; a different rounding there moves the taps.
+
+    Returns:
+        `[n, 4]` int64 taps and `[n, 4]` float64 weights.
+    """
+    floor = np.floor(source)
+    offsets = np.arange(-1, 3)
+    taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)
+    distance = np.abs(source[:, None] - floor[:, None] - offsets)
+    near = ((CUBIC + 2) * distance - (CUBIC + 3)) * distance**2 + 1
+    far = ((CUBIC * distance - 5 * CUBIC) * distance + 8 * CUBIC) * distance - 4 * CUBIC
+    return taps, np.where(distance <= 1, near, far)

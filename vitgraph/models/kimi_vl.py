@@ -22,7 +22,7 @@ from vitgraph.models.geometry import (
     transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
+from vitgraph.models.grid_metadata import block_positions, cubic_axis, grid_positions, segment_offsets
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE
 
 if TYPE_CHECKING:
@@ -138,25 +138,17 @@ def bicubic_taps(h: int, w: int, table_side: int) -> tuple[np.ndarray, np.ndarra
     Returns:
         `[h * w, 16]` int32 indices into the flattened table and `[h * w, 16]` float32 weights.
     """
-    row_taps, row_weights = _cubic_axis(h, table_side)
-    col_taps, col_weights = _cubic_axis(w, table_side)
+    row_taps, row_weights = cubic_axis(_coordinates(h, table_side), table_side)
+    col_taps, col_weights = cubic_axis(_coordinates(w, table_side), table_side)
     taps = row_taps[:, None, :, None] * table_side + col_taps[None, :, None, :]
     weights = row_weights[:, None, :, None] * col_weights[None, :, None, :]
-    return taps.reshape(-1, 16).astype(np.int32), weights.reshape(-1, 16)
+    return taps.reshape(-1, 16).astype(np.int32), weights.reshape(-1, 16).astype(np.float32)
 
 
-def _cubic_axis(size: int, table_side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Four taps and their weights (cubic convolution, a = -0.75) of each position on an axis, in float32."""
-    source = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * np.float32(table_side) / np.float32(size)
-    source -= np.float32(0.5)
-    floor = np.floor(source)
-    offsets = np.arange(-1, 3)
-    taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, table_side - 1)
-    distance = np.abs(source[:, None] - floor[:, None] - offsets.astype(np.float32))
-    a = np.float32(-0.75)
-    near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
-    far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-    return taps, np.where(distance <= 1, near, far).astype(np.float32)
+def _coordinates(size: int, table_side: int) -> np.ndarray:
+    """Where each position on an axis of `size` samples a table of `table_side` cells, in float32 as the tower does."""
+    positions = np.arange(size, dtype=np.float32) + np.float32(0.5)
+    return positions * np.float32(table_side) / np.float32(size) - np.float32(0.5)
 
 
 @lru_cache(maxsize=2048)
