@@ -5,6 +5,7 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -15,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitgraph import __version__, cli_export, cli_machine, cli_tune, cli_workload, errors
+from vitgraph import __version__, cli_export, cli_machine, cli_profile, cli_tune, cli_workload, errors
 from vitgraph import cli_options as opt
 
 if TYPE_CHECKING:
+    from vitgraph.cli_compare import Shown
     from vitgraph.config import BenchSpec
-    from vitgraph.records import RunRecord
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,6 +38,7 @@ app.command("export")(cli_export.export)
 app.command("calibrate")(cli_tune.calibrate)
 app.command("tune-budgets")(cli_tune.tune_budgets)
 app.command("plan")(cli_tune.plan)
+app.command("profile")(cli_profile.profile)
 
 
 def _show_version(value: bool) -> None:
@@ -65,11 +67,21 @@ def reported_errors() -> Iterator[None]:
     try:
         yield
     except errors.VitgraphError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"error: {error}", error)
         raise typer.Exit(error.exit_status) from error
     except KeyboardInterrupt as error:
-        print("stopped", file=sys.stderr)
+        _tell("stopped")
         raise typer.Exit(errors.EXIT_INTERRUPTED) from error
+
+
+def _tell(text: str, error: errors.VitgraphError | None = None) -> None:
+    """Prints why a command ended. Of several ranks only the first does; the others leave word for the launcher."""
+    from vitgraph.parallel.launch import is_follower, leave_word
+
+    if not is_follower():
+        print(text, file=sys.stderr)
+    if error is not None and not isinstance(error, errors.RankFailedError):
+        leave_word(error)
 
 
 @app.command()
@@ -112,6 +124,10 @@ def bench(
     max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
     video_pruning_rate: opt.VideoPruningRate = 0.0,
     single_slot_tier: opt.SingleSlotTier = False,
+    tensor_parallel_size: opt.TensorParallelSize = 1,
+    mm_encoder_tp_mode: opt.TpMode = "weights",
+    dp_assignment: opt.DpAssignment = "size",
+    rank_timeout: opt.RankTimeout = 60.0,
     rounds: opt.Rounds = 2,
     requests_per_call: opt.RequestsPerCall = 1,
     baseline: opt.Baseline = "eager",
@@ -121,6 +137,7 @@ def bench(
     dry_run: opt.DryRun = False,
     json_output: opt.JsonOutput = False,
     fail_on_slower: opt.FailOnSlower = False,
+    compile_rows: opt.CompileRows = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Measure the encoder in graph and eager mode on a workload, and say which is faster.
@@ -133,6 +150,11 @@ def bench(
         from vitgraph.config_file import with_config_file
 
         options = with_config_file(context, config, dict(locals()))
+        if options["compile_rows"]:
+            from vitgraph.cli_compile import run_compile_rows
+
+            _show(run_compile_rows(options), options["json_output"])
+            return
         spec = bench_spec(options)
         _run_bench(spec, **{name: options[name] for name in ("dry_run", "json_output", "quiet")})
 
@@ -140,12 +162,17 @@ def bench(
 def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool) -> None:
     from rich.console import Console
 
-    from vitgraph.bench.engine import prepare_bench, run_bench
+    from vitgraph.bench.engine import prepare_bench
+    from vitgraph.cli_parallel import bench_on_rank, is_follower, ran_on_ranks, rank_progress
     from vitgraph.cli_specs import new_run_folder
     from vitgraph.report.console import render_bench
+    from vitgraph.report.derived import write_derived_or_say
     from vitgraph.report.plan_table import render_plan
-    from vitgraph.report.progress import ConsoleProgress
+    from vitgraph.report.rank_table import render_ranks
 
+    folder = spec.run.output_dir or new_run_folder("bench", spec.model.model)
+    if not dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, overwrite=spec.run.overwrite):
+        return
     prepared = prepare_bench(spec)
     if dry_run:
         description = prepared.describe()
@@ -154,19 +181,22 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
         else:
             render_plan(description, Console())
         return
-    folder = spec.run.output_dir or new_run_folder("bench", spec.model.model)
     command = ["vitgraph", *sys.argv[1:]]
-    with ConsoleProgress(enabled=not quiet) as progress:
+    with rank_progress(quiet) as progress:
         for warning in prepared.warnings:
             progress.note(warning)
         try:
-            record = run_bench(prepared, folder, command, progress)
+            record = bench_on_rank(prepared, folder, command, progress)
         finally:
-            _write_derived(folder, progress.note)
+            if not is_follower():
+                write_derived_or_say(folder, progress.note)
+    if record is None:
+        return
     if json_output:
         _print_json(record.data)
     else:
         render_bench(record, Console())
+        render_ranks(record, Console())
         print(f"record: {folder}")
     if record["status"] == "interrupted":
         raise typer.Exit(errors.EXIT_INTERRUPTED)
@@ -174,21 +204,6 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
         raise errors.SlowerThanEagerError(
             f"graphs are slower than eager here: {record['comparison']['verdict_reason']}"
         )
-
-
-def _write_derived(folder: Path, note: Any) -> None:
-    """Writes the CSV files and plots that are derived from a saved record; a failure there loses no measurement."""
-    from vitgraph.records import RunRecord
-    from vitgraph.report.derived import write_derived_files
-    from vitgraph.samples import RUN_FILE
-
-    if not (folder / RUN_FILE).exists():
-        return
-    try:
-        record: RunRecord = RunRecord.load(folder)
-        write_derived_files(record, folder)
-    except (OSError, errors.VitgraphError) as error:
-        note(f"tables and plots were not written ({error}); the record itself is saved in {folder}")
 
 
 def _print_json(value: Any) -> None:
@@ -234,6 +249,9 @@ def verify(
     mm_encoder_attn_backend: opt.AttnBackend = "auto",
     flash_attn_version: opt.FlashAttnVersion = None,
     revision: opt.Revision = None,
+    tensor_parallel_size: opt.TensorParallelSize = 1,
+    mm_encoder_tp_mode: opt.TpMode = "weights",
+    rank_timeout: opt.RankTimeout = 60.0,
     seed: opt.Seed = 0,
     output_dir: opt.OutputDir = None,
     overwrite: opt.Overwrite = False,
@@ -245,6 +263,8 @@ def verify(
         from vitgraph.cli_verify import run_verify
 
         results = run_verify(dict(locals()))
+        if results is None:
+            return
         if json_output:
             _print_json({"rows": results})
         else:
@@ -333,24 +353,32 @@ def compare_backends(
         from vitgraph.cli_compare import run_comparison
         from vitgraph.config_file import with_config_file
 
-        shown = run_comparison(with_config_file(context, config, dict(locals())))
-        if json_output:
-            _print_json(shown.data)
-        else:
-            from rich.console import Console
+        _show(run_comparison(with_config_file(context, config, dict(locals()))), json_output)
 
-            shown.render(Console())
-            if shown.folder is not None:
-                print(f"record: {shown.folder}")
-        if shown.is_interrupted:
-            raise typer.Exit(errors.EXIT_INTERRUPTED)
-        if shown.failure is not None:
-            raise shown.failure
+
+def _show(shown: Shown, json_output: bool) -> None:
+    if json_output:
+        _print_json(shown.data)
+    else:
+        from rich.console import Console
+
+        shown.render(Console())
+        if shown.folder is not None:
+            print(f"record: {shown.folder}")
+    if shown.is_interrupted:
+        raise typer.Exit(errors.EXIT_INTERRUPTED)
+    if shown.failure is not None:
+        raise shown.failure
 
 
 def main() -> None:
     """Entry point of the `vitgraph` program."""
-    app()
+    if "RANK" not in os.environ:
+        app()
+        return
+    from vitgraph.cli_parallel import main_of_rank
+
+    main_of_rank(app)
 
 
 if __name__ == "__main__":

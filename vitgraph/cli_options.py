@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-MODEL, WORKLOAD, GRAPHS, RUN = "Model", "Workload", "Graph settings", "Run and output"
+MODEL, WORKLOAD, GRAPHS, RANKS, RUN = "Model", "Workload", "Graph settings", "Several GPUs", "Run and output"
 
 Model = Annotated[
     str | None,
@@ -46,13 +46,26 @@ MmProcessorKwargs = Annotated[
 ]
 CompileBlocks = Annotated[
     bool,
-    typer.Option("--compile", help="torch.compile the repeated block, in every mode alike.", rich_help_panel=MODEL),
+    typer.Option(
+        "--compile",
+        help="torch.compile the repeated block, in every mode alike; its code is kept in TORCHINDUCTOR_CACHE_DIR, or "
+        "in ~/.cache/vitgraph.",
+        rich_help_panel=MODEL,
+    ),
 ]
 Calibration = Annotated[
     str | None,
     typer.Option(
         help="Profile of `vitgraph calibrate`: a file, or the name of one that comes with vitgraph.",
         rich_help_panel=GRAPHS,
+    ),
+]
+CompileRows = Annotated[
+    bool,
+    typer.Option(
+        "--compile-rows",
+        help="Measure four rows in one run: eager and graph, each plain and with the repeated block compiled.",
+        rich_help_panel=RUN,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the workload, of random pixels and of dummy weights.")]
@@ -168,6 +181,30 @@ SingleSlotTier = Annotated[
         help="Capture each budget with its largest number of segment slots only, as vLLM does.",
         rich_help_panel=GRAPHS,
     ),
+]
+
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(help="GPUs, each with a process and a whole encoder of its own.", rich_help_panel=RANKS),
+]
+TpMode = Annotated[
+    str,
+    typer.Option(
+        "--mm-encoder-tp-mode",
+        help="data: the GPUs share the items of a call; the only mode for several.",
+        rich_help_panel=RANKS,
+    ),
+]
+DpAssignment = Annotated[
+    str,
+    typer.Option(
+        help="Who encodes what: size (pixel rows, as vLLM), or cost (predicted latency, see --calibration).",
+        rich_help_panel=RANKS,
+    ),
+]
+RankTimeout = Annotated[
+    float,
+    typer.Option(help="Seconds that a process waits for another before it gives up.", rich_help_panel=RANKS),
 ]
 
 Config = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,70 +12,93 @@ from vitgraph import __version__
 from vitgraph.errors import UsageError
 
 if TYPE_CHECKING:
+    import torch
+
+    from vitgraph.bench.engine import Progress
     from vitgraph.bench.verify_record import VerifyResult
+    from vitgraph.parallel.group import ParallelGroup
 
 VERIFY_FILE = "run.json"
 
 
-def run_verify(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def run_verify(options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """Verifies the rows that the options name, and saves a record where an output folder is given.
 
     Returns:
-        One `VerifyResult.as_dict()` a row.
+        One `VerifyResult.as_dict()` a row, merged over the ranks where there are several; None where another process
+        shows them: rank 0, or the ranks that this one started.
 
     Raises:
         UsageError: Neither or both of `--model` and `--all`.
     """
-    from vitgraph.bench.session import resolve_device, resolve_dtype, resolve_source
-    from vitgraph.bench.verify import verify_model, verify_rows
-    from vitgraph.config import ModelSpec, parse_token_budgets
+    from vitgraph.bench.session import resolve_device
+    from vitgraph.bench.verify_parallel import merge_ranks
+    from vitgraph.cli_parallel import is_follower, joined, ran_on_ranks, rank_progress
+    from vitgraph.cli_specs import parallel_spec
     from vitgraph.environment import snapshot
-    from vitgraph.models.registry import ROWS
-    from vitgraph.report.progress import ConsoleProgress
     from vitgraph.result_files import refuse_to_replace
 
     model, every_row = options["model"], options["every_row"]
     if bool(model) == every_row:
         raise UsageError("pass --model with a preset, hub id or folder (or several, with commas), or --all")
     folder: Path | None = options["output_dir"]
-    if folder is not None and not options["overwrite"]:
+    parallel = parallel_spec(options)
+    if ran_on_ranks(parallel, options["device"], folder, overwrite=options["overwrite"]):
+        return None
+    if folder is not None and not options["overwrite"] and not is_follower():
         refuse_to_replace(folder / VERIFY_FILE)
-    device = resolve_device(options["device"])
-    dtype = resolve_dtype(options["dtype"], device)
+    with joined(parallel, options["device"]) as group, rank_progress(options["quiet"]) as progress:
+        device = resolve_device(options["device"]) if group is None else group.device
+        results: list[dict[str, Any]] = []
+        environment = snapshot(device)
+
+        def keep(result: VerifyResult) -> None:
+            """Saves after every row, so that a run that is stopped leaves what it verified."""
+            row = result.as_dict()
+            if group is not None:
+                row = merge_ranks(group.exchange(row, f"the result of {result.preset}", slow=True))
+            results.append(row)
+            if folder is not None and not is_follower():
+                _save(folder, results, environment)
+            progress.step()
+
+        _verify_models(options, device, group, progress, keep)
+        return None if is_follower() else results
+
+
+def _verify_models(
+    options: Mapping[str, Any],
+    device: torch.device,
+    group: ParallelGroup | None,
+    progress: Progress,
+    keep: Callable[[VerifyResult], None],
+) -> None:
+    from vitgraph.bench.session import resolve_dtype, resolve_source
+    from vitgraph.bench.verify import verify_model, verify_rows
+    from vitgraph.config import ModelSpec, parse_token_budgets
+    from vitgraph.models.registry import ROWS
+
     settings: dict[str, Any] = {
         "seed": options["seed"],
         "calls": options["calls"],
         "max_items": options["max_vision_items_per_batch"],
         "token_budgets": parse_token_budgets(options["token_budgets"]) if options["token_budgets"] else None,
-    }
-    common: dict[str, Any] = {
         "device": device,
-        "dtype": dtype,
+        "dtype": resolve_dtype(options["dtype"], device),
         "backend": options["mm_encoder_attn_backend"],
         "load_format": options["load_format"],
+        "flash_attn_version": options["flash_attn_version"],
+        "group": group,
     }
-    results: list[dict[str, Any]] = []
-    environment = snapshot(device)
-
-    def keep(result: VerifyResult) -> None:
-        """Saves after every row, so that a run that is stopped leaves what it verified."""
-        results.append(result.as_dict())
-        if folder is not None:
-            _save(folder, results, environment)
-        progress.step()
-
-    with ConsoleProgress(enabled=not options["quiet"]) as progress:
-        version = options["flash_attn_version"]
-        if every_row:
-            progress.phase("verifying", len(ROWS))
-            size = options["debug_size"]
-            verify_rows(ROWS, debug_size=size, on_result=keep, flash_attn_version=version, **common, **settings)
-        else:
-            sources = [resolve_source(ModelSpec(name, revision=options["revision"])) for name in model.split(",")]
-            progress.phase("verifying", len(sources))
-            for source in sources:
-                keep(verify_model(source, flash_attn_version=version, **common, **settings))
-    return results
+    if options["every_row"]:
+        progress.phase("verifying", len(ROWS))
+        verify_rows(ROWS, debug_size=options["debug_size"], on_result=keep, **settings)
+        return
+    names = options["model"].split(",")
+    sources = [resolve_source(ModelSpec(name, revision=options["revision"])) for name in names]
+    progress.phase("verifying", len(sources))
+    for source in sources:
+        keep(verify_model(source, **settings))
 
 
 def _save(folder: Path, results: list[dict[str, Any]], environment: dict[str, Any]) -> None:

@@ -119,6 +119,43 @@ class RunSpec:
             raise UsageError(f"--baseline is {self.baseline!r}; known: eager, hf")
 
 
+ASSIGNMENTS = ("size", "cost")
+"""Who encodes what: by input size as vLLM does, or by predicted latency, which needs a calibration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelSpec:
+    """How many processes encode a call together, each on a device of its own.
+
+    Attributes:
+        ranks: Processes; each holds the whole encoder and takes a share of a call's items.
+        tp_mode: `data`; `weights`, which splits the tower itself, is only accepted where there is one process.
+        assignment: One of `ASSIGNMENTS`.
+        rank_timeout_s: Longest wait of a rank for another while calls are measured.
+    """
+
+    ranks: int = 1
+    tp_mode: str = "weights"
+    assignment: str = "size"
+    rank_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise UsageError(f"--tensor-parallel-size is {self.ranks}; it must be at least 1")
+        if self.tp_mode not in ("data", "weights"):
+            raise UsageError(f"--mm-encoder-tp-mode is {self.tp_mode!r}; known: data, weights")
+        if self.ranks > 1 and self.tp_mode != "data":
+            raise UsageError(
+                f"--tensor-parallel-size is {self.ranks} with --mm-encoder-tp-mode {self.tp_mode}, which splits the "
+                "tower over the GPUs and is not supported; add --mm-encoder-tp-mode data, where each GPU runs the "
+                "whole encoder on a share of the items"
+            )
+        if self.assignment not in ASSIGNMENTS:
+            raise UsageError(f"--dp-assignment is {self.assignment!r}; known: {', '.join(ASSIGNMENTS)}")
+        if not self.rank_timeout_s > 0:
+            raise UsageError(f"--rank-timeout is {self.rank_timeout_s}; it must be above 0 seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class BenchSpec:
     """A `bench` run."""
@@ -127,6 +164,7 @@ class BenchSpec:
     graph: GraphSpec
     run: RunSpec
     workload: WorkloadSpec
+    parallel: ParallelSpec = field(default_factory=ParallelSpec)
 
     def as_dict(self) -> dict[str, Any]:
         """The settings in the shape of run.json."""

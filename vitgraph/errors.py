@@ -55,6 +55,19 @@ class IncorrectOutputError(VitgraphError):
     exit_status = EXIT_INCORRECT
 
 
+class RankFailedError(VitgraphError):
+    """Another rank of the run failed, was killed or hangs; the message names it and what it said.
+
+    Args:
+        message: What happened.
+        exit_status: Status to end with: that of the failed rank's own error, where it had one.
+    """
+
+    def __init__(self, message: str, exit_status: int = EXIT_UNEXPECTED) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
+
 class SlowerThanEagerError(VitgraphError):
     """The verdict is `slower` and the user asked for a failure in that case."""
 

@@ -152,6 +152,8 @@ FACTORS: dict[str, Callable[[RunRecord], Facts]] = {
     "compile": _setting("compile", "model", "compile", default=False),
     "budgets": _budgets,
     "packing": _setting("packing", "graph", "packing"),
+    "ranks": _setting("ranks", "parallel", "ranks", default=1),
+    "assignment": _setting("assignment", "parallel", "assignment", default="size"),
     "software": _software,
     "vitgraph": lambda record: {"vitgraph": record["vitgraph_version"]},
     "power-limit": _power_limit,

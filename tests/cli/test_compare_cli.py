@@ -141,14 +141,14 @@ def test_nothing_available_is_a_usage_error_with_the_reasons(folder: Path) -> No
 
 
 def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = compare._Comparison._measure_call
+    real = compare.Comparison._measure_call
 
     def stop_at_the_third(self: Any, call: Any, *rest: Any) -> Any:
         if call.index == 2:
             raise KeyboardInterrupt
         return real(self, call, *rest)
 
-    monkeypatch.setattr(compare._Comparison, "_measure_call", stop_at_the_third)
+    monkeypatch.setattr(compare.Comparison, "_measure_call", stop_at_the_third)
     result = run("--backends", "TORCH_SDPA", "--output-dir", str(folder))
     assert result.exit_code == 130
     assert "Interrupted: stopped by the user while measuring" in result.stdout

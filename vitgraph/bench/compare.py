@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph import __version__
 from vitgraph.bench.calls import CallInputs, EncoderCall
@@ -136,8 +136,21 @@ def new_record(prepared: PreparedCompare, command: Sequence[str]) -> CompareReco
     return CompareRecord(data)
 
 
-def run_compare(prepared: PreparedCompare, folder: Path, command: Sequence[str], progress: Progress) -> CompareRecord:
+def run_compare(
+    prepared: PreparedCompare,
+    folder: Path,
+    command: Sequence[str],
+    progress: Progress,
+    comparison: type[Comparison] | None = None,
+) -> CompareRecord:
     """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
+
+    Args:
+        prepared: What to compare.
+        folder: Where the record goes.
+        command: The command line, for the record.
+        progress: Told about the work.
+        comparison: What runs it; `Comparison` unless given.
 
     Returns:
         The record; also where no backend could be measured, which `CompareRecord.failure` tells.
@@ -148,10 +161,12 @@ def run_compare(prepared: PreparedCompare, folder: Path, command: Sequence[str],
     overwrite = prepared.spec.bench.run.overwrite
     if not overwrite:
         refuse_to_replace(folder / RUN_FILE)
+    runs = comparison or Comparison
     record = new_record(prepared, command)
+    record.data["kind"] = runs.kind
     with BackendSampleWriter(folder, overwrite=overwrite) as writer:
         try:
-            _Comparison(prepared, record, progress).execute(writer)
+            runs(prepared, record, progress).execute(writer)
         except VitgraphError as error:
             record.data |= {"status": "error", "status_reason": str(error)}
             raise
@@ -183,8 +198,10 @@ def repeated(step: int, backends: Sequence[tuple[str, Sequence[str]]]) -> tuple[
     return name, modes[(step // 2) % len(modes)]
 
 
-class _Comparison:
+class Comparison:
     """One comparison in progress; fills `record` as facts become known."""
+
+    kind: ClassVar[str] = KIND
 
     def __init__(self, prepared: PreparedCompare, record: CompareRecord, progress: Progress) -> None:
         from vitgraph.bench.timing import CallTimer
@@ -217,7 +234,7 @@ class _Comparison:
             try:
                 self._measure(inputs, writer)
             finally:
-                self._summarize()
+                self.summarize()
             try:
                 if not self.is_interrupted:
                     self._diagnose(inputs)
@@ -228,7 +245,6 @@ class _Comparison:
 
     def _open(self) -> CallInputs:
         """Builds the reference, then loads, captures and checks every backend; returns what makes all their pixels."""
-        from vitgraph.bench.compare_candidates import Candidate
         from vitgraph.bench.compare_reference import build_reference, load_base
         from vitgraph.environment import snapshot
 
@@ -249,12 +265,18 @@ class _Comparison:
         names = self.prepared.spec.backends
         self.progress.phase("loading, capturing and checking", len(names))
         for index, name in enumerate(names):
-            candidate = Candidate(name, bench, inputs)
+            candidate = self.make_candidate(name, inputs)
             candidate.open(self.device, self.dtype, reference)
             self.candidates.append(candidate)
             self.record.rows[index] = candidate.row
             self.progress.step()
         return inputs
+
+    def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
+        """The candidate of one row, not loaded yet."""
+        from vitgraph.bench.compare_candidates import Candidate
+
+        return Candidate(name, self.prepared.bench, inputs)
 
     def _warm_up(self, inputs: CallInputs) -> None:
         """Plans and tuning of every backend, then warm-up calls in every mode."""
@@ -320,7 +342,8 @@ class _Comparison:
             if time is not None:
                 yield BackendSample(name, is_repeat, _sample(call, round_index, mode, position, time, candidate))
 
-    def _summarize(self) -> None:
+    def summarize(self) -> None:
+        """Fills what the samples tell into the record."""
         from vitgraph.environment import validity_problems
 
         data = self.record.data

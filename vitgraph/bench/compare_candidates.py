@@ -29,6 +29,7 @@ from vitgraph.bench.compare_results import COMPARED_MODES, OK
 from vitgraph.bench.engine import PreparedBench
 from vitgraph.bench.runner import BenchRunner
 from vitgraph.bench.session import load
+from vitgraph.config import ModelSpec
 from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError
 from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
@@ -152,16 +153,22 @@ class Candidate:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def _load(self, device: torch.device, dtype: torch.dtype) -> None:
+    def model_spec(self, device: torch.device) -> ModelSpec | None:
+        """How the encoder is loaded; None where its backend is not there, which the row then says."""
         chosen = backend_class(self.name)
         model = self._prepared.spec.model
+        reason = chosen.unavailable_reason(device)
+        if reason is not None:
+            self.fail(COMPARED_MODES, UNAVAILABLE, reason)
+            return None
         version = model.flash_attn_version if chosen.has_versions else None
+        return replace(model, attn_backend=self.name, flash_attn_version=version)
+
+    def _load(self, device: torch.device, dtype: torch.dtype) -> None:
         try:
-            reason = chosen.unavailable_reason(device)
-            if reason is not None:
-                self.fail(COMPARED_MODES, UNAVAILABLE, reason)
+            spec = self.model_spec(device)
+            if spec is None:
                 return
-            spec = replace(model, attn_backend=self.name, flash_attn_version=version)
             self._encoder, facts = load(self._prepared.source, spec, device=device, dtype=dtype)
         except BackendError as error:
             self.fail(COMPARED_MODES, UNSUPPORTED, str(error))

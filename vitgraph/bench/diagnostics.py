@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,11 +13,25 @@ import torch
 from vitgraph.bench.calls import CallInputs, EncoderCall
 from vitgraph.bench.timing import CallTimer, busy_time
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
+from vitgraph.planning.packing import pack_items
 
 REPLAY_REPEATS = 20
 MOST_GRAPHS = 12
 MOST_CALL_SHAPES = 4
+MOST_HOST_CALLS = 100
+
+HOST_STEPS = {
+    "plan": "plan_call",
+    "metadata": "_replay_values",
+    "copy_in": "_copy_in",
+    "replay": "_launch",
+    "clone_out": "_clone_out",
+    "eager": "_run_eagerly",
+    "split": "_split_items",
+}
+"""Steps of a graph call, and the manager's method that does each."""
 
 
 @torch.inference_mode()
@@ -106,3 +122,89 @@ def measure_call_overheads(
         if len(found) == MOST_CALL_SHAPES:
             break
     return found
+
+
+@torch.inference_mode()
+def measure_host_steps(
+    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
+) -> dict[str, float]:
+    """Times what the host does in a graph call, step by step; on a GPU a step ends when its work is launched.
+
+    The steps are timed from outside, for as long as this function runs; a call that nobody times has no clock in it.
+
+    Args:
+        manager: The captured graphs.
+        inputs: Makes the calls' pixels, outside the timing.
+        calls: The measured calls, of which some are taken.
+
+    Returns:
+        Mean milliseconds a call of `plan` (looked up), `metadata` (looked up, with the rows of each batch), `copy_in`
+        (pixels and metadata), `replay` (its launch), `clone_out`, `eager` (items that no graph holds; absent without
+        any), `split` (rows into items), `other`, and `call`, their sum. `specs_new`, `packing_new` and `metadata_new`
+        are what the first call of a combination of sizes computes, whose result `plan` and `metadata` look up later.
+    """
+    candidates = [call for call in calls if not call.has_images] or list(calls)
+    chosen = candidates[:: max(1, len(candidates) // MOST_HOST_CALLS)][:MOST_HOST_CALLS]
+    seconds: dict[str, float] = {}
+    for call in chosen:
+        mm_kwargs = inputs.make(call)
+        # The first run meets the sizes, so that the second finds everything made.
+        manager.execute(mm_kwargs)
+        _synchronize(manager.model.device)
+        with _timed_steps(manager, seconds):
+            started = time.perf_counter()
+            manager.execute(mm_kwargs)
+            seconds["call"] = seconds.get("call", 0.0) + time.perf_counter() - started
+        _synchronize(manager.model.device)
+        _time_new_sizes(manager, call, seconds)
+    steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
+    steps["other"] = seconds["call"] - sum(steps.values())
+    order = (*steps, "call", "specs_new", "packing_new", "metadata_new")
+    return {name: 1e3 * (seconds | steps)[name] / len(chosen) for name in order}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _timed_steps(manager: EncoderCudaGraphManager, seconds: dict[str, float]) -> Iterator[None]:
+    """Puts a clock around each step of one manager, and takes it away again."""
+
+    def timed(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - started
+
+        return run
+
+    for step, name in HOST_STEPS.items():
+        setattr(manager, name, timed(step, getattr(manager, name)))
+    try:
+        yield
+    finally:
+        for name in HOST_STEPS.values():
+            delattr(manager, name)
+
+
+def _time_new_sizes(manager: EncoderCudaGraphManager, call: EncoderCall, seconds: dict[str, float]) -> None:
+    """What a call of sizes that were not met before costs more: item specs, packing, metadata."""
+    model = manager.model
+    assert isinstance(model, VisionEncoder)
+    clocks = [time.perf_counter()]
+    specs = [model.rule.item_spec(item) for item in call.items]
+    clocks.append(time.perf_counter())
+    batches = pack_items(specs, manager.plan, manager.policy, manager.cost)
+    clocks.append(time.perf_counter())
+    for batch in batches:
+        for path, run in batch.runs.items():
+            if run.key is not None:
+                items = [call.items[index] for index in batch.items]
+                model.compute_scalars(model.compute_metadata(items, path, run.key.axis_key))
+    clocks.append(time.perf_counter())
+    for step, start, end in zip(("specs_new", "packing_new", "metadata_new"), clocks, clocks[1:], strict=False):
+        seconds[step] = seconds.get(step, 0.0) + end - start

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from vitgraph import __version__
-from vitgraph.bench.calls import EncoderCall, make_calls
-from vitgraph.bench.session import load, plan_graphs, planning_warnings, resolve_device, resolve_dtype, resolve_source
-from vitgraph.config import BenchSpec
+from vitgraph.bench.calls import EncoderCall
+from vitgraph.bench.parallel_bench import RanksOfRun
+from vitgraph.bench.prepared import PreparedBench, prepare_bench, resolved_facts, shared_facts, workload_facts
+from vitgraph.bench.rank_samples import RankSampleWriter
+from vitgraph.bench.session import load, resolve_device, resolve_dtype
 from vitgraph.errors import NothingReplayedError, VitgraphError
-from vitgraph.models.registry import ModelSource
-from vitgraph.planning.accounting import GraphCounters, count_calls
-from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.graph_tables import PackingCost
-from vitgraph.planning.packing import pack_items
+from vitgraph.planning.accounting import GraphCounters
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord, build_comparison, build_summary
 from vitgraph.result_files import refuse_to_replace
 from vitgraph.samples import RUN_FILE, SAMPLES_FILE, Sample, SampleWriter
-from vitgraph.tuning.shipped import packing_cost
-from vitgraph.workloads.base import SkippedItem, Workload
-from vitgraph.workloads.registry import build_workload
+
+if TYPE_CHECKING:
+    from vitgraph.bench.runner import BenchRunner
+    from vitgraph.parallel.group import ParallelGroup
+
+__all__ = ["PreparedBench", "Progress", "follow_bench", "prepare_bench", "run_bench"]
 
 CUDA, CPU_REPLAY = "cuda", "cpu-replay"
 
@@ -43,68 +44,21 @@ class Progress(Protocol):
         """Something that the user should know."""
 
 
-@dataclass(slots=True)
-class PreparedBench:
-    """A bench that was planned without touching a device.
-
-    Attributes:
-        spec: The settings.
-        source: The model.
-        workload: The requests.
-        calls: Encoder calls of the measured requests.
-        warmups: Encoder calls of the warm-ups.
-        skipped: Items left out, by the workload and by the processor.
-        plan: Which graphs will exist.
-        warnings: What the user should know first.
-        cost: Predicted times of the calibration that was given, for packing.
-    """
-
-    spec: BenchSpec
-    source: ModelSource
-    workload: Workload
-    calls: list[EncoderCall]
-    warmups: list[EncoderCall]
-    skipped: list[SkippedItem]
-    plan: BudgetPlan
-    warnings: list[str] = field(default_factory=list)
-    cost: PackingCost | None = None
-
-    def expected_counters(self) -> GraphCounters:
-        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory."""
-        policy = self.spec.graph.packing
-        return count_calls([pack_items(call.specs, self.plan, policy, self.cost) for call in self.calls])
-
-    def describe_workload(self) -> dict[str, Any]:
-        """Facts of the workload, in the shape of run.json."""
-        return _workload_facts(self)
-
-    def describe(self) -> dict[str, Any]:
-        """Resolved settings, plan and expected packing, for `--dry-run`."""
-        return {
-            "settings": self.spec.as_dict(),
-            "resolved": dict(_resolved(self)),
-            "workload": _workload_facts(self),
-            "expected": self.expected_counters().as_dict(),
-            "warnings": self.warnings,
-        }
-
-
-def prepare_bench(spec: BenchSpec) -> PreparedBench:
-    """Everything that can be decided and refused before a device is touched; imports no torch."""
-    source = resolve_source(spec.model)
-    workload = build_workload(spec.workload)
-    rule = source.rule()
-    calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)
-    warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
-    plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
-    warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
-    skipped = [*workload.skipped, *refused]
-    cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
-    return PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
-
-
-def run_bench(prepared: PreparedBench, folder: Path, command: Sequence[str], progress: Progress) -> RunRecord:
+def run_bench(
+    prepared: PreparedBench,
+    folder: Path,
+    command: Sequence[str],
+    progress: Progress,
+    group: ParallelGroup | None = None,
+) -> RunRecord:
     """Runs a prepared bench and saves its record in `folder`, whatever ends it.
+
+    Args:
+        prepared: What to run.
+        folder: Where the record goes.
+        command: The command as it was given.
+        progress: Told about the work.
+        group: The ranks that share the calls; this one is rank 0, and the others run `follow_bench`.
 
     Raises:
         NothingReplayedError: No graph was captured, or none was replayed; the record is saved all the same.
@@ -113,20 +67,32 @@ def run_bench(prepared: PreparedBench, folder: Path, command: Sequence[str], pro
     """
     if not prepared.spec.run.overwrite:
         refuse_to_replace(folder / RUN_FILE)
+    overwrite = prepared.spec.run.overwrite
     record = _empty_record(prepared, command)
-    run = _Run(prepared, record, folder, progress)
-    with SampleWriter(folder, overwrite=prepared.spec.run.overwrite) as writer:
+    with ExitStack() as stack:
+        writer = stack.enter_context(SampleWriter(folder, overwrite=overwrite))
+        ranks = None
+        if group is not None and prepared.assign is not None:
+            ranks = RanksOfRun(group, prepared.assign, stack.enter_context(RankSampleWriter(folder, overwrite)))
+        run = _Run(prepared, record, progress, ranks, folder)
         try:
             run.execute(writer)
         except VitgraphError as error:
             record["status"], record["status_reason"] = "error", str(error)
             raise
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            failure = group.failure_behind_stop() if group is not None else None
+            if failure is not None:
+                record["status"], record["status_reason"] = "error", str(failure)
+                raise failure from stop
             record["status"], record["status_reason"] = "interrupted", "stopped by the user before the measuring began"
+            raise
+        except Exception as error:
+            record["status"], record["status_reason"] = "error", f"{type(error).__name__}: {error}"
             raise
         finally:
             saved = RunRecord(record)
-            saved.save(folder, overwrite=prepared.spec.run.overwrite)
+            saved.save(folder, overwrite=overwrite or ranks is not None)
     if record["status"] == "complete" and not record["graph"]["replays"]:
         raise NothingReplayedError(
             f"graph mode replayed nothing: all {record['graph']['items']} items went eager "
@@ -135,32 +101,51 @@ def run_bench(prepared: PreparedBench, folder: Path, command: Sequence[str], pro
     return saved
 
 
-class _Run:
-    """One run in progress; fills `record` as facts become known."""
+def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progress) -> None:
+    """A rank's part of `run_bench` where it is not rank 0: the same work, and no record.
 
-    def __init__(self, prepared: PreparedBench, record: dict[str, Any], folder: Path, progress: Progress) -> None:
+    Raises:
+        VitgraphError: This rank, or another one, failed.
+    """
+    assert prepared.assign is not None
+    ranks = RanksOfRun(group, prepared.assign, None)
+    _Run(prepared, _empty_record(prepared, []), progress, ranks, None).execute(None)
+
+
+class _Run:
+    """One run in progress, or one rank's part of it; fills `record` as facts become known."""
+
+    def __init__(
+        self,
+        prepared: PreparedBench,
+        record: dict[str, Any],
+        progress: Progress,
+        ranks: RanksOfRun | None,
+        folder: Path | None,
+    ) -> None:
         self.prepared = prepared
         self.record = record
-        self.folder = folder
         self.progress = progress
+        self.ranks = ranks
+        self.folder = folder
         self.samples: list[Sample] = []
 
-    def execute(self, writer: SampleWriter) -> None:
+    def execute(self, writer: SampleWriter | None) -> None:
         from vitgraph.bench.calls import CallInputs
-        from vitgraph.bench.runner import TOLERANCE, BenchOutcome, BenchRunner
+        from vitgraph.bench.runner import TOLERANCE, BenchOutcome
         from vitgraph.environment import snapshot
         from vitgraph.graphs.manager import EncoderCudaGraphManager
 
         prepared, record, spec = self.prepared, self.record, self.prepared.spec
-        device = resolve_device(spec.model.device)
+        device = resolve_device(spec.model.device) if self.ranks is None else self.ranks.group.device
         dtype = resolve_dtype(spec.model.dtype, device)
         self.progress.phase("loading the encoder")
-        encoder, facts = load(prepared.source, spec.model, device=device, dtype=dtype)
+        encoder, facts = self._load(device, dtype)
         record["environment"] = {**snapshot(device), **facts}
         manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing, cost=prepared.cost)
         self._capture(manager)
         inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
-        runner = BenchRunner(encoder, manager, inputs, baseline=spec.run.baseline)
+        runner = self._runner(encoder, manager, inputs)
         outcome = BenchOutcome()
         self.progress.phase("comparing replay with eager")
         try:
@@ -179,17 +164,23 @@ class _Run:
 
         def keep(sample: Sample) -> None:
             self.samples.append(sample)
-            writer.write(sample)
+            if writer is not None:
+                writer.write(sample)
 
+        self._save_before_measuring()
         self.progress.phase("measuring", len(prepared.calls) * spec.run.rounds)
         try:
             runner.measure(prepared.calls, spec.run.rounds, keep, outcome, self.progress.step)
+            if self.ranks is not None:
+                self.ranks.after_measuring(record, outcome)
         finally:
-            self._summarize(manager, outcome)
+            if writer is not None:
+                self._summarize(manager, outcome)
         if outcome.is_interrupted:
             record["status"], record["status_reason"] = "interrupted", "stopped by the user while measuring"
             return
-        self._diagnose(manager, inputs)
+        if writer is not None:
+            self._diagnose(manager, inputs, runner.own_calls(prepared.calls))
         record["status"], record["status_reason"] = "complete", None
 
     def _capture(self, manager: Any) -> None:
@@ -209,31 +200,61 @@ class _Run:
             }
         for dropped in manager.dropped:
             self.progress.note(f"budget {dropped.key.token_budget} was dropped: {dropped.reason}")
+        if self.ranks is not None:
+            self.ranks.meet(self.record)
+
+    def _load(self, device: Any, dtype: Any) -> tuple[Any, Mapping[str, Any]]:
+        prepared, spec = self.prepared, self.prepared.spec.model
+        if self.ranks is None:
+            return load(prepared.source, spec, device=device, dtype=dtype)
+        self.ranks.agree(shared_facts(prepared))
+        return self.ranks.load(prepared.source, spec, device=device, dtype=dtype)
+
+    def _save_before_measuring(self) -> None:
+        """Rank 0 may be killed for another's sake; its samples then have a record that says what they are."""
+        if self.folder is not None and self.ranks is not None:
+            self.record["status_reason"] = f"the run ended while it was measuring; {SAMPLES_FILE} holds what it has"
+            # The samples were begun, so that the folder is this run's.
+            RunRecord(self.record).save(self.folder, overwrite=True)
+
+    def _runner(self, encoder: Any, manager: Any, inputs: Any) -> BenchRunner:
+        from vitgraph.bench.runner import BenchRunner
+
+        baseline = self.prepared.spec.run.baseline
+        if self.ranks is None:
+            return BenchRunner(encoder, manager, inputs, baseline=baseline)
+        return self.ranks.runner(encoder, manager, inputs, baseline=baseline)
 
     def _summarize(self, manager: Any, outcome: Any) -> None:
         from vitgraph.environment import validity_problems
+        from vitgraph.models.compilation import compile_facts
 
         record = self.record
         reasons = validity_problems(outcome.gpu_states)
         if not manager.is_cuda:
             reasons.insert(0, CPU_REPLAY_REASON)
         record["summary"] = build_summary(self.samples)
+        if self.ranks is not None:
+            reasons += self.ranks.problems(record)
+            self.ranks.summarize(record["summary"])
         record["comparison"] = build_comparison(self.samples, self.prepared.spec.model.seed, reasons)
         record["graph"] |= outcome.counters.as_dict()
         record["environment"]["gpu_states"] = [
             None if state is None else {**state.values, "other_processes": state.other_processes}
             for state in outcome.gpu_states
         ]
+        if self.prepared.spec.model.compile:
+            record["environment"] |= compile_facts()
 
-    def _diagnose(self, manager: Any, inputs: Any) -> None:
-        from vitgraph.bench.diagnostics import measure_call_overheads, measure_replays
+    def _diagnose(self, manager: Any, inputs: Any, calls: Sequence[EncoderCall]) -> None:
+        from vitgraph.bench.diagnostics import measure_call_overheads, measure_host_steps, measure_replays
         from vitgraph.bench.timing import matrix_rate_flops
 
         if not manager.is_cuda:
             return
         graph = self.record["graph"]
         self.progress.phase("timing replays alone")
-        found = measure_replays(manager, inputs, self.prepared.calls)
+        found = measure_replays(manager, inputs, calls)
         for row in graph["per_budget"]:
             for key, values in found.items():
                 if (row["path"], row["token_budget"], row["segment_slots"], tuple(row["axis_key"])) == (
@@ -248,7 +269,8 @@ class _Run:
         ]
         if gaps:
             graph["launch_gap"] = float(np.average([gap for gap, _ in gaps], weights=[uses for _, uses in gaps]))
-        graph["call_overheads"] = measure_call_overheads(manager, inputs, self.prepared.calls)
+        graph["call_overheads"] = measure_call_overheads(manager, inputs, calls)
+        graph["host_steps_ms"] = measure_host_steps(manager, inputs, calls)
         rate = matrix_rate_flops(manager.model.device, manager.model.dtype)
         if rate:
             self._speed_of_light(rate)
@@ -257,7 +279,7 @@ class _Run:
         """Adds the arithmetic limit of the unpadded items: its mean, and how far both modes are from it."""
         rule = self.prepared.source.rule()
         limits = [sum(rule.flops(item) for item in call.items) / call.requests for call in self.prepared.calls]
-        mean_ms = float(np.mean(limits)) / rate * 1e3
+        mean_ms = float(np.mean(limits)) / (rate * self.prepared.spec.parallel.ranks) * 1e3
         self.record["environment"]["matrix_rate_tflops"] = rate / 1e12
         for mode in self.record["summary"].values():
             mode["speed_of_light_ms"] = mean_ms
@@ -279,9 +301,9 @@ def _empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, 
         "vitgraph_version": __version__,
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": list(command),
-        "settings": prepared.spec.as_dict() | {"resolved": _resolved(prepared)},
+        "settings": prepared.spec.as_dict() | {"resolved": resolved_facts(prepared)},
         "environment": {},
-        "workload": _workload_facts(prepared),
+        "workload": workload_facts(prepared),
         "summary": {},
         "comparison": {},
         "graph": {
@@ -299,35 +321,4 @@ def _empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, 
         },
         "correctness": None,
         "samples_file": SAMPLES_FILE,
-    }
-
-
-def _workload_facts(prepared: PreparedBench) -> dict[str, Any]:
-    workload = prepared.workload
-    tokens = [call.tokens / call.requests for call in prepared.calls]
-    items = [media for call in prepared.calls for media in call.media]
-    return {
-        "name": workload.name,
-        "fingerprint": workload.fingerprint(),
-        "requests": sum(call.requests for call in prepared.calls),
-        "calls": len(prepared.calls),
-        "items": len(items),
-        "images": sum(media.frames == 1 for media in items),
-        "videos": sum(media.frames > 1 for media in items),
-        "skipped": [{"source": item.source, "reason": item.reason} for item in prepared.skipped],
-        "provenance": dict(workload.provenance),
-        "tokens_per_request": {f"p{q}": float(np.percentile(tokens, q)) for q in (5, 25, 50, 75, 95, 99)},
-    }
-
-
-def _resolved(prepared: PreparedBench) -> Mapping[str, Any]:
-    plan = prepared.plan
-    return {
-        "architecture": prepared.source.architecture,
-        "row": prepared.source.row.name,
-        "config_source": prepared.source.config_source,
-        "token_budgets": {path: list(budgets) for path, budgets in plan.path_budgets.items()},
-        "max_vision_items_per_batch": plan.max_items,
-        "max_frames_per_batch": plan.max_frames,
-        "graphs": len(plan.graph_keys()),
     }

@@ -11,7 +11,7 @@ import torch
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.bench.calls import CallInputs, EncoderCall
-from vitgraph.bench.timing import CallTimer
+from vitgraph.bench.timing import CallTime, CallTimer
 from vitgraph.environment import GpuState, read_gpu_state
 from vitgraph.errors import IncorrectOutputError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
@@ -75,6 +75,7 @@ class BenchRunner:
         self._extra_modes = (HF,) if baseline == HF else ()
 
     def _run(self, mode: str, mm_kwargs: EncoderInputs) -> object:
+        """The work that is timed in a mode."""
         if mode == GRAPH:
             return self.manager.execute(mm_kwargs)
         if mode == HF:
@@ -111,7 +112,7 @@ class BenchRunner:
         chosen = {call.items: call for call in calls}
         for call in list(chosen.values())[:CORRECTNESS_CALLS]:
             mm_kwargs = self.inputs.make(call)
-            graph, eager = self.manager.execute(mm_kwargs), self.run_eager(mm_kwargs)
+            graph, eager = self._checked_outputs(mm_kwargs), self.run_eager(mm_kwargs)
             for index, (replayed, reference) in enumerate(zip(graph, eager, strict=True)):
                 distance = relative_l2(replayed, reference)
                 # A NaN must stay: it compares with nothing, and `max` would drop it.
@@ -124,6 +125,14 @@ class BenchRunner:
                         "Try another --mm-encoder-attn-backend, and `vitgraph verify` for the details"
                     )
             outcome.checked_calls += 1
+
+    def _checked_outputs(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+        """What graph mode gives for a call, to be compared with eager."""
+        return self.manager.execute(mm_kwargs)
+
+    def own_calls(self, calls: Sequence[EncoderCall]) -> list[EncoderCall]:
+        """The calls as this process encodes them."""
+        return list(calls)
 
     @torch.inference_mode()
     def prepare_attention(self, calls: Sequence[EncoderCall]) -> None:
@@ -201,36 +210,44 @@ class BenchRunner:
     def _measure_call(
         self, call: EncoderCall, round_index: int, is_control: bool, record: Callable[[Sample], None]
     ) -> list[PackedBatch]:
+        mm_kwargs = self.inputs.make(call)
+        batches = self.manager.plan_call(mm_kwargs).batches
+        for position, mode in enumerate(self._order_modes(call, round_index, is_control)):
+            time = self._timer.time(partial(self._run, mode, mm_kwargs))
+            record(make_sample(call, round_index, mode, position, time, batches))
+        return batches
+
+    def _order_modes(self, call: EncoderCall, round_index: int, is_control: bool) -> list[str]:
         modes = [EAGER, GRAPH, *self._extra_modes]
         if (call.index + round_index) % 2:
             modes.reverse()
         if is_control:
             # The control runs on the other side of the graph call, as far from the first eager one as graph is.
             modes.append(EAGER_REPEAT) if modes[0] == EAGER else modes.insert(0, EAGER_REPEAT)
-        mm_kwargs = self.inputs.make(call)
-        plan = self.manager.plan_call(mm_kwargs)
-        for position, mode in enumerate(modes):
-            time = self._timer.time(partial(self._run, mode, mm_kwargs))
-            in_graph = mode == GRAPH
-            hits = sum(batch.miss_reason_of(item) is None for batch in plan.batches for item in batch.items)
-            replays = sum(run.key is not None for batch in plan.batches for run in batch.runs.values())
-            record(
-                Sample(
-                    round=round_index,
-                    request=call.index,
-                    mode=mode,
-                    position=position,
-                    wall_ms=time.wall_ms / call.requests,
-                    gpu_ms=None if time.gpu_ms is None else time.gpu_ms / call.requests,
-                    items=len(call.items),
-                    tokens=call.tokens,
-                    input_rows=call.input_rows,
-                    hits=hits if in_graph else 0,
-                    misses=len(call.items) - hits if in_graph else 0,
-                    replays=replays if in_graph else 0,
-                )
-            )
-        return plan.batches
+        return modes
+
+
+def make_sample(
+    call: EncoderCall, round_index: int, mode: str, position: int, time: CallTime, batches: Sequence[PackedBatch]
+) -> Sample:
+    """The sample of a timed call; its packed batches tell hits and replays."""
+    in_graph = mode == GRAPH
+    hits = sum(batch.miss_reason_of(item) is None for batch in batches for item in batch.items)
+    replays = sum(run.key is not None for batch in batches for run in batch.runs.values())
+    return Sample(
+        round=round_index,
+        request=call.index,
+        mode=mode,
+        position=position,
+        wall_ms=time.wall_ms / call.requests,
+        gpu_ms=None if time.gpu_ms is None else time.gpu_ms / call.requests,
+        items=len(call.items),
+        tokens=call.tokens,
+        input_rows=call.input_rows,
+        hits=hits if in_graph else 0,
+        misses=len(call.items) - hits if in_graph else 0,
+        replays=replays if in_graph else 0,
+    )
 
 
 def relative_l2(value: torch.Tensor, reference: torch.Tensor) -> float:

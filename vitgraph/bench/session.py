@@ -165,7 +165,8 @@ def load(
         VitgraphError: What cannot be loaded or run; nothing else is used instead.
     """
     from vitgraph.attention.registry import create_backend
-    from vitgraph.models.loading import compile_blocks, load_encoder
+    from vitgraph.models.compilation import compile_blocks, compile_now
+    from vitgraph.models.loading import load_encoder
 
     family = source.row.encoder_class()
     attention = create_backend(
@@ -179,6 +180,7 @@ def load(
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
     compiled = compile_blocks(encoder) if spec.compile else 0
     facts = {
+        **(compile_now(encoder) if compiled else {}),
         "compiled_blocks": compiled,
         "attn_backend_requested": spec.attn_backend,
         "attn_backend": attention.name,

@@ -32,6 +32,7 @@ from vitgraph.bench.verify_drills import (
     check_static_buffers,
 )
 from vitgraph.bench.verify_items import PredictedTokensError, ProbeStore, item_catalogue, sample_candidates
+from vitgraph.bench.verify_parallel import verify_sharing
 from vitgraph.bench.verify_record import (
     ALIASING,
     COUNTERS,
@@ -57,12 +58,13 @@ from vitgraph.bench.verify_record import (
 )
 from vitgraph.bench.verify_session import CPU_EFFORT, GPU_EFFORT, Effort, ProgressCallback, VerifySession
 from vitgraph.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
-from vitgraph.errors import BudgetError, InputError, VitgraphError
+from vitgraph.errors import BudgetError, InputError, RankFailedError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelRow, ModelSource, resolve_model
+from vitgraph.parallel.group import ParallelGroup
 from vitgraph.planning.budgets import BudgetPlan
 
 LARGEST_DEFAULT_BUDGET = 4096
@@ -105,6 +107,7 @@ def verify_row(
     max_frames: int | None = None,
     progress: ProgressCallback | None = None,
     manager_class: type[EncoderCudaGraphManager] = EncoderCudaGraphManager,
+    group: ParallelGroup | None = None,
 ) -> VerifyResult:
     """Captures an encoder's graphs and runs every check on them.
 
@@ -118,6 +121,7 @@ def verify_row(
         max_frames: Attention segments of a replay with videos; None takes a few an item, 0 sends videos to eager.
         progress: Told about steps.
         manager_class: The manager to verify.
+        group: Ranks that verify the same encoder, and then share calls.
 
     Returns:
         The result; whatever goes wrong is in it. Only an interruption by the user is raised.
@@ -149,6 +153,7 @@ def verify_row(
             _release(manager, result)
         result.max_rel_l2 = book.max_rel_l2
         result.seconds = time.perf_counter() - started
+    verify_sharing(encoder, manager, book, result, group)
     return result
 
 
@@ -324,6 +329,8 @@ def verify_model(
         result = verify_row(encoder, seed=seed, **settings)
         # Its reference cycles hold device memory until they are collected.
         del encoder, attention
+    except RankFailedError:
+        raise
     except Exception as error:
         # As in `verify_row`: the reason goes into the result.
         result = VerifyResult("", device=str(device), dtype=dtype_name(dtype), seed=seed, error=describe_error(error))

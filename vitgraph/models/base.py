@@ -64,7 +64,7 @@ class RowRanges:
             self._cuts += [start - end, stop - start]
             end = stop
 
-    def of(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    def of(self, tensor: torch.Tensor) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
         """The ranges as views of `tensor`, in order."""
         if len(self.ranges) == 1 or self._cuts is None:
             return [tensor[start:stop] for start, stop in self.ranges]
@@ -72,7 +72,7 @@ class RowRanges:
             return []
         return tensor.split_with_sizes([*self._cuts, tensor.shape[0] - self.ranges[-1][1]])[1::2]
 
-    def head_of(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    def head_of(self, tensor: torch.Tensor) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
         """The head of `tensor` cut into pieces as long as the ranges."""
         if len(self.ranges) == 1:
             return [tensor[: self.total]]
@@ -87,7 +87,9 @@ class RowRanges:
         _copy(self.head_of(source), self.of(destination))
 
 
-def _copy(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+def _copy(
+    sources: list[torch.Tensor] | tuple[torch.Tensor, ...], destinations: list[torch.Tensor] | tuple[torch.Tensor, ...]
+) -> None:
     if len(sources) == 1:
         destinations[0].copy_(sources[0])
     elif sources:

@@ -135,6 +135,10 @@ class GeometryRule(ABC):
     def graph_config(self) -> EncoderCudaGraphConfig:
         """Static facts for the manager."""
 
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        """Rows of the item's final embedding; they differ from the graph's where rows that no path computes join."""
+        return self.item_spec(geometry).output_tokens
+
     @abstractmethod
     def flops(self, geometry: ItemGeometry) -> float:
         """Floating-point operations of the unpadded item: products and attention, multiply and add counted apart."""

@@ -62,8 +62,6 @@ def load_encoder(
     return encoder
 
 
-RECOMPILE_LIMIT = 32
-
 MATRIX_GAIN = 0.5
 """Standard deviation of random matrices, in units of one over the root of their inputs. At 1, thirty layers amplify the
 rounding of bfloat16 until two kernels for the same product look like two results."""
@@ -112,34 +110,13 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
         raise ModelError(f"{source.name}: the checkpoint lacks {len(missing)} tensors of the vision encoder: {some}, …")
 
 
-def compile_blocks(encoder: VisionEncoder) -> int:
-    """Compiles the tower's repeated block: once, for any length, shared by all layers, budgets and eager.
-
-    Returns:
-        The blocks that were set to compile; the compilation itself happens when they first run.
-
-    Raises:
-        ModelError: The family names no repeated block.
-    """
-    from vitgraph.attention.opaque import register_opaque
-
-    blocks = encoder.repeated_blocks()
-    if not blocks:
-        raise ModelError(f"{type(encoder).__name__} names no repeated block to compile; leave --compile out")
-    # Towers with several kinds of blocks and shapes need more variants than torch allows by default.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-    _set_implementation(encoder.modules, register_opaque(encoder.attention))
-    for block in blocks:
-        block.compile(dynamic=True)
-    return len(blocks)
-
-
 def set_attention(modules: nn.Module, attention: AttentionBackend) -> None:
     """Makes every transformers module call `attention`; constructors would refuse the name, so it is set afterwards."""
-    _set_implementation(modules, attention.transformers_name)
+    set_implementation(modules, attention.transformers_name)
 
 
-def _set_implementation(modules: nn.Module, name: str) -> None:
+def set_implementation(modules: nn.Module, name: str) -> None:
+    """Sets the name of the attention implementation in every transformers config under `modules`."""
     for module in modules.modules():
         config: Any = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):

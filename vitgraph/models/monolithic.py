@@ -73,6 +73,9 @@ class MonolithicRule(GeometryRule):
         """Output rows that the item really has; the rest of its rows is waste, beside that of empty places."""
         return self.inner.item_spec(geometry).output_tokens
 
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        return self.inner.final_tokens(geometry)
+
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return self.inner.pixel_rows(geometry)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -35,7 +35,8 @@ class PatchProduct(nn.Module):
     def __init__(self, convolution: Convolution) -> None:
         super().__init__()
         self.weight = convolution.weight
-        self.register_parameter("bias", convolution.bias)
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", cast("nn.Parameter | None", convolution.bias))
         self.kernel_size = tuple(convolution.kernel_size)
         self.is_product = True
 

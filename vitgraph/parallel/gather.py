@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from vitgraph.parallel.assignment import Shares
-from vitgraph.parallel.group import ParallelGroup
+from vitgraph.parallel.group import ParallelGroup, gather_equal_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +22,28 @@ class RowLayout:
 
     Attributes:
         rows_per_rank: R_i of each rank.
-        spans: By item in input order: its rank, and the first row and the end within that rank's rows.
+        item_rows: Rows of each item of each rank, in the order of its share.
+        places: By item in input order: its rank, and its place in that rank's share.
     """
 
     rows_per_rank: tuple[int, ...]
-    spans: tuple[tuple[int, int, int], ...]
+    item_rows: tuple[tuple[int, ...], ...]
+    places: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, shares: Shares, item_rows: Sequence[int]) -> RowLayout:
         """The layout of shares whose items have `item_rows` rows each, in input order."""
-        spans: list[tuple[int, int, int]] = [(0, 0, 0)] * len(item_rows)
-        totals = []
-        for rank, share in enumerate(shares):
-            ends = list(accumulate((item_rows[index] for index in share), initial=0))
-            for index, start, end in zip(share, ends, ends[1:], strict=False):
-                spans[index] = (rank, start, end)
-            totals.append(ends[-1])
-        return cls(tuple(totals), tuple(spans))
+        by_rank = tuple(tuple(item_rows[index] for index in share) for share in shares)
+        places = {index: (rank, place) for rank, share in enumerate(shares) for place, index in enumerate(share)}
+        return cls(tuple(map(sum, by_rank)), by_rank, tuple(places[index] for index in range(len(item_rows))))
+
+    def split(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The rows of each item in input order, as views of the ranks' rows `[at least R_i, D]`."""
+        pieces = [
+            part[:total].split_with_sizes(list(counts))
+            for part, total, counts in zip(rows, self.rows_per_rank, self.item_rows, strict=True)
+        ]
+        return [pieces[rank][place] for rank, place in self.places]
 
 
 class PendingRows:
@@ -69,10 +73,9 @@ class PendingRows:
         On a GPU this makes the current stream wait, not the host.
         """
         if self._work is not None:
-            with self._group.collective("the gather of rows"):
-                self._work.wait()
+            self._group.finish(self._work, "the gather of rows")
             self._work = self._kept = None
-        return [self._rows[rank][start:end] for rank, start, end in self._layout.spans]
+        return self._layout.split(self._rows)
 
 
 class RowGather:
@@ -118,7 +121,7 @@ class RowGather:
         rows = gathered.split_with_sizes(sizes)
         with group.collective("the gather of rows"):
             if min(sizes) == max(sizes):
-                work = dist.all_gather_into_tensor(gathered, mine, async_op=True)
+                work = gather_equal_parts(gathered, mine, async_op=True)
             else:
                 work = dist.all_gather(list(rows), mine, async_op=True)
         return PendingRows(group, work, rows, layout, mine)

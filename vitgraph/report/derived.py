@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from vitgraph.errors import VitgraphError
 from vitgraph.records import RunRecord
 from vitgraph.report.csv_tables import write_per_budget_csv, write_summary_csv
 from vitgraph.report.plots import write_plots
+from vitgraph.samples import RUN_FILE
 
 SUMMARY_FILE = "summary.csv"
 PER_BUDGET_FILE = "per_budget.csv"
@@ -27,3 +30,18 @@ def write_derived_files(record: RunRecord, folder: Path) -> list[Path]:
     write_per_budget_csv(record, tables[1], overwrite=True)
     samples = record.load_samples().samples
     return [*tables, *write_plots(record, samples, folder / PLOTS_FOLDER, overwrite=True)]
+
+
+def write_derived_or_say(folder: Path, say: Callable[[str], None]) -> None:
+    """Writes the derived files of the record in `folder`, if there is one; a failure there loses no measurement.
+
+    Args:
+        folder: Folder of the run.
+        say: Told why the files were not written.
+    """
+    if not (folder / RUN_FILE).exists():
+        return
+    try:
+        write_derived_files(RunRecord.load(folder), folder)
+    except (OSError, VitgraphError) as error:
+        say(f"tables and plots were not written ({error}); the record itself is saved in {folder}")

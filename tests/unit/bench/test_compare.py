@@ -279,14 +279,14 @@ def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
 def test_a_stop_by_the_user_keeps_the_calls_that_every_backend_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = compare._Comparison._time
+    real = compare.Comparison._time
 
     def stop(self: Any, candidate: Any, mode: str, inputs: Any) -> Any:
         if len(self.samples) == 13:
             raise KeyboardInterrupt
         return real(self, candidate, mode, inputs)
 
-    monkeypatch.setattr(compare._Comparison, "_time", stop)
+    monkeypatch.setattr(compare.Comparison, "_time", stop)
     record = run(tmp_path, "GOOD", "ALSO_GOOD")
     assert record["status"] == "interrupted"
     assert {row["graph"]["n"] for row in record.rows} == {2}
@@ -298,7 +298,7 @@ def test_a_stop_after_the_measuring_keeps_every_latency(tmp_path: Path, monkeypa
     def stop(self: Any, inputs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare._Comparison, "_diagnose", stop)
+    monkeypatch.setattr(compare.Comparison, "_diagnose", stop)
     record = run(tmp_path, "GOOD")
     assert record["status"] == "interrupted"
     assert record.rows[0]["graph"]["n"] == REQUESTS
@@ -308,7 +308,7 @@ def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch
     def stop(self: Any, *arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare._Comparison, "_warm_up", stop)
+    monkeypatch.setattr(compare.Comparison, "_warm_up", stop)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "GOOD")
     assert CompareRecord.load(tmp_path)["status_reason"] == "stopped by the user before the measuring began"
@@ -317,7 +317,7 @@ def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch
 def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoders: dict[str, Any] = {}
     freed: list[str] = []
-    real_load, real_warm_up = compare_candidates.load, compare._Comparison._warm_up
+    real_load, real_warm_up = compare_candidates.load, compare.Comparison._warm_up
 
     def load(*arguments: Any, **options: Any) -> Any:
         encoder, facts = real_load(*arguments, **options)
@@ -330,7 +330,7 @@ def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.Monkey
         real_warm_up(self, inputs)
 
     monkeypatch.setattr(compare_candidates, "load", load)
-    monkeypatch.setattr(compare._Comparison, "_warm_up", warm_up)
+    monkeypatch.setattr(compare.Comparison, "_warm_up", warm_up)
     run(tmp_path, "WRONG", "GOOD", "TOO_LARGE")
     assert freed == ["WRONG", "TOO_LARGE"]
 
@@ -339,13 +339,13 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    real = compare._Comparison._diagnose
+    real = compare.Comparison._diagnose
 
     def diagnose(self: Any, inputs: Any) -> None:
         kept.append((self.candidates[0], inputs, self.calls, self.samples))
         real(self, inputs)
 
-    monkeypatch.setattr(compare._Comparison, "_diagnose", diagnose)
+    monkeypatch.setattr(compare.Comparison, "_diagnose", diagnose)
     run(tmp_path, "GOOD", budgets=(64, 128))
     candidate, inputs, calls, samples = kept[0]
     use = candidate.counters().use
@@ -383,9 +383,9 @@ def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pyt
         finally:
             self.device = device
 
-    real = compare._Comparison._diagnose
+    real = compare.Comparison._diagnose
     monkeypatch.setattr(compare_diagnosis, "diagnose", fail)
-    monkeypatch.setattr(compare._Comparison, "_diagnose", pretend_cuda)
+    monkeypatch.setattr(compare.Comparison, "_diagnose", pretend_cuda)
     progress = Silent()
     record = run_compare(prepare("GOOD"), tmp_path, [], progress)
     assert progress.notes == ["GOOD: GPU-busy time was not measured (RuntimeError: the profiler is in use)"]

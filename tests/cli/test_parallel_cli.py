@@ -1,0 +1,163 @@
+"""Several ranks as a user starts them: options, a run that vitgraph launches, and a rank killed under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from vitgraph.bench.rank_samples import load_rank_samples
+from vitgraph.cli import app
+from vitgraph.records import RunRecord
+
+DATA = ["--mm-encoder-tp-mode", "data", "--tensor-parallel-size"]
+TINY = [
+    "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-warmups", "1",
+    "--rounds", "1", "--dataset-name", "random-mm", "--random-mm-base-items-per-request", "3",
+    "--random-mm-bucket-config", '{"(96,64,1)": 1.0}', "--mm-processor-kwargs", '{"min_pixels": 1024}',
+    "--token-budgets", "16,32",
+]  # fmt: skip
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--tensor-parallel-size", "2"], "add --mm-encoder-tp-mode data"),
+        (["--tensor-parallel-size", "2", "--mm-encoder-tp-mode", "weights"], "is not supported"),
+        (["--mm-encoder-tp-mode", "both"], "known: data, weights"),
+        ([*DATA, "0"], "--tensor-parallel-size is 0"),
+        ([*DATA, "2", "--dp-assignment", "lottery"], "known: size, cost"),
+        ([*DATA, "2", "--dp-assignment", "cost"], "vitgraph calibrate --model qwen3-vl-debug"),
+        ([*DATA, "2", "--rank-timeout", "0"], "--rank-timeout is 0"),
+    ],
+)
+def test_options_that_contradict_are_refused(arguments: list[str], named: str) -> None:
+    result = run(*TINY, *arguments, "--dry-run")
+    assert result.exit_code == 2, result.output
+    assert named in result.stderr
+
+
+def test_one_gpu_for_all_ranks_is_refused() -> None:
+    result = run(*TINY, *DATA, "2", "--device", "cuda:1")
+    assert result.exit_code == 2
+    assert "several ranks need a GPU each" in result.stderr
+
+
+def test_torchrun_without_the_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    result = run(*TINY)
+    assert result.exit_code == 2
+    assert "pass --mm-encoder-tp-mode data --tensor-parallel-size 4" in result.stderr
+
+
+def test_the_published_command_plans_one_replay_a_rank() -> None:
+    config = (
+        '{"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [512, 1024, 1536, 2048, 2560, 3072, 3584, '
+        '4096, 4864], "encoder_cudagraph_max_vision_items_per_batch": 8}'
+    )
+    result = run(
+        "bench", "--model", "Qwen/Qwen3-VL-32B-Instruct", "--dataset-name", "random-mm",
+        "--random-mm-base-items-per-request", "20", "--random-mm-num-mm-items-range-ratio", "0.0",
+        "--random-mm-bucket-config", '{"(336,336,1)": 1.0}', "--num-prompts", "1000", "--num-warmups", "200",
+        "--max-model-len", "8192", "--seed", "42", "--mm-encoder-attn-backend", "FLASH_ATTN",
+        "--compilation-config", config, *DATA, "4", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["settings"]["parallel"]["ranks"] == 4
+    assert (plan["expected"]["hits"], plan["expected"]["replays"]) == (20000, 4000)
+    assert [row["token_budget"] for row in plan["expected"]["per_budget"]] == [512]
+    assert plan["expected"]["waste"] == pytest.approx(12 / 512)
+    assert plan["sharing"] == {"ranks": 4, "calls_with_idle_ranks": 0, "input_imbalance": 1.0, "by_cost": None}
+
+
+def test_a_dry_run_says_what_sharing_by_cost_changes() -> None:
+    result = run(
+        "bench", "--model", "qwen3-vl-30b-a3b", "--load-format", "dummy", "--dataset-path", "mixed-chat",
+        "--num-prompts", "50", "--requests-per-call", "5", *DATA, "2", "--dp-assignment", "cost", "--dry-run", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    sharing = json.loads(result.stdout)["sharing"]
+    by_cost = sharing["by_cost"]
+    assert by_cost["calls"] == 10
+    assert 0 < by_cost["predicted_slowest_ms"]["cost"] <= 1.05 * by_cost["predicted_slowest_ms"]["size"]
+    assert "sharing by cost instead of size changes" in " ".join(json.loads(result.stdout)["warnings"])
+
+
+@pytest.mark.slow
+def test_vitgraph_starts_the_ranks_and_rank_0_reports(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [*TINY, *DATA, "2", "--num-prompts", "6", "--json", "--quiet", "--output-dir", str(folder)]
+    result = subprocess.run(
+        [sys.executable, "-m", "vitgraph", *command], capture_output=True, text=True, env=ENVIRONMENT, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    printed = json.loads(result.stdout)
+    record = RunRecord.load(folder)
+    assert printed["graph"]["items"] == record["graph"]["items"] == 18
+    assert len(record["environment"]["ranks"]) == 2
+    assert len(load_rank_samples(folder)) == 2 * len(record.load_samples().samples)
+    assert (folder / "summary.csv").exists()
+    again = run(*command)
+    assert again.exit_code == 2
+    assert "--overwrite" in again.stderr
+
+
+def rank_pids(parent: int) -> dict[str, int]:
+    """Processes of the ranks that `parent` started, by rank."""
+    found = {}
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                words = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+                found |= {word.removeprefix("RANK="): int(path.name) for word in words if word.startswith("RANK=")}
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds the ranks in /proc")
+def test_a_killed_rank_ends_the_run_with_its_name_and_what_was_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*TINY, *DATA, "2", "--num-prompts", "5000", "--quiet", "--output-dir", str(folder)]
+    process = subprocess.Popen(
+        [*torchrun, "-m", "vitgraph", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    try:
+        samples = folder / "samples.csv"
+        deadline = time.monotonic() + 40
+        while not samples.exists() or samples.read_text().count("\n") < 20:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)
+            time.sleep(0.05)
+        started = time.monotonic()
+        os.kill(rank_pids(process.pid)["1"], signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+        assert time.monotonic() - started < 20
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    assert "error: rank 1 (" in errors and f"What was measured is saved in {folder}" in errors
+    record = RunRecord.load(folder)
+    assert record["status"] == "error"
+    assert record["status_reason"].startswith("rank 1 (") and "killed, or hanging" in record["status_reason"]
+    assert record["summary"]["graph"]["n"] >= 5

@@ -1,0 +1,117 @@
+"""Outputs on 2, 3 and 4 ranks against those of one process: images, videos, two paths, capture axes, empty ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import run_ranks, values
+
+from vitgraph.bench.runner import relative_l2
+from vitgraph.bench.session import load, plan_graphs, resolve_source
+from vitgraph.bench.verify_items import encode_eagerly
+from vitgraph.config import GraphSpec, ModelSpec
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.parallel.assignment import share_by_size
+from vitgraph.parallel.group import ParallelGroup
+from vitgraph.parallel.manager import DataParallelEncoder
+
+TOLERANCE = 1e-5
+RANKS = (2, 3, 4)
+COUNTS = (0, 1, 3, 20)
+Size = tuple[int, int, int]
+IMAGES: tuple[Size, ...] = ((96, 64, 1), (64, 64, 1), (160, 96, 1), (64, 128, 1), (224, 160, 1))
+MIXED: tuple[Size, ...] = (*IMAGES[:2], (64, 64, 4), IMAGES[2], (96, 64, 2))
+CASES: dict[str, tuple[str, tuple[Size, ...], tuple[int, ...]]] = {
+    "images": ("qwen3-vl-debug", IMAGES, (32, 128)),
+    "images and videos": ("qwen3-vl-debug", MIXED, (32, 128)),
+    "two paths": ("deepseek-ocr-debug", ((64, 64, 1), (900, 300, 1), (300, 900, 1), (1000, 640, 1)), (36,)),
+    "capture axis, slices": ("minicpm-v-2.6-debug", ((64, 64, 1), (200, 120, 1), (120, 300, 1)), (64, 128)),
+    "capture axis, frames": ("ernie4.5-vl-debug", MIXED, (32, 128)),
+}
+"""Preset, sizes that the items take in turn, and budgets. Some items are above every budget and run eagerly."""
+
+
+@cache
+def encoder_of(preset: str) -> VisionEncoder:
+    spec = ModelSpec(preset, load_format="dummy", device="cpu")
+    processor = {"min_pixels": 1024} if preset.startswith("qwen") else {}
+    source = resolve_source(ModelSpec(preset, load_format="dummy", device="cpu", mm_processor_kwargs=processor))
+    encoder, _ = load(source, spec, device=torch.device("cpu"), dtype=torch.float32)
+    return encoder
+
+
+@cache
+def manager_of(case: str) -> EncoderCudaGraphManager:
+    preset, sizes, budgets = CASES[case]
+    encoder = encoder_of(preset)
+    specs = [encoder.rule.item_spec(encoder.rule.geometry(*size)) for size in sizes]
+    manager = EncoderCudaGraphManager(encoder, plan_graphs(encoder.rule, GraphSpec(budgets, 4), specs))
+    manager.capture()
+    return manager
+
+
+def call_of(case: str, count: int) -> EncoderInputs:
+    preset, sizes, _ = CASES[case]
+    encoder = encoder_of(preset)
+    items = [encoder.rule.geometry(*sizes[index % len(sizes)]) for index in range(count)]
+    rows: dict[str, int] = {}
+    for item in items:
+        for name, more in encoder.rule.pixel_rows(item).items():
+            rows[name] = rows.get(name, 0) + more
+    return encoder.make_inputs(items, encoder.random_pixels(rows, seed=count) if rows else {})
+
+
+Outputs = list[torch.Tensor]
+
+
+@torch.inference_mode()
+def alone(case: str, count: int) -> Outputs:
+    return encode_eagerly(encoder_of(CASES[case][0]), call_of(case, count)) if count else []
+
+
+def assert_same(found: Outputs, expected: Outputs) -> None:
+    assert [tuple(item.shape) for item in found] == [tuple(item.shape) for item in expected]
+    for item, reference in zip(found, expected, strict=True):
+        assert relative_l2(item, reference) <= TOLERANCE
+
+
+def on_ranks(ranks: int, work: Callable[[ParallelGroup], Any]) -> list[Any]:
+    for case in CASES:
+        manager_of(case)
+    return values(run_ranks(ranks, work))
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def outputs(request: pytest.FixtureRequest) -> list[dict[tuple[str, str, int], Outputs]]:
+    """By rank: what every case gives in graph and in eager mode, for every number of items."""
+
+    def encode_all(group: ParallelGroup) -> dict[tuple[str, str, int], Outputs]:
+        found = {}
+        for case, (preset, _, _) in CASES.items():
+            encoder, manager = encoder_of(preset), manager_of(case)
+            ways = {"graph": manager.execute, "eager": lambda call, encoder=encoder: encode_eagerly(encoder, call)}
+            for mode, encode in ways.items():
+                parallel = DataParallelEncoder.over(group, encoder, encode, share_by_size)
+                for count in COUNTS:
+                    found[case, mode, count] = [rows.clone() for rows in parallel.execute(call_of(case, count))]
+        return found
+
+    return on_ranks(request.param, encode_all)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_gets_what_one_process_gets(
+    case: str, count: int, outputs: list[dict[tuple[str, str, int], Outputs]]
+) -> None:
+    expected = alone(case, count)
+    assert len(expected) == count
+    for of_rank in outputs:
+        for mode in ("graph", "eager"):
+            assert_same(of_rank[case, mode, count], expected)

@@ -1,0 +1,220 @@
+"""Ranks that wait for each other: values in order, and a clear end within a limit where one fails, dies or hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankResult, run_ranks, values
+
+from vitgraph.errors import BudgetError
+from vitgraph.parallel import group as group_module
+from vitgraph.parallel.assignment import share_by_size
+from vitgraph.parallel.gather import RowGather, RowLayout, join_rows
+from vitgraph.parallel.group import ParallelGroup, agree_on, find_fault, rank_device
+from vitgraph.planning.items import IMAGE, EncoderItemSpec
+
+WIDTH = 3
+
+
+@pytest.fixture(autouse=True)
+def quick_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are on one machine, so that one second is enough for an answer."""
+    monkeypatch.setattr(group_module, "ANSWER_S", 1.0)
+
+
+def gather_once(group: ParallelGroup) -> list[torch.Tensor]:
+    """Six items over the ranks, each with its number in its rows."""
+    shares = share_by_size([EncoderItemSpec(IMAGE, 8 * (index + 1), 1) for index in range(6)], group.size)
+    layout = RowLayout.of(shares, [index + 1 for index in range(6)])
+    pieces = [torch.full((index + 1, WIDTH), float(index)) for index in shares[group.rank]]
+    return RowGather(group, WIDTH, torch.float32).start(pieces, layout).wait()
+
+
+def test_values_come_by_rank_and_rows_by_item() -> None:
+    def work(group: ParallelGroup) -> Any:
+        group.align()
+        return group.exchange({"rank": group.rank, "text": "x" * 100 * group.rank}, "a test"), gather_once(group)
+
+    for facts, rows in values(run_ranks(3, work)):
+        assert [fact["rank"] for fact in facts] == [0, 1, 2]
+        assert [len(fact["text"]) for fact in facts] == [0, 100, 200]
+        assert [tuple(item.shape) for item in rows] == [(index + 1, WIDTH) for index in range(6)]
+        assert [item.unique().tolist() for item in rows] == [[float(index)] for index in range(6)]
+
+
+def test_a_second_gather_may_start_before_the_first_is_waited_for() -> None:
+    def work(group: ParallelGroup) -> Any:
+        gather = RowGather(group, WIDTH, torch.float32)
+        layout = RowLayout.of(((0,), (1,)), [2, 2])
+        pending = [gather.start([torch.full((2, WIDTH), 10.0 * turn + group.rank)], layout) for turn in range(3)]
+        return [[rows[0, 0].item() for rows in each.wait()] for each in pending]
+
+    assert values(run_ranks(2, work)) == [[[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]] * 2
+
+
+def test_rows_that_follow_each_other_are_not_copied() -> None:
+    whole = torch.arange(12.0).view(6, 2)
+    assert join_rows(whole.split([1, 2, 3])).data_ptr() == whole.data_ptr()
+    assert torch.equal(join_rows(whole.split([1, 2, 3])), whole)
+    first, second = whole[:2], torch.full((2, 2), 7.0)
+    assert torch.equal(join_rows([first, second]), torch.cat([first, second]))
+    assert torch.equal(join_rows([whole[2:], whole[:2]]), torch.cat([whole[2:], whole[:2]]))
+    assert torch.equal(join_rows([whole.t()[:1], whole.t()[1:]]), whole.t())
+
+
+def blamed(results: list[RankResult], rank: int) -> list[str]:
+    """The errors of the ranks other than `rank`; each must be that a rank failed, and name it."""
+    errors = [result.error or "" for index, result in enumerate(results) if index != rank]
+    for error in errors:
+        assert error.startswith("RankFailedError: "), error
+        assert f"rank {rank} (" in error, error
+    return errors
+
+
+def test_a_rank_that_fails_ends_the_others_with_its_own_words() -> None:
+    def work(group: ParallelGroup) -> None:
+        gather_once(group)
+        if group.rank == 1:
+            raise BudgetError("the budgets of this rank are odd")
+        for _ in range(1000):
+            gather_once(group)
+
+    started = time.monotonic()
+    results = run_ranks(3, work)
+    assert time.monotonic() - started < 10
+    assert results[1].error == "BudgetError: the budgets of this rank are odd"
+    for error in blamed(results, 1):
+        assert error.endswith("failed: the budgets of this rank are odd")
+    assert {result.exit_status for result in results} == {2}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_killed_rank_ends_the_others_by_name(ranks: int) -> None:
+    def work(group: ParallelGroup) -> None:
+        gather_once(group)
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(1000):
+            gather_once(group)
+
+    started = time.monotonic()
+    results = run_ranks(ranks, work)
+    assert time.monotonic() - started < 10
+    assert results[1].exit_code == -signal.SIGKILL
+    assert all("did not answer within 1 s" in error for error in blamed(results, 1))
+
+
+def test_a_rank_that_hangs_ends_the_others_after_the_limit() -> None:
+    def work(group: ParallelGroup) -> float:
+        gather_once(group)
+        if group.rank == 2:
+            time.sleep(3.5)
+        started = time.monotonic()
+        try:
+            gather_once(group)
+        finally:
+            waited = time.monotonic() - started
+            assert waited < 5, f"waited {waited} s"
+        return waited
+
+    results = run_ranks(3, work, limit_s=1.0)
+    assert all("did not answer within 1 s" in error for error in blamed(results, 2))
+    assert results[2].error is not None
+
+
+def test_ranks_without_items_take_part_in_every_gather() -> None:
+    """One item, then none at all, then one again: whoever left out a gather would now get the rows of another call."""
+
+    def work(group: ParallelGroup) -> Any:
+        gather = RowGather(group, WIDTH, torch.float32)
+        found = []
+        for owner in range(group.size):
+            shares = tuple((0,) if rank == owner else () for rank in range(group.size))
+            pieces = [torch.full((2, WIDTH), float(owner))] if owner == group.rank else []
+            found.append(gather.start(pieces, RowLayout.of(shares, [2])).wait()[0][0, 0].item())
+            assert gather.start([], RowLayout.of(((),) * group.size, [])).wait() == []
+        return found
+
+    assert values(run_ranks(4, work)) == [[0.0, 1.0, 2.0, 3.0]] * 4
+
+
+def test_ranks_that_are_at_different_places_say_so() -> None:
+    results = run_ranks(2, lambda group: group.exchange(1, "first" if group.rank == 0 else "second"))
+    for result in results:
+        assert result.error is not None
+        assert "'first'" in result.error and "'second'" in result.error
+
+
+def test_ranks_that_would_do_different_things_are_refused() -> None:
+    def work(group: ParallelGroup) -> None:
+        agree_on(group, {"model": "a", "workload": f"w{group.rank // 2}"}, lambda name: f"copy the {name}")
+
+    for result in run_ranks(3, work):
+        assert result.exit_status == 2
+        assert result.error is not None
+        assert result.error.startswith("UsageError: rank 2 (")
+        assert "has workload w1" in result.error and result.error.endswith("copy the workload")
+
+
+def test_a_signal_ends_a_rank_in_the_middle_of_a_wait() -> None:
+    """Inside torch or the driver, the signal would be handled when the wait is over, and so perhaps never."""
+
+    def work(group: ParallelGroup) -> str | None:
+        leader = group.exchange(os.getpid(), "ids")[0]
+        if group.rank == 1:
+            time.sleep(0.5)
+            os.kill(leader, signal.SIGTERM)
+            time.sleep(2.5)
+            return None
+        started = time.monotonic()
+        try:
+            group.exchange(0, "never", slow=True)
+        except KeyboardInterrupt:
+            assert time.monotonic() - started < 1.4
+            fault = group.failure_behind_stop()
+            return "stopped" if fault is None else str(fault)
+        return "not stopped"
+
+    results = run_ranks(2, work)
+    assert results[0].value is not None and "rank 1" in results[0].value
+    assert results[1].error is not None and "rank 0 (" in results[1].error and "told to stop" in results[1].error
+
+
+ERROR_REPORT = {"kind": "error", "text": "out of memory", "exit_status": 4, "time": 2.0}
+LOST_REPORT = {"kind": "lost", "text": "", "exit_status": 1, "time": 1.0}
+STOPPED_REPORT = {"kind": "stopped", "text": "", "exit_status": 1, "time": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("reports", "was_stopped", "expected"),
+    [
+        ({1: ERROR_REPORT, 2: LOST_REPORT}, False, "B failed: out of memory"),
+        ({1: ERROR_REPORT}, True, "B failed: out of memory"),
+        ({1: LOST_REPORT}, False, "C did not answer within 1 s: killed, or hanging. Noticed as it broke"),
+        ({}, False, "B and C did not answer within 1 s: killed, or hanging. Noticed as it broke"),
+        ({1: LOST_REPORT, 2: STOPPED_REPORT}, False, "C was told to stop by a signal"),
+        ({1: STOPPED_REPORT, 2: STOPPED_REPORT}, True, None),
+        ({1: LOST_REPORT, 2: LOST_REPORT}, False, None),
+    ],
+)
+def test_who_is_at_fault(reports: dict[int, dict[str, Any]], was_stopped: bool, expected: str | None) -> None:
+    fault = find_fault("it broke", 0, ["A", "B", "C"], reports, was_stopped=was_stopped)
+    assert (None if fault is None else str(fault)) == expected
+    if expected is not None and "failed" in expected:
+        assert fault is not None and fault.exit_status == 4
+
+
+def test_a_rank_needs_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert rank_device("auto", 1) == torch.device("cuda", 1)
+    assert rank_device("cpu", 9) == torch.device("cpu")
+    with pytest.raises(Exception, match="local rank 2 needs a GPU of its own, but torch sees 2"):
+        rank_device("cuda", 2)
+    with pytest.raises(Exception, match="--device is cuda:1, but several ranks need a GPU each"):
+        rank_device("cuda:1", 0)

@@ -1,0 +1,145 @@
+"""What a bench run will do, decided before a device is touched: calls, graphs, who encodes what, and their facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vitgraph import __version__
+from vitgraph.bench.calls import EncoderCall, make_calls
+from vitgraph.bench.parallel_bench import choose_assigner, describe_sharing, sharing_notes
+from vitgraph.bench.session import plan_graphs, planning_warnings, resolve_source
+from vitgraph.config import BenchSpec
+from vitgraph.models.registry import ModelSource
+from vitgraph.parallel.assignment import Assigner
+from vitgraph.planning.accounting import GraphCounters, count_calls
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.graph_tables import PackingCost
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.packing import pack_items
+from vitgraph.tuning.shipped import packing_cost
+from vitgraph.workloads.base import SkippedItem, Workload
+from vitgraph.workloads.registry import build_workload
+
+
+@dataclass(slots=True)
+class PreparedBench:
+    """A bench that was planned without touching a device.
+
+    Attributes:
+        spec: The settings.
+        source: The model.
+        workload: The requests.
+        calls: Encoder calls of the measured requests.
+        warmups: Encoder calls of the warm-ups.
+        skipped: Items left out, by the workload and by the processor.
+        plan: Which graphs will exist.
+        warnings: What the user should know first.
+        cost: Predicted times of the calibration that was given, for packing.
+        assign: Which rank encodes what; None in one process.
+        sharing: How the calls are shared, for `--dry-run`; None in one process.
+    """
+
+    spec: BenchSpec
+    source: ModelSource
+    workload: Workload
+    calls: list[EncoderCall]
+    warmups: list[EncoderCall]
+    skipped: list[SkippedItem]
+    plan: BudgetPlan
+    warnings: list[str] = field(default_factory=list)
+    cost: PackingCost | None = None
+    assign: Assigner | None = None
+    sharing: dict[str, Any] | None = None
+
+    def expected_counters(self) -> GraphCounters:
+        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory."""
+        policy = self.spec.graph.packing
+        parts = [part for call in self.calls for part in self._packed_parts(call)]
+        return count_calls([pack_items(part, self.plan, policy, self.cost) for part in parts])
+
+    def _packed_parts(self, call: EncoderCall) -> list[Sequence[EncoderItemSpec]]:
+        """What is packed together of a call: each rank's share, or all of it."""
+        if self.assign is None:
+            return [call.specs]
+        return [[call.specs[index] for index in share] for share in self.assign(call.specs, self.spec.parallel.ranks)]
+
+    def describe_workload(self) -> dict[str, Any]:
+        """Facts of the workload, in the shape of run.json."""
+        return workload_facts(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Resolved settings, plan and expected packing, for `--dry-run`."""
+        return {
+            "settings": self.spec.as_dict(),
+            "resolved": dict(resolved_facts(self)),
+            "workload": workload_facts(self),
+            "expected": self.expected_counters().as_dict(),
+            "sharing": self.sharing,
+            "warnings": self.warnings,
+        }
+
+
+def prepare_bench(spec: BenchSpec) -> PreparedBench:
+    """Everything that can be decided and refused before a device is touched; imports no torch."""
+    source = resolve_source(spec.model)
+    workload = build_workload(spec.workload)
+    rule = source.rule()
+    calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)
+    warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
+    plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
+    warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
+    skipped = [*workload.skipped, *refused]
+    cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
+    prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
+    if spec.parallel.ranks > 1:
+        prepared.assign, assigning_cost = choose_assigner(spec, source.name)
+        items = [call.specs for call in calls]
+        prepared.sharing = describe_sharing(items, spec.parallel.ranks, prepared.assign, assigning_cost)
+        warnings += sharing_notes(prepared.sharing)
+    return prepared
+
+
+def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
+    workload = prepared.workload
+    tokens = [call.tokens / call.requests for call in prepared.calls]
+    items = [media for call in prepared.calls for media in call.media]
+    return {
+        "name": workload.name,
+        "fingerprint": workload.fingerprint(),
+        "requests": sum(call.requests for call in prepared.calls),
+        "calls": len(prepared.calls),
+        "items": len(items),
+        "images": sum(media.frames == 1 for media in items),
+        "videos": sum(media.frames > 1 for media in items),
+        "skipped": [{"source": item.source, "reason": item.reason} for item in prepared.skipped],
+        "provenance": dict(workload.provenance),
+        "tokens_per_request": {f"p{q}": float(np.percentile(tokens, q)) for q in (5, 25, 50, 75, 95, 99)},
+    }
+
+
+def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
+    """What must be equal on all ranks, by name, in few words."""
+    resolved = resolved_facts(prepared)
+    return {
+        "vitgraph": __version__,
+        "model": f"{prepared.source.name} ({resolved['architecture']}, {resolved['config_source']})",
+        "workload": f"{prepared.workload.fingerprint()} of {len(prepared.calls)} calls",
+        "graphs": f"{resolved['token_budgets']}, {resolved['graphs']} of them",
+    }
+
+
+def resolved_facts(prepared: PreparedBench) -> Mapping[str, Any]:
+    plan = prepared.plan
+    return {
+        "architecture": prepared.source.architecture,
+        "row": prepared.source.row.name,
+        "config_source": prepared.source.config_source,
+        "token_budgets": {path: list(budgets) for path, budgets in plan.path_budgets.items()},
+        "max_vision_items_per_batch": plan.max_items,
+        "max_frames_per_batch": plan.max_frames,
+        "graphs": len(plan.graph_keys()),
+    }
