@@ -36,7 +36,7 @@ class RankResult:
 
 
 def run_ranks(
-    size: int, work: Callable[[ParallelGroup], Any], *, limit_s: float = 20.0, within_s: float = 45.0
+    size: int, work: Callable[[ParallelGroup], Any], *, limit_s: float = 45.0, within_s: float = 110.0
 ) -> list[RankResult]:
     """Runs `work(group)` on `size` ranks; those that are not done in time are killed, and the test fails."""
     context = multiprocessing.get_context("fork")
