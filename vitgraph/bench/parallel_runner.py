@@ -81,7 +81,7 @@ class RankTimer(CallTimer):
             start.record()
             result = call()
             end.record()
-            self._group.wait_event(end)
+            self._group.wait_event(end, own=encoded)
             wall_ms = (time.perf_counter() - started) * 1e3
             self.last = RankTime(
                 wall_ms, start.elapsed_time(end), start.elapsed_time(encoded), encoded.elapsed_time(end)

@@ -209,15 +209,27 @@ class ParallelGroup:
             event.record()
             self.wait_event(event)
 
-    def wait_event(self, event: torch.cuda.Event) -> None:
+    def wait_event(self, event: torch.cuda.Event, own: torch.cuda.Event | None = None) -> None:
         """Waits for an event of this rank's device.
 
-        Raises:
-            RankFailedError: A rank failed, or did not come within the limit.
-        """
-        self._poll(event.query, "a call", self.limit_s, naps=False)
+        Args:
+            event: Comes after a collective.
+            own: Comes before it, when this rank's own work is done.
 
-    def _poll(self, is_done: Callable[[], bool], what: str, limit_s: float, *, naps: bool = True) -> None:
+        Raises:
+            RankFailedError: A rank failed, or did not come within the limit; this one, where its own work did not end.
+        """
+        self._poll(event.query, "a call", self.limit_s, naps=False, is_own_done=None if own is None else own.query)
+
+    def _poll(
+        self,
+        is_done: Callable[[], bool],
+        what: str,
+        limit_s: float,
+        *,
+        naps: bool = True,
+        is_own_done: Callable[[], bool] | None = None,
+    ) -> None:
         """Waits for something that other ranks have a part in.
 
         Waiting inside torch or the driver would hold the thread where neither a signal nor what other ranks say
@@ -235,6 +247,10 @@ class ParallelGroup:
             if self._reports():
                 raise self._explain(f"{what} was given up by other ranks")
             if now - started > limit_s:
+                if is_own_done is not None and not is_own_done():
+                    failure = RankFailedError(f"{self.places[self.rank]}: its own work took more than {limit_s:g} s")
+                    self._post(_ERROR, str(failure))
+                    raise failure
                 raise self._explain(f"{what} took more than {limit_s:g} s")
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,6 +104,11 @@ def test_the_prices_of_even_shares_add_up_to_a_rank() -> None:
     prices = predicted_item_ms(model, call, 4)
     of_rank = predicted_rank_ms(model, call, share_by_size(call, 4))
     assert sum(prices[:4]) == pytest.approx(of_rank[0], rel=1e-6)
+
+
+def test_sharing_is_planned_without_torch() -> None:
+    program = "import sys, vitgraph.parallel.assignment, vitgraph.bench.prepared; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_imbalance() -> None:

@@ -19,6 +19,7 @@ from vitgraph.parallel.group import ParallelGroup, agree_on, find_fault, rank_de
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
 WIDTH = 3
+ROWS = (2, 1, 4, 3, 9, 5)
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,8 @@ def quick_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def gather_once(group: ParallelGroup) -> list[torch.Tensor]:
     """Six items over the ranks, each with its number in its rows."""
     shares = share_by_size([EncoderItemSpec(IMAGE, 8 * (index + 1), 1) for index in range(6)], group.size)
-    layout = RowLayout.of(shares, [index + 1 for index in range(6)])
-    pieces = [torch.full((index + 1, WIDTH), float(index)) for index in shares[group.rank]]
+    layout = RowLayout.of(shares, ROWS)
+    pieces = [torch.full((ROWS[index], WIDTH), float(index)) for index in shares[group.rank]]
     return RowGather(group, WIDTH, torch.float32).start(pieces, layout).wait()
 
 
@@ -43,7 +44,7 @@ def test_values_come_by_rank_and_rows_by_item() -> None:
     for facts, rows in values(run_ranks(3, work)):
         assert [fact["rank"] for fact in facts] == [0, 1, 2]
         assert [len(fact["text"]) for fact in facts] == [0, 100, 200]
-        assert [tuple(item.shape) for item in rows] == [(index + 1, WIDTH) for index in range(6)]
+        assert [tuple(item.shape) for item in rows] == [(rows, WIDTH) for rows in ROWS]
         assert [item.unique().tolist() for item in rows] == [[float(index)] for index in range(6)]
 
 
@@ -93,6 +94,24 @@ def test_a_rank_that_fails_ends_the_others_with_its_own_words() -> None:
     assert {result.exit_status for result in results} == {2}
 
 
+def test_ranks_that_wait_hear_of_a_failure_at_once() -> None:
+    """The failed rank's connections are still open, so that no wait breaks off by itself."""
+
+    def work(group: ParallelGroup) -> None:
+        if group.rank == 1:
+            group.announce(BudgetError("the budgets of this rank are odd"))
+            time.sleep(3)
+            return
+        started = time.monotonic()
+        try:
+            gather_once(group)
+        finally:
+            assert time.monotonic() - started < 2
+
+    results = run_ranks(3, work)
+    assert all(error.endswith("failed: the budgets of this rank are odd") for error in blamed(results, 1))
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_killed_rank_ends_the_others_by_name(ranks: int) -> None:
     def work(group: ParallelGroup) -> None:
@@ -125,6 +144,26 @@ def test_a_rank_that_hangs_ends_the_others_after_the_limit() -> None:
     results = run_ranks(3, work, limit_s=1.0)
     assert all("did not answer within 1 s" in error for error in blamed(results, 2))
     assert results[2].error is not None
+
+
+class FakeEvent:
+    """An event of a device, done or not."""
+
+    def __init__(self, is_done: bool) -> None:
+        self.is_done = is_done
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_a_rank_whose_own_work_does_not_end_says_so() -> None:
+    def work(group: ParallelGroup) -> None:
+        group.wait_event(FakeEvent(False), own=FakeEvent(group.rank != 1))  # type: ignore[arg-type]
+
+    results = run_ranks(2, work, limit_s=1.0)
+    for result in results:
+        assert result.error is not None and "its own work took more than 1 s" in result.error
+        assert "rank 1 (" in result.error and "rank 0 (" not in result.error
 
 
 def test_ranks_without_items_take_part_in_every_gather() -> None:

@@ -167,12 +167,12 @@ def test_calls_of_one_item_leave_a_rank_idle_and_run(tmp_path: Path) -> None:
     assert data["summary"]["graph"]["parallel"]["input_imbalance"] > 1.5
 
 
-def fail_in_call(number: int, how: Callable[[], None]) -> Callable[[ParallelGroup], None]:
-    """Makes rank 1 fail when it encodes its share of the n-th graph call."""
+def fail_in_call(number: int, how: Callable[[], None], rank: int = 1) -> Callable[[ParallelGroup], None]:
+    """Makes a rank fail when it encodes its share of the n-th graph call."""
 
     def prepare(group: ParallelGroup) -> None:
         group_module.ANSWER_S = 1.0
-        if group.rank != 1:
+        if group.rank != rank:
             return
         real, seen = EncoderCudaGraphManager.execute, []
 
@@ -212,6 +212,14 @@ def test_what_was_measured_is_saved_with_the_rank_that_failed(
     assert record["summary"]["graph"]["n"] == 4
     assert record["comparison"]["requests"] == 4
     assert len(load_rank_samples(tmp_path)) == RANKS * len(record.load_samples().samples)
+
+
+def test_rank_0_saves_its_own_failure(tmp_path: Path) -> None:
+    results = run_on(bench_spec(items=6), tmp_path, fail_in_call(2 + 2 + 5, run_out_of_memory, rank=0))
+    record = RunRecord.load(tmp_path)
+    assert (record["status"], record["status_reason"]) == ("error", "MemoryError: no room for 3 GiB")
+    assert record["summary"]["graph"]["n"] == 4
+    assert results[1].error is not None and "rank 0 (" in results[1].error and "no room" in results[1].error
 
 
 def test_a_failure_before_the_measuring_is_saved_too(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Data parallel over NCCL on two GPUs: outputs, unequal and empty shares, and the end of a run that loses a rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitgraph.records import RunRecord
+
+pytestmark = [
+    pytest.mark.requires_cuda,
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+PROGRAM = [sys.executable, "-m", "vitgraph"]
+TWO_RANKS = ["--mm-encoder-tp-mode", "data", "--tensor-parallel-size", "2", "--quiet"]
+LONG_BENCH = [
+    "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--dataset-name", "random-mm", "--num-prompts",
+    "100000", "--num-warmups", "2", "--rounds", "1", "--random-mm-base-items-per-request", "3",
+    "--random-mm-bucket-config", '{"(224,224,1)": 1.0}', "--token-budgets", "64,128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["qwen3-vl-debug", "deepseek-ocr-debug", "minicpm-v-2.6-debug", "ernie4.5-vl-debug"])
+def test_two_gpus_give_what_one_gives(model: str) -> None:
+    """The check `data_parallel` has calls of no item, of fewer items than ranks, and of unequal shares."""
+    command = [*PROGRAM, "verify", "--model", model, "--calls", "10", "--json", *TWO_RANKS]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    assert result.returncode == 0, result.stderr
+    (row,) = json.loads(result.stdout)["rows"]
+    (shared,) = (check for check in row["checks"] if check["name"] == "data_parallel")
+    assert (shared["status"], shared["failures"], row["ranks"]) == ("ok", 0, 2)
+    assert shared["compared"] > 50
+
+
+def rank_pids(parent: int) -> dict[str, int]:
+    """Processes of the ranks that `parent` started, by rank."""
+    found = {}
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                words = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+                found |= {word.removeprefix("RANK="): int(path.name) for word in words if word.startswith("RANK=")}
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(("sent", "within_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 60)])
+def test_a_rank_that_is_gone_or_hangs_ends_the_run(sent: signal.Signals, within_s: float, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        [*PROGRAM, *LONG_BENCH, *TWO_RANKS, "--rank-timeout", "5", "--output-dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    try:
+        samples = folder / "samples.csv"
+        deadline = time.monotonic() + 180
+        while not samples.exists() or samples.read_text().count("\n") < 50:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=5)
+            time.sleep(0.1)
+        started = time.monotonic()
+        os.kill(rank_pids(process.pid)["1"], sent)
+        _, errors = process.communicate(timeout=120)
+        assert time.monotonic() - started < within_s
+    finally:
+        process.kill()
+    assert process.returncode == 1, errors
+    assert "error: rank 1 (" in errors
+    record = RunRecord.load(folder)
+    assert record["status"] == "error"
+    assert record["status_reason"].startswith("rank 1 (")
+    assert record["summary"]["graph"]["n"] > 0
