@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -25,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
+from vitgraph.parallel.faults import ERROR, LOST, STOPPED, find_fault, in_short
 
 T = TypeVar("T")
 
@@ -41,8 +41,6 @@ _WATCHDOG_MARGIN_S = 60.0
 
 gather_equal_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """torch 2.13 renamed it."""
-
-_ERROR, _LOST, _STOPPED = "error", "lost", "stopped"
 
 
 _abandoned = False
@@ -243,14 +241,17 @@ class ParallelGroup:
                 time.sleep(0 if now - started < _SPIN_S else _NAP_S)
             if now - looked < _LOOK_EVERY_S:
                 continue
-            looked = now
-            if self._reports():
+            looked, waited_s = now, now - started
+            is_given_up = bool(self._reports())
+            # Ranks begin a call together, but not all look at the same moment.
+            is_about_late = waited_s > max(limit_s / 2, limit_s - 2 * _LOOK_EVERY_S)
+            if (is_given_up or waited_s > limit_s) and is_about_late and is_own_done is not None and not is_own_done():
+                self._is_ending = True
+                self._post(ERROR, f"its own work took more than {limit_s:g} s")
+                raise RankFailedError(f"{self.places[self.rank]} failed: its own work took more than {limit_s:g} s")
+            if is_given_up:
                 raise self._explain(f"{what} was given up by other ranks")
-            if now - started > limit_s:
-                if is_own_done is not None and not is_own_done():
-                    failure = RankFailedError(f"{self.places[self.rank]}: its own work took more than {limit_s:g} s")
-                    self._post(_ERROR, str(failure))
-                    raise failure
+            if waited_s > limit_s:
                 raise self._explain(f"{what} took more than {limit_s:g} s")
 
     @contextmanager
@@ -259,7 +260,7 @@ class ParallelGroup:
         try:
             yield
         except RuntimeError as error:
-            raise self._explain(f"{what} broke off: {_in_short(error)}") from error
+            raise self._explain(f"{what} broke off: {in_short(error)}") from error
 
     # -- saying what went wrong ----------------------------------------------------------------------------------------
 
@@ -275,7 +276,7 @@ class ParallelGroup:
         self._is_ending = True
         if isinstance(error, RankFailedError):
             return
-        kind = _STOPPED if isinstance(error, KeyboardInterrupt) else _ERROR
+        kind = STOPPED if isinstance(error, KeyboardInterrupt) else ERROR
         text = str(error) if isinstance(error, VitgraphError) else f"{type(error).__name__}: {error}"
         self._post(kind, text, getattr(error, "exit_status", EXIT_UNEXPECTED))
 
@@ -290,10 +291,14 @@ class ParallelGroup:
     def _reports(self) -> dict[int, dict[str, Any]]:
         """What other ranks have said of themselves."""
         found = {}
-        for rank in range(self.size):
-            key = f"report/{rank}"
-            if rank != self.rank and self._store.check([key]):
-                found[rank] = json.loads(self._store.get(key))
+        try:
+            for rank in range(self.size):
+                key = f"report/{rank}"
+                if rank != self.rank and self._store.check([key]):
+                    found[rank] = json.loads(self._store.get(key))
+        except RuntimeError as error:
+            self._is_ending = True
+            raise RankFailedError("the store of the run is gone with the process that kept it") from error
         return found
 
     def _explain(self, symptom: str) -> RankFailedError:
@@ -303,18 +308,19 @@ class ParallelGroup:
     def _find_fault(self, symptom: str) -> RankFailedError | None:
         """Waits for the other ranks to answer, and says which is at fault, if any."""
         self._is_ending = True
-        self._post(_STOPPED if self._signal else _LOST, symptom)
+        self._post(STOPPED if self._signal else LOST, symptom)
         deadline = time.monotonic() + ANSWER_S
         reports: dict[int, dict[str, Any]] = {}
         try:
             while time.monotonic() < deadline and len(reports) < self.size - 1:
                 reports = self._reports()
-                if any(report["kind"] == _ERROR for report in reports.values()):
+                if any(report["kind"] == ERROR for report in reports.values()):
                     break
                 time.sleep(0.05)
-        except RuntimeError:
-            return RankFailedError(f"{symptom}; the store of the run is gone with the process that kept it")
-        return find_fault(symptom, self.rank, self.places, reports, was_stopped=self._signal is not None)
+        except RankFailedError as error:
+            return RankFailedError(f"{symptom}; {error}")
+        was_stopped = self._signal is not None
+        return find_fault(symptom, self.rank, self.places, reports, waited_s=ANSWER_S, was_stopped=was_stopped)
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
@@ -346,39 +352,6 @@ class ParallelGroup:
     def _restore_handlers(self) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
-
-
-def _in_short(error: Exception) -> str:
-    """The first sentence of an error of torch's, without the place in its source."""
-    sentence = re.sub(r"\[\S+:\d+\] ", "", str(error)).strip().split(". ")[0].splitlines()
-    return sentence[0] if sentence else type(error).__name__
-
-
-def find_fault(
-    symptom: str, own_rank: int, places: Sequence[str], reports: Mapping[int, Mapping[str, Any]], *, was_stopped: bool
-) -> RankFailedError | None:
-    """Names the rank at fault from what the ranks said; None where all answered and none of them failed.
-
-    Args:
-        symptom: What this rank noticed.
-        own_rank: This rank.
-        places: Each rank in words.
-        reports: What each other rank said of itself within `ANSWER_S`.
-        was_stopped: A signal told this rank to stop, and so perhaps the others.
-    """
-    own_errors = {rank: report for rank, report in reports.items() if report["kind"] == _ERROR}
-    if own_errors:
-        first = min(own_errors, key=lambda rank: own_errors[rank]["time"])
-        return RankFailedError(f"{places[first]} failed: {own_errors[first]['text']}", own_errors[first]["exit_status"])
-    silent = [place for rank, place in enumerate(places) if rank != own_rank and rank not in reports]
-    if silent:
-        return RankFailedError(
-            f"{' and '.join(silent)} did not answer within {ANSWER_S:g} s: killed, or hanging. Noticed as {symptom}"
-        )
-    stopped = {rank: report["time"] for rank, report in reports.items() if report["kind"] == _STOPPED}
-    if stopped and not was_stopped:
-        return RankFailedError(f"{places[min(stopped, key=lambda rank: stopped[rank])]} was told to stop by a signal")
-    return None
 
 
 def agree_on(group: ParallelGroup, facts: dict[str, Any], advice: Callable[[str], str]) -> None:

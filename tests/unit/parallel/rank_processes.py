@@ -40,11 +40,33 @@ def run_ranks(
 ) -> list[RankResult]:
     """Runs `work(group)` on `size` ranks; those that are not done in time are killed, and the test fails."""
     context = multiprocessing.get_context("fork")
-    # As with torch's launcher, the store outlives every rank.
+    # As with torch's launcher, the store outlives every rank. It has a process of its own, because its thread in this
+    # one could hold a lock at the moment of a fork, which the forked rank would then wait for.
+    port_reader, port_writer = context.Pipe(duplex=False)
+    store = context.Process(target=_serve_store, args=(port_writer,), daemon=True)
+    store.start()
+    port = port_reader.recv()
+    try:
+        return _run_with_store(size, port, work, limit_s, within_s)
+    finally:
+        store.kill()
+        store.join()
+
+
+def _serve_store(port_writer: Connection) -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port_writer.send(store.port)
+    while True:
+        time.sleep(60)
+
+
+def _run_with_store(
+    size: int, port: int, work: Callable[[ParallelGroup], Any], limit_s: float, within_s: float
+) -> list[RankResult]:
+    context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     processes = [
-        context.Process(target=_run_rank, args=(rank, size, store.port, work, limit_s, pipes[rank][1]))
+        context.Process(target=_run_rank, args=(rank, size, port, work, limit_s, pipes[rank][1]))
         for rank in range(size)
     ]
     for process in processes:

@@ -14,8 +14,9 @@ from rank_processes import RankResult, run_ranks, values
 from vitgraph.errors import BudgetError
 from vitgraph.parallel import group as group_module
 from vitgraph.parallel.assignment import share_by_size
+from vitgraph.parallel.faults import find_fault
 from vitgraph.parallel.gather import RowGather, RowLayout, join_rows
-from vitgraph.parallel.group import ParallelGroup, agree_on, find_fault, rank_device
+from vitgraph.parallel.group import ParallelGroup, agree_on, rank_device
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
 WIDTH = 3
@@ -166,6 +167,22 @@ def test_a_rank_whose_own_work_does_not_end_says_so() -> None:
         assert "rank 1 (" in result.error and "rank 0 (" not in result.error
 
 
+def test_a_store_that_is_gone_ends_a_wait() -> None:
+    def work(group: ParallelGroup) -> None:
+        class Gone:
+            def check(self, keys: list[str]) -> bool:
+                raise RuntimeError("broken pipe")
+
+            def set(self, key: str, value: str) -> None:
+                raise RuntimeError("broken pipe")
+
+        group._store = Gone()  # type: ignore[assignment]
+        group.wait_event(FakeEvent(False))  # type: ignore[arg-type]
+
+    for result in run_ranks(2, work):
+        assert result.error == "RankFailedError: the store of the run is gone with the process that kept it"
+
+
 def test_ranks_without_items_take_part_in_every_gather() -> None:
     """One item, then none at all, then one again: whoever left out a gather would now get the rows of another call."""
 
@@ -242,7 +259,7 @@ STOPPED_REPORT = {"kind": "stopped", "text": "", "exit_status": 1, "time": 3.0}
     ],
 )
 def test_who_is_at_fault(reports: dict[int, dict[str, Any]], was_stopped: bool, expected: str | None) -> None:
-    fault = find_fault("it broke", 0, ["A", "B", "C"], reports, was_stopped=was_stopped)
+    fault = find_fault("it broke", 0, ["A", "B", "C"], reports, waited_s=1.0, was_stopped=was_stopped)
     assert (None if fault is None else str(fault)) == expected
     if expected is not None and "failed" in expected:
         assert fault is not None and fault.exit_status == 4
