@@ -31,7 +31,6 @@ class AttentionBackend(ABC):
         head_widths: Head widths that it takes, in words.
         dtypes: Names of the dtypes that it takes; empty for any.
         segment_padding: How it treats unused segment slots, in words.
-        is_experimental: Known to fail in some cases on some device; `auto` leaves it out, a user may ask for it.
         has_versions: `for_device` takes a version, as `--flash-attn-version` gives one.
         needs_finite_padding: Rows past the last segment are loaded with the last tile, and a NaN there could reach
             valid rows; graphs therefore write to an output whose padded rows are always finite.
@@ -49,7 +48,6 @@ class AttentionBackend(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ()
     segment_padding: ClassVar[str] = "empty segments are skipped"
     has_versions: ClassVar[bool] = False
-    is_experimental: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.implementation = self.name

@@ -53,7 +53,6 @@ def describe_backends(device: torch.device) -> list[dict[str, Any]]:
                 "name": name,
                 "unavailable_reason": backend.unavailable_reason(device),
                 "is_capture_safe": backend.is_capture_safe,
-                "is_experimental": backend.is_experimental,
                 "head_widths": backend.head_widths,
                 "dtypes": list(backend.dtypes) or "any",
                 "segment_padding": backend.segment_padding,
@@ -91,8 +90,7 @@ def create_backend(
     if name == AUTO and flash_attn_version is not None:
         name = FLASH_ATTN
     elif name == AUTO and head_width is not None and heads is not None and dtype is not None:
-        known_classes = {known: backend_class(known) for known in BACKENDS}
-        classes = {known: found for known, found in known_classes.items() if not found.is_experimental}
+        classes = {known: backend_class(known) for known in BACKENDS}
         selection = pick_backend(device, head_width, heads, dtype, lengths, backends=classes)
         name, version = selection.name, selection.version
     elif name == AUTO:

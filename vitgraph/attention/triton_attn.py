@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar, Self
@@ -20,14 +20,15 @@ from typing import Any, ClassVar, Self
 import torch
 
 from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
-from vitgraph.attention.measure import AttentionCase, queued_ms, segments_of
+from vitgraph.attention.measure import AttentionCase, queued_ms, reference_attention, relative_error, segments_of
+from vitgraph.errors import BackendError
 
 logger = logging.getLogger(__name__)
 
 STRIDE_UNIT = 8
 """The kernel takes strides in units of so many elements (16 bytes), which lets its loads be 16 bytes wide."""
 
-LENGTH_CLASSES = (64, 448, 3072)
+LENGTH_CLASSES = (64, 441, 3072)
 """Segment lengths that tiles are measured at; a call uses the first that is more than half its longest segment."""
 
 ROW_CLASSES = (512, 3072, 8192)
@@ -35,6 +36,12 @@ ROW_CLASSES = (512, 3072, 8192)
 
 SMALLEST_CHUNK = 16
 """Matrix instructions take no fewer columns."""
+
+CHUNKED_SHAPES = ((64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3))
+WHOLE_SHAPES = ((64, 64, 4, 3), (64, 32, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3))
+WIDE_SHAPES = ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3))
+"""Rows, keys, warps and stages worth measuring, for heads in chunks, whole, and whole above 128: the fastest on an H200
+for segments of 64 to 8160 rows."""
 
 COMPILE_THREADS = 8
 
@@ -51,7 +58,9 @@ class Tile:
         warps: Warps of a program.
         stages: Depth of the pipeline that loads keys and values.
         widths: Chunks that a head is cut into; 0 where there are fewer than three.
-        split_tail: Whole key blocks run without masks and the rest once with one; False masks every block.
+        split_tail: Whole key blocks run without masks and the rest once with one; False masks every block. A head in
+            several chunks needs False: with True, Triton 3.6 made kernels for an H200 that were wrong wherever a
+            segment has a rest, or read outside their input.
     """
 
     block_q: int
@@ -80,8 +89,17 @@ class TuningKey:
         return AttentionCase(self.heads, self.head_width, self.dtype, segments_of(length, self.row_class))
 
 
-WIDTHS_RUN_ON_GPU = (64,)
-"""Head widths whose results were compared with a reference on a GPU."""
+CHECK_CASE_LENGTHS = (1, 17, 200, 129, 64, 3)
+CHECK_CASE_SLOTS = 9
+CHECK_CASE_PADDING_ROWS = 70
+CHECK_TOLERANCE = 1e-2
+"""Every tile computes these segments before it may be chosen: whole and broken blocks, empty slots, NaN as padding."""
+
+HeadShape = tuple[torch.device, torch.dtype, int, int]
+"""Device, dtype, heads and head width."""
+
+_AGREES: dict[tuple[HeadShape, Tile], bool] = {}
+"""Whether a tile's result is that of the definition, so that a compiler's fault can never reach a user's result."""
 
 _MEASURED: dict[TuningKey, dict[Tile, float]] = {}
 """Milliseconds of each tile, and with them the choice: whichever backend object of the process asks, it is the same."""
@@ -108,13 +126,17 @@ def _power_of_two(width: int) -> int:
     return max(SMALLEST_CHUNK, 1 << (width - 1).bit_length())
 
 
-def base_tiles(widths: tuple[int, int, int]) -> list[Tile]:
-    """Tiles to measure for a way of cutting the head; the first is used where nothing can be measured."""
-    total = sum(widths)
-    shapes = [(64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (64, 128, 4, 2), (128, 64, 4, 3)]
-    if total > 128:
-        shapes = [(64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3)]
-    return [Tile(*shape, widths) for shape in shapes]
+def candidate_tiles(head_width: int) -> list[Tile]:
+    """Tiles to measure for a head width; the first is used where nothing can be measured."""
+    tiles = []
+    for widths in chunk_widths(head_width):
+        if widths[1]:
+            tiles += [Tile(*shape, widths, split_tail=False) for shape in CHUNKED_SHAPES]
+        elif widths[0] > 128:
+            tiles += [Tile(*shape, widths) for shape in WIDE_SHAPES]
+        else:
+            tiles += [Tile(*shape, widths) for shape in WHOLE_SHAPES]
+    return tiles
 
 
 def _class_of(value: int, classes: tuple[int, ...]) -> int:
@@ -134,9 +156,8 @@ class TritonAttnBackend(AttentionBackend):
     name: ClassVar[str] = "TRITON_ATTN"
     is_capture_safe: ClassVar[bool] = True
     writes_padding_rows: ClassVar[bool] = False
-    head_widths: ClassVar[str] = "64; others are refused until a GPU has shown them right"
+    head_widths: ClassVar[str] = "multiples of 8 up to 256"
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
-    is_experimental: ClassVar[bool] = True
     segment_padding: ClassVar[str] = "an empty segment costs one program a head that ends at once"
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -146,7 +167,7 @@ class TritonAttnBackend(AttentionBackend):
         self._kernel: Any = triton_kernel.varlen_forward
         self._is_interpreted = os.environ.get(INTERPRET_VARIABLE) == "1"
         self._chosen: dict[TuningKey, Tile] = {}
-        self._head_shapes: dict[tuple[torch.device, torch.dtype, int, int], None] = {}
+        self._head_shapes: dict[HeadShape, None] = {}
         self.implementation = f"vitgraph kernel in triton {metadata.version('triton')}"
         if self._is_interpreted:
             self.implementation += ", interpreted"
@@ -172,14 +193,7 @@ class TritonAttnBackend(AttentionBackend):
         return None
 
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
-        reason = half_precision_reason("TRITON_ATTN", dtype) or width_reason(head_width, 8, 256)
-        if reason is None and head_width not in WIDTHS_RUN_ON_GPU and not self._is_interpreted:
-            # A fault of a kernel takes the whole process's GPU context with it, so it must not be tried in passing.
-            return (
-                f"head width {head_width} is not safe yet: width 72 ended in an illegal memory access on an H200, only "
-                f"{', '.join(map(str, WIDTHS_RUN_ON_GPU))} has run there; use FLASH_ATTN or FLASHINFER"
-            )
-        return reason
+        return half_precision_reason("TRITON_ATTN", dtype) or width_reason(head_width, 8, 256)
 
     def varlen(
         self,
@@ -213,7 +227,7 @@ class TritonAttnBackend(AttentionBackend):
             for tile, time_ms in times.items()
         ]
 
-    def _tile(self, head_shape: tuple[torch.device, torch.dtype, int, int], rows: int, max_seqlen: int) -> Tile:
+    def _tile(self, head_shape: HeadShape, rows: int, max_seqlen: int) -> Tile:
         length_class = _class_of(min(max_seqlen, rows), LENGTH_CLASSES)
         key = TuningKey(*head_shape, length_class, _class_of(rows, ROW_CLASSES))
         chosen = self._chosen.get(key)
@@ -224,34 +238,58 @@ class TritonAttnBackend(AttentionBackend):
                 times = _MEASURED[key] = self._measure_tiles(key)
                 self.plan_build_ms += (time.perf_counter() - started) * 1e3
             if not times:
-                return base_tiles(chunk_widths(key.head_width)[0])[0]
+                return candidate_tiles(key.head_width)[0]
             chosen = self._chosen[key] = min(times, key=times.__getitem__)
         return chosen
 
     def _measure_tiles(self, key: TuningKey) -> dict[Tile, float]:
-        """Milliseconds on the class's own input: first of the sizes, then for the best of them of the other choices."""
+        """Milliseconds of each tile that is right, on the class's own input.
+
+        Raises:
+            BackendError: No tile is right.
+        """
         query, value_key, value = key.case.tensors(key.device)
         offsets = key.case.offsets(key.device)
         out = torch.empty_like(query)
         arguments = (query, value_key, value, out, offsets, key.head_width**-0.5)
         times: dict[Tile, float] = {}
-
-        def measure(tiles: list[Tile]) -> None:
-            self._compile_together(tiles, arguments)
-            for tile in tiles:
-                try:
-                    launch = partial(self._launch, tile, *arguments)
-                    launch()
-                    times[tile] = queued_ms(launch, key.device)
-                except Exception as error:  # a tile that does not fit this GPU says so in many ways
-                    logger.info("TRITON_ATTN: %s left out: %r", tile, error)
-
-        ways = chunk_widths(key.head_width)
-        measure(base_tiles(ways[0]))
-        if times:
-            best = min(times, key=times.__getitem__)
-            measure([replace(best, widths=way) for way in ways[1:]] + [replace(best, split_tail=False)])
+        tiles = candidate_tiles(key.head_width)
+        self._compile_together(tiles, arguments)
+        for tile in tiles:
+            try:
+                if self._agrees(tile, key):
+                    times[tile] = queued_ms(partial(self._launch, tile, *arguments), key.device)
+            except Exception as error:  # a tile that does not fit this GPU says so in many ways
+                logger.info("TRITON_ATTN: %s left out: %r", tile, error)
+        if not times:
+            raise BackendError(
+                f"no tile of TRITON_ATTN is right for head width {key.head_width} in {key.dtype} with "
+                f"{self.implementation} on this GPU; use FLASH_ATTN or FLASHINFER"
+            )
         return times
+
+    def _agrees(self, tile: Tile, key: TuningKey) -> bool:
+        head_shape = (key.device, key.dtype, key.heads, key.head_width)
+        known = _AGREES.get((head_shape, tile))
+        if known is None:
+            case = AttentionCase(
+                key.heads,
+                key.head_width,
+                key.dtype,
+                CHECK_CASE_LENGTHS,
+                slots=CHECK_CASE_SLOTS,
+                padding_rows=CHECK_CASE_PADDING_ROWS,
+            )
+            inputs, offsets, scale = case.tensors(key.device), case.offsets(key.device), key.head_width**-0.5
+            for tensor in inputs:
+                tensor[sum(case.lengths) :] = float("nan")
+            out = torch.full_like(inputs[0], float("nan"))
+            self._launch(tile, *inputs, out, offsets, scale)
+            error = relative_error(out, reference_attention(*inputs, offsets, scale), offsets)
+            known = _AGREES[head_shape, tile] = error < CHECK_TOLERANCE
+            if not known:
+                logger.warning("TRITON_ATTN: %s is wrong by %.2g on this GPU and is not used", tile, error)
+        return known
 
     def _compile_together(self, tiles: list[Tile], arguments: tuple[Any, ...]) -> None:
         """Compiles in parallel where this Triton can; a tile that does not compile fails again when it is launched."""

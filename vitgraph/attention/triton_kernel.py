@@ -160,7 +160,7 @@ def varlen_forward(
     Programs are numbered so that segment s owns those from `cu_seqlens[s] // BLOCK_Q + s` on: enough for its blocks,
     whatever the lengths are, and `N // BLOCK_Q + S` in all. A program finds its segment by bisection; one that has no
     rows ends there. `*_row` and `*_head` are strides in units of STRIDE elements, which tells the compiler how wide
-    loads may be; `scale_log2` is the scale times log2(e).
+    loads may be; `scale_log2` is the scale times log2(e). SPLIT_TAIL is for a head in one chunk only; see `Tile`.
     """
     program = tl.program_id(0)
     low = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,10 @@ from vitgraph.attention.triton_attn import (
     Tile,
     TritonAttnBackend,
     TuningKey,
-    base_tiles,
+    candidate_tiles,
     chunk_widths,
 )
+from vitgraph.errors import BackendError
 
 CPU = torch.device("cpu")
 
@@ -53,15 +55,44 @@ def test_every_width_is_covered_by_few_chunks_of_instruction_size(width: int) ->
 
 
 def test_the_size_class_is_near_the_call_and_unknown_lengths_make_no_new_ones() -> None:
-    classes = {length: triton_attn._class_of(length, LENGTH_CLASSES) for length in (1, 127, 128, 895, 896, 90_000)}
-    assert classes == {1: 64, 127: 64, 128: 448, 895: 448, 896: 3072, 90_000: 3072}
+    classes = {length: triton_attn._class_of(length, LENGTH_CLASSES) for length in (1, 127, 128, 881, 882, 90_000)}
+    assert classes == {1: 64, 127: 64, 128: 441, 881: 441, 882: 3072, 90_000: 3072}
     assert triton_attn._class_of(100_000, ROW_CLASSES) == 8192
 
 
 def test_a_class_is_measured_with_segments_of_its_length() -> None:
-    key = TuningKey(CPU, torch.bfloat16, 16, 72, 448, 3072)
-    assert key.case.lengths == (448,) * 7
+    key = TuningKey(CPU, torch.bfloat16, 16, 72, 441, 3072)
+    assert key.case.lengths == (441,) * 7
     assert TuningKey(CPU, torch.bfloat16, 16, 72, 3072, 512).case.lengths == (512,)
+
+
+@pytest.mark.parametrize("width", range(8, 257, 8))
+def test_a_head_in_several_chunks_is_never_given_a_tail_of_its_own(width: int) -> None:
+    tiles = candidate_tiles(width)
+    assert tiles
+    assert not [tile for tile in tiles if tile.widths[1] and tile.split_tail]
+
+
+def test_a_tile_that_is_wrong_is_never_chosen_and_none_left_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr(triton_attn, "_AGREES", {})
+    key = TuningKey(CPU, torch.float32, 2, 72, 64, 512)
+    good, *bad = candidate_tiles(72)
+
+    def launch(_: TritonAttnBackend, tile: Tile, *arguments: Any) -> None:
+        query, value_key, value, out, offsets, scale = arguments
+        rows = int(offsets[-1])
+        out[:rows] = reference_attention(query, value_key, value, offsets, scale)[:rows]
+        if tile in bad:
+            out[rows - 1] += 1.0
+
+    monkeypatch.setattr(TritonAttnBackend, "_launch", launch)
+    monkeypatch.setattr(TritonAttnBackend, "_compile_together", lambda *_: None)
+    assert list(TritonAttnBackend(CPU)._measure_tiles(key)) == [good]
+    bad.append(good)
+    monkeypatch.setattr(triton_attn, "_AGREES", {})
+    with pytest.raises(BackendError, match="no tile of TRITON_ATTN is right for head width 72"):
+        TritonAttnBackend(CPU)._measure_tiles(key)
 
 
 def test_on_a_cpu_it_says_how_it_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +146,7 @@ RAGGED = (5, 0, 70, 64, 1, 0)
 
 
 @pytest.mark.parametrize("split_tail", [True, False])
-@pytest.mark.parametrize("way", [(72, way) for way in chunk_widths(72)] + [(112, way) for way in chunk_widths(112)])
+@pytest.mark.parametrize("way", [(width, way) for width in (72, 112) for way in chunk_widths(width)])
 def test_interpreted_ragged_segments_are_right_and_nan_padding_reaches_nothing(
     way: tuple[int, tuple[int, int, int]], split_tail: bool, interpreted: TritonAttnBackend
 ) -> None:
@@ -146,6 +177,6 @@ def test_interpreted_views_that_cannot_be_loaded_wide_are_copied_first(interpret
 
 
 def test_interpreted_kernels_measure_no_tiles(interpreted: TritonAttnBackend) -> None:
-    assert interpreted._tile((CPU, torch.float16, 2, 72), 100, 50) == base_tiles((64, 16, 0))[0]
+    assert interpreted._tile((CPU, torch.float16, 2, 72), 100, 50) == candidate_tiles(72)[0]
     assert interpreted.implementation.endswith("interpreted")
     assert interpreted.plan_build_ms == 0
