@@ -130,8 +130,8 @@ class RunRecord:
 
     @property
     def device_name(self) -> str | None:
-        """Device that was measured (`environment.gpu`, else `environment.device`); None where it is not known."""
-        return self.data["environment"].get("gpu") or self.data["environment"].get("device")
+        """Device that was measured (`environment.device`); None where it is not known."""
+        return self.data["environment"].get("device")
 
     def validate(self) -> None:
         """Checks the rules of the format.

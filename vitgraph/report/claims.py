@@ -6,9 +6,8 @@ Improvements are positive where graph mode is faster, as upstream prints them; t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vitgraph.records import RunRecord
 from vitgraph.report.units import NO_VALUE, count_text, ms_text, signed_pct_text
@@ -144,14 +143,12 @@ def workload_name(record: RunRecord) -> str:
 def size_text(record: RunRecord) -> str:
     """How much was measured: requests, warm-ups, rounds, requests a call."""
     settings = record["settings"]
-    measuring: Mapping[str, Any] = settings.get("bench", {})
-    warmups = settings["workload"].get("num_warmups")
-    rounds = (record["comparison"] or {}).get("rounds") or measuring.get("rounds")
-    together = measuring.get("requests_per_call", 1)
+    rounds = (record["comparison"] or {}).get("rounds") or settings["bench"]["rounds"]
+    together = settings["bench"]["requests_per_call"]
     parts = [
         count_text(record["workload"]["requests"], "request"),
-        None if warmups is None else count_text(warmups, "warm-up"),
-        None if rounds is None else count_text(rounds, "round"),
+        count_text(settings["workload"]["num_warmups"], "warm-up"),
+        count_text(rounds, "round"),
         f"{together} requests a call" if together > 1 else None,
     ]
     return ", ".join(part for part in parts if part)

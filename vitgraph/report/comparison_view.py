@@ -287,12 +287,11 @@ def _side_by_side(comparison: RunComparison) -> list[tuple[str, str, str]]:
 
 
 def _facts(record: Any) -> dict[str, str]:
-    graph, settings = record["graph"] or {}, record["settings"]
-    budgets = settings.get("resolved", {}).get("token_budgets", settings["graph"].get("token_budgets"))
+    graph = record["graph"] or {}
     return {
         "Backend": backend_text(record),
         "Packing": str(graph.get("policy") or NO_VALUE),
-        "Token budgets": budgets_text(budgets) or "automatic",
+        "Token budgets": budgets_text(record["settings"]["resolved"]["token_budgets"]),
         "Hits": f"{share_text(graph.get('hit_rate'))} of {graph.get('items', 0)}",
         "Waste": share_text(graph.get("waste")),
         "Graphs": str(len(graph.get("captured", []))),

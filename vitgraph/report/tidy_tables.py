@@ -111,10 +111,8 @@ def _cell(value: Any, digits: int) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
-def budgets_text(budgets: Any) -> str:
+def budgets_text(budgets: Mapping[str, Sequence[int]]) -> str:
     """Token budgets of the paths on one line; a single path goes without its name."""
-    if not isinstance(budgets, Mapping):
-        return " ".join(map(str, budgets or ()))
     if list(budgets) == ["default"]:
         return " ".join(map(str, budgets["default"]))
     return "; ".join(f"{path}: {' '.join(map(str, values))}" for path, values in budgets.items())
@@ -136,7 +134,7 @@ def _run_rows(run: SavedRun) -> Iterable[Row]:
         "workload": workload.get("name"),
         **{name: workload.get(name) for name in ("fingerprint", "requests", "items", "images", "videos")},
         "rounds": comparison.get("rounds"),
-        "requests_per_call": settings.get("bench", {}).get("requests_per_call"),
+        "requests_per_call": settings["bench"]["requests_per_call"],
         **_graph_facts(record),
         "correctness": correctness.get("status"),
         "max_rel_l2": correctness.get("max_rel_l2"),
@@ -147,8 +145,7 @@ def _run_rows(run: SavedRun) -> Iterable[Row]:
 
 
 def _graph_facts(record: RunRecord) -> Row:
-    graph, settings = record["graph"] or {}, record["settings"]
-    resolved = settings.get("resolved", {})
+    graph, resolved = record["graph"] or {}, record["settings"]["resolved"]
     limits = ("max_vision_items_per_batch", "max_frames_per_batch")
     counted = (
         "hits",
@@ -164,8 +161,8 @@ def _graph_facts(record: RunRecord) -> Row:
     return {
         "graph_mode": graph.get("mode"),
         "packing": graph.get("policy"),
-        "token_budgets": budgets_text(resolved.get("token_budgets", settings["graph"].get("token_budgets"))),
-        **{name: resolved.get(name, settings["graph"].get(name)) for name in limits},
+        "token_budgets": budgets_text(resolved["token_budgets"]),
+        **{name: resolved[name] for name in limits},
         "graphs_captured": len(graph.get("captured", [])),
         "graphs_dropped": len(graph.get("dropped", [])),
         **{name: graph.get(name) for name in counted},
