@@ -41,13 +41,17 @@ class Claim:
         return f"{self.improvement} ({self.times})" if self.times else self.improvement
 
     @property
-    def note(self) -> str:
-        """What may be claimed of it; empty where nothing was compared."""
+    def qualifier(self) -> str:
+        """What may be claimed of it, without its interval; empty where nothing was compared."""
         if not self.times:
             return ""
-        label = f"max (n<{P99_MIN_SAMPLES})" if self.metric == "Max" else ""
-        verdict = "not a GPU" if self.verdict == NO_VERDICT else self.verdict
-        return ", ".join(part for part in (label, verdict, self.interval) if part)
+        label = f"max (n<{P99_MIN_SAMPLES}), " if self.metric == "Max" else ""
+        return label + ("not a GPU" if self.verdict == NO_VERDICT else self.verdict)
+
+    @property
+    def note(self) -> str:
+        """What may be claimed of it; empty where nothing was compared."""
+        return ", ".join(part for part in (self.qualifier, self.interval) if part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,8 @@ def summary_rows(record: RunRecord) -> Iterable[dict[str, Any]]:
 
 def per_budget_rows(graph: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """The rows of `per_budget.csv`, from the `graph` section of a record."""
-    captured = {_graph_key(entry): entry for entry in graph.get("captured", [])}
-    replayed = {_graph_key(entry): entry for entry in graph.get("per_budget", [])}
+    captured = {graph_key(entry): entry for entry in graph.get("captured", [])}
+    replayed = {graph_key(entry): entry for entry in graph.get("per_budget", [])}
     for key in sorted(captured.keys() | replayed.keys()):
         path, token_budget, segment_slots, axis_key = key
         replay = replayed.get(key, {})
@@ -123,7 +123,8 @@ def per_budget_rows(graph: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _graph_key(entry: Mapping[str, Any]) -> tuple[str, int, int, tuple[int, ...]]:
+def graph_key(entry: Mapping[str, Any]) -> tuple[str, int, int, tuple[int, ...]]:
+    """What tells a graph of a record from its others."""
     return entry["path"], entry["token_budget"], entry["segment_slots"], tuple(entry["axis_key"])
 
 
