@@ -5,7 +5,6 @@ One fact a row, one header row, fixed columns. What was not measured is an empty
 
 from __future__ import annotations
 
-import csv
 import io
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from vitgraph.records import RunRecord
 from vitgraph.report.claims import dtype_of
 from vitgraph.report.csv_tables import per_budget_rows, summary_rows
+from vitgraph.report.files import csv_bytes
 from vitgraph.samples import SAMPLE_COLUMNS
 from vitgraph.saved_runs import SavedRun
 
@@ -62,13 +62,9 @@ class Table:
         return [{"run": run.name, **row} for run in runs for row in self.rows(run)]
 
 
-def csv_bytes(columns: Sequence[Column], rows: Iterable[Row], digits: int = 6) -> bytes:
+def table_csv(columns: Sequence[Column], rows: Iterable[Row], digits: int = 6) -> bytes:
     """A table as CSV in UTF-8; numbers with `digits` significant digits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(column.name for column in columns)
-    writer.writerows([_cell(row.get(column.name), digits) for column in columns] for row in rows)
-    return text.getvalue().encode("utf-8")
+    return csv_bytes([column.name for column in columns], rows, digits)
 
 
 def parquet_bytes(columns: Sequence[Column], rows: Iterable[Row]) -> bytes:
@@ -101,14 +97,6 @@ def describe_columns(tables: Sequence[Table]) -> list[Row]:
         for table in tables
         for column in table.columns
     ]
-
-
-def _cell(value: Any, digits: int) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def budgets_text(budgets: Mapping[str, Sequence[int]]) -> str:
