@@ -22,6 +22,7 @@ from vitgraph.report.figures import (
     PALE_GREY,
     VERMILLION,
     add_title,
+    draw_budget_bars,
     figure_files,
     legend_beside,
     new_figure,
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 LATENCY_BY_TOKENS = "latency_by_tokens"
 LATENCY_DISTRIBUTION = "latency_distribution"
 BUDGETS = "budgets"
-_LABELLED_BARS = 14
-_NAMED_BARS = 20
-_UPRIGHT_CHARACTERS = 70
-_NAME_GAP = 2
 _BUDGET_REACH = 1.5
 
 
@@ -147,27 +144,14 @@ def draw_budgets(record: RunRecord) -> Figure:
     grid = figure.add_gridspec(3, 1, height_ratios=(3.0, 3.0, 0.7 + 0.5 * len(reasons)))
     items_axes, waste_axes, outcome_axes = (figure.add_subplot(grid[row, 0]) for row in range(3))
     names, items, waste = _budget_bars(graph)
-    _draw_bars(items_axes, names, items, "%d", color=BLUE)
-    _draw_bars(waste_axes, names, waste, "%.0f", color=GREEN, hatch="//")
+    draw_budget_bars(items_axes, names, items, "%d", color=BLUE)
+    draw_budget_bars(waste_axes, names, waste, "%.0f", color=GREEN, hatch="//")
     _add_title(items_axes, record, "Items and waste by token budget")
     items_axes.set_ylabel("Items replayed")
     items_axes.tick_params(axis="x", labelbottom=False)
     waste_axes.set(ylabel="Waste (%)", xlabel="Token budget")
     _draw_outcomes(outcome_axes, graph["hits"], reasons)
     return figure
-
-
-def _draw_bars(axes: Axes, names: Sequence[str], heights: Sequence[float], label: str, **style: Any) -> None:
-    bars = axes.bar(range(len(names)), heights, width=0.7, edgecolor="white", **style)
-    if len(names) <= _LABELLED_BARS:
-        axes.bar_label(bars, fmt=label, fontsize=10, padding=1)
-    # Of many budgets only some are named, and those of two paths are too long to stand side by side.
-    every = max(1, -(-len(names) // _NAMED_BARS))
-    is_crowded = sum(len(name) + _NAME_GAP for name in names[::every]) > _UPRIGHT_CHARACTERS
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}
-    axes.set_xticks(range(0, len(names), every), names[::every], **turned)
-    axes.tick_params(axis="x", length=0)
-    axes.margins(x=0.02, y=0.12)
 
 
 def _draw_outcomes(axes: Axes, hits: int, reasons: Sequence[tuple[int, str]]) -> None:

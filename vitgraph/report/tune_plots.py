@@ -13,21 +13,22 @@ from vitgraph.report.figures import (
     ORANGE,
     PINK,
     VERMILLION,
+    add_title,
+    draw_budget_bars,
     figure_files,
     legend_beside,
     new_figure,
     report_style,
 )
 from vitgraph.report.files import write_files
+from vitgraph.report.tune_tables import NAMES
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PARETO, TUNED_BUDGETS = "pareto", "tuned_budgets"
 
 _TUNED, _AUTOMATIC, _NINE, _EAGER, _ORACLE = BLUE, ORANGE, PINK, VERMILLION, GREEN
-_NAMED_BARS = 24
 _MEBIBYTE = 2**20
 
 
@@ -60,9 +61,9 @@ def draw_pareto(data: Mapping[str, Any]) -> Figure:
 
     figure = new_figure(9.6, 5.4)
     left, right = figure.subplots(1, 2, sharey=True)
-    title = f"Mean latency of {data['workload'].get('name', 'the workload')}, predicted"
-    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
-    figure.text(0.012, 0.925, f"{data['model']} · {data['profile']['label']}", fontsize=10.5, color=GREY)
+    # The title of one panel alone would widen it, so it stands over both.
+    figure.suptitle("Mean latency by graphs and memory, predicted\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
+    figure.text(0.012, 0.925, _setting(data), fontsize=10.5, color=GREY)
     panels = (left, "graphs", 1, "Graphs"), (right, "memory_bytes", _MEBIBYTE, "Memory (MiB)")
     for axes, column, scale, label in panels:
         front = _front(data["pareto"], column)
@@ -72,8 +73,8 @@ def draw_pareto(data: Mapping[str, Any]) -> Figure:
         )
         points = (
             ("tuned", data["predicted"], "*", _TUNED, 17),
-            ("automatic list", data["baselines"].get("automatic"), "s", _AUTOMATIC, 9),
-            ("documented nine", data["baselines"].get("seed_nine"), "D", _NINE, 8),
+            (NAMES["automatic"], data["baselines"].get("automatic"), "s", _AUTOMATIC, 9),
+            (NAMES["seed_nine"], data["baselines"].get("seed_nine"), "D", _NINE, 8),
         )
         for name, row, marker, color, size in points:
             if row is not None:
@@ -114,17 +115,15 @@ def draw_tuned_budgets(data: Mapping[str, Any]) -> Figure:
     figure = new_figure(9.6, 6.4)
     upper, lower = figure.subplots(2, 1, sharex=True)
     misses = sum(row["items"] for row in data["misses"])
-    upper.set_title(f"Replays by budget: {data['hits']} hits, {misses} misses")
-    _draw_bars(upper, replays, _TUNED, None)
+    outcome = f"{data['hits']} hits, {misses} misses"
+    add_title(upper, "Replays and waste by token budget", f"{_setting(data)} · {outcome}, predicted")
+    draw_budget_bars(upper, names, replays, "%d", color=_TUNED)
     upper.set_ylabel("Replays")
-    _draw_bars(lower, waste, _ORACLE, "//")
+    draw_budget_bars(lower, names, waste, "%.0f", color=_ORACLE, hatch="//")
     lower.set(ylabel="Waste (%)", xlabel="Token budget")
-    every = max(1, -(-len(names) // _NAMED_BARS))
-    lower.set_xticks(range(0, len(names), every), names[::every], rotation=45, ha="right", rotation_mode="anchor")
     return figure
 
 
-def _draw_bars(axes: Axes, heights: Sequence[float], color: str, hatch: str | None) -> None:
-    axes.bar(range(len(heights)), heights, width=0.75, color=color, edgecolor="white", hatch=hatch)
-    axes.tick_params(axis="x", length=0)
-    axes.margins(x=0.02)
+def _setting(data: Mapping[str, Any]) -> str:
+    """The workload and what predicts its times."""
+    return f"{data['workload'].get('name', 'the workload')} · {data['profile']['label']}"

@@ -82,7 +82,7 @@ def draw_sizes(name: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
     """Height over width of every distinct size; the area of a mark grows with the items that have it."""
     items = sum(sizes.values())
     figure, axes = _titled_figure(
-        "Sizes of the items", f"{name} · {items} items · a larger mark: more of them", (7.6, 6.4)
+        "Sizes of the items", f"{name} · {items} items · a larger mark: more of them", (8.4, 6.4)
     )
     axes.set(xlabel="Width (pixels)", ylabel="Height (pixels)")
     marks: Counter[tuple[bool, int, int]] = Counter()
@@ -103,7 +103,7 @@ def draw_sizes(name: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
     scale_axis(axes, "x", low, high)
     scale_axis(axes, "y", low, high)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    legend = axes.legend(loc="upper left")
+    legend = legend_beside(axes)
     for handle in legend.legend_handles[1:]:
         handle.set_sizes([36.0])  # type: ignore[union-attr]
     return figure
