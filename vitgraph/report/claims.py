@@ -119,6 +119,14 @@ def verdict_of(record: RunRecord) -> VerdictText:
     return VerdictText(verdict, _HEADLINES[verdict], str(comparison["verdict_reason"]))
 
 
+def remark_of(record: RunRecord) -> str:
+    """Why a run is incomplete, not valid or no measurement of a GPU; empty where a reader need not be told anything."""
+    if record["status"] != "complete":
+        return f"{record['status']}: {record['status_reason']}"
+    verdict = verdict_of(record)
+    return f"no verdict: {verdict.reason}" if verdict.verdict in (NO_VERDICT, "invalid") else ""
+
+
 def backend_text(record: RunRecord) -> str:
     """The attention backend that ran, and the one asked for where that is another."""
     used, requested = record.backend_used, record.backend_requested

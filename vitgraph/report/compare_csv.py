@@ -64,8 +64,13 @@ def write_backends_csv(record: CompareRecord, path: Path, overwrite: bool = Fals
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    (written,) = write_files({path: csv_bytes(BACKEND_COLUMNS, _backend_rows(record))}, overwrite)
+    (written,) = write_files({path: backends_csv(record)}, overwrite)
     return written
+
+
+def backends_csv(record: CompareRecord) -> bytes:
+    """The content of `backends.csv`."""
+    return csv_bytes(BACKEND_COLUMNS, _backend_rows(record))
 
 
 def write_micro_csv(rows: Sequence[Mapping[str, Any]], path: Path, overwrite: bool = False) -> Path:
@@ -75,8 +80,13 @@ def write_micro_csv(rows: Sequence[Mapping[str, Any]], path: Path, overwrite: bo
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    (written,) = write_files({path: csv_bytes(MICRO_COLUMNS, rows)}, overwrite)
+    (written,) = write_files({path: micro_csv(rows)}, overwrite)
     return written
+
+
+def micro_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The content of `micro.csv`."""
+    return csv_bytes(MICRO_COLUMNS, rows)
 
 
 def _backend_rows(record: CompareRecord) -> Iterable[Mapping[str, Any]]:

@@ -41,11 +41,15 @@ def write_compare_plots(record: CompareRecord, folder: Path, overwrite: bool = F
         UsageError: A file exists and `overwrite` is off.
         RecordFileError: A file could not be written.
     """
+    return write_files({folder / name: content for name, content in compare_plot_files(record).items()}, overwrite)
+
+
+def compare_plot_files(record: CompareRecord) -> dict[str, bytes]:
+    """The figure by file name; nothing where no backend was measured."""
     if not any(row["eager"] or row["graph"] for row in record.rows):
-        return []
+        return {}
     with report_style():
-        files = figure_files({BACKENDS_PLOT: draw_backends(record)})
-    return write_files({folder / name: content for name, content in files.items()}, overwrite)
+        return figure_files({BACKENDS_PLOT: draw_backends(record)})
 
 
 def draw_backends(record: CompareRecord) -> Figure:

@@ -47,12 +47,16 @@ def write_tune_plots(data: Mapping[str, Any], folder: Path, *, overwrite: bool =
         UsageError: A file exists and `overwrite` is off.
         RecordFileError: A file could not be written.
     """
+    return write_files({folder / name: content for name, content in tune_plot_files(data).items()}, overwrite)
+
+
+def tune_plot_files(data: Mapping[str, Any]) -> dict[str, bytes]:
+    """The figures by file name."""
     with report_style():
         figures = {PARETO: draw_pareto(data)}
         if data["by_budget"]:
             figures[TUNED_BUDGETS] = draw_tuned_budgets(data)
-        files = figure_files(figures)
-    return write_files({folder / name: content for name, content in files.items()}, overwrite)
+        return figure_files(figures)
 
 
 def draw_pareto(data: Mapping[str, Any]) -> Figure:

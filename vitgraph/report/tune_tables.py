@@ -355,10 +355,14 @@ def write_tune_csv(data: Mapping[str, Any], folder: Path, *, overwrite: bool = F
         UsageError: A file exists and `overwrite` is off.
         RecordFileError: A file could not be written.
     """
+    return write_files({folder / name: content for name, content in tune_csv_files(data).items()}, overwrite)
+
+
+def tune_csv_files(data: Mapping[str, Any]) -> dict[str, bytes]:
+    """The tables by file name."""
     rows = [{"name": name, **row} for name, row in _predicted_rows(data)]
     rows += [{"name": "runner_up", **row} for row in data["runners_up"]]
     rows += [{"name": "pareto", **row} for row in data["pareto"]]
     tables = {SETTINGS_FILE: (SETTINGS_COLUMNS, rows), BUDGETS_FILE: (BUDGET_COLUMNS, data["by_budget"])}
     # Predicted bytes have a fraction; nine digits keep them exact to a few bytes.
-    files = {folder / name: csv_bytes(columns, values, digits=9) for name, (columns, values) in tables.items()}
-    return write_files(files, overwrite)
+    return {name: csv_bytes(columns, values, digits=9) for name, (columns, values) in tables.items()}
