@@ -11,9 +11,7 @@ import typer
 
 from vitgraph import cli_options as opt
 
-Runs = Annotated[
-    list[Path] | None, typer.Argument(metavar="RUN", help="Folders of saved bench runs, or their run.json.")
-]
+Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Folders of saved runs, or their run.json.")]
 Compare = Annotated[
     tuple[Path, Path] | None,
     typer.Option("--compare", metavar="A B", help="Two runs of the same requests on the same device: B against A."),
@@ -30,6 +28,9 @@ OutputDir = Annotated[
     Path | None,
     typer.Option(help="Folder of the files; unset: export/ in the run's folder, or a new one under runs/ for several."),
 ]
+Markdown = Annotated[
+    bool, typer.Option("--markdown", help="Print one Markdown table, a bench run a line, and write no files.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files of an earlier export.")]
 
 
@@ -38,14 +39,16 @@ def export(
     compare: Compare = None,
     across: Across = None,
     formats: Formats = None,
+    markdown: Markdown = False,
     output_dir: OutputDir = None,
     overwrite: Overwrite = False,
     json_output: opt.JsonOutput = False,
 ) -> None:
-    """Rebuild tables, plots and one HTML page from saved bench runs, or compare two of them; needs no GPU.
+    """Rebuild tables, plots and one HTML page from saved runs, or compare two of them; needs no GPU.
 
-    Writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and SVG, and one
-    HTML page that loads nothing. With --compare, the files hold the deltas of two runs with their intervals.
+    Of bench runs, writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and
+    SVG, and one HTML page that loads nothing. Of one backend comparison or tuning result, writes its CSV and plots and
+    prints its tables again. With --compare, the files hold the deltas of two bench runs with their intervals.
     """
     from vitgraph.cli import reported_errors
 
@@ -56,21 +59,32 @@ def export(
             raise UsageError("give one or more runs, or --compare with two of them (and not both)")
         if across is not None and compare is None:
             raise UsageError(f"--across is {across!r}, but only --compare compares runs")
-        written = _compare(compare, across, formats, output_dir, overwrite, json_output) if compare else None
-        if written is None:
-            written = _export(runs or [], formats, output_dir, overwrite)
+        if markdown:
+            if compare or formats or output_dir or overwrite or json_output:
+                raise UsageError("--markdown prints one table of the runs and writes no files; give it runs alone")
+            _print_markdown(runs or [])
+            return
+        if compare:
+            written = _compare(compare, across, formats, output_dir, overwrite, json_output)
+        else:
+            written = _export(runs or [], formats, output_dir, overwrite, json_output)
         if json_output and not compare:
             typer.echo(json.dumps([str(path) for path in written], indent=1))
         elif not json_output:
             _list_files(written)
 
 
-def _export(paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool) -> list[Path]:
+def _export(
+    paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool, json_output: bool
+) -> list[Path]:
     from vitgraph.cli_specs import new_run_folder
     from vitgraph.report.export import export_runs, parse_formats
-    from vitgraph.saved_runs import open_runs
+    from vitgraph.saved_runs import BENCH_KIND, open_runs, record_file, record_kind
 
     chosen = parse_formats(formats)
+    others = [path for path in paths if record_kind(record_file(path)) not in (None, BENCH_KIND)]
+    if others:
+        return _export_other(others[0], len(paths), chosen if formats else None, output_dir, overwrite, json_output)
     runs = open_runs(paths)
     for run in runs:
         _print_notes(run.notes)
@@ -79,6 +93,50 @@ def _export(paths: Sequence[Path], formats: str | None, output_dir: Path | None,
         own = runs[0].record.folder
         folder = own / "export" if len(runs) == 1 and own is not None else new_run_folder("export", "runs")
     return export_runs(runs, folder, chosen, overwrite=overwrite)
+
+
+def _export_other(
+    path: Path,
+    count: int,
+    formats: Sequence[str] | None,
+    output_dir: Path | None,
+    overwrite: bool,
+    json_output: bool,
+) -> list[Path]:
+    """Exports one record that no `bench` saved."""
+    from rich.console import Console
+
+    from vitgraph.errors import UsageError
+    from vitgraph.report.record_files import EXPORTED_KINDS, RECORD_FORMATS, export_record
+    from vitgraph.saved_runs import record_file, record_kind
+
+    file = record_file(path)
+    kind = record_kind(file)
+    if kind not in EXPORTED_KINDS:
+        raise UsageError(
+            f"{file} is a record of kind {kind!r}; export takes bench, {', '.join(EXPORTED_KINDS)}. "
+            "Its JSON can be read as it is"
+        )
+    if count > 1:
+        raise UsageError(f"{file} is a record of kind {kind!r}; only bench runs go together, so give it alone")
+    return export_record(
+        file,
+        kind,
+        output_dir or file.parent / "export",
+        formats or RECORD_FORMATS,
+        console=None if json_output else Console(),
+        overwrite=overwrite,
+    )
+
+
+def _print_markdown(paths: Sequence[Path]) -> None:
+    from vitgraph.report.rows_table import rows_markdown
+    from vitgraph.saved_runs import open_runs
+
+    runs = open_runs(paths)
+    for run in runs:
+        _print_notes(run.notes)
+    typer.echo(rows_markdown(runs), nl=False)
 
 
 def _compare(

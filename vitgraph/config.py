@@ -166,6 +166,14 @@ class BenchSpec:
     workload: WorkloadSpec
     parallel: ParallelSpec = field(default_factory=ParallelSpec)
 
+    def __post_init__(self) -> None:
+        # The stock forward runs the very blocks that are compiled, so it would be neither stock nor plain.
+        if self.model.compile and self.run.baseline == "hf":
+            raise UsageError(
+                "--baseline hf measures the stock forward, but --compile compiles the blocks that it runs too; leave "
+                "one of them out, or measure the stock forward in a run of its own"
+            )
+
     def as_dict(self) -> dict[str, Any]:
         """The settings in the shape of run.json."""
         settings = asdict(self)

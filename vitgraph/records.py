@@ -130,8 +130,8 @@ class RunRecord:
 
     @property
     def device_name(self) -> str | None:
-        """Device that was measured (`environment.gpu`, else `environment.device`); None where it is not known."""
-        return self.data["environment"].get("gpu") or self.data["environment"].get("device")
+        """Device that was measured (`environment.device`); None where it is not known."""
+        return self.data["environment"].get("device")
 
     def validate(self) -> None:
         """Checks the rules of the format.
@@ -344,18 +344,18 @@ def _migrate(data: Any, path: Path) -> Json:
     return data
 
 
-def _check_record(data: Json) -> None:
-    missing = [name for name in TOP_LEVEL_FIELDS if name not in data]
-    unknown = [name for name in data if name not in TOP_LEVEL_FIELDS]
+def check_frame(data: Json, fields: Sequence[str], schema_version: int) -> None:
+    """Checks what records of all kinds have alike: their fields, their status, and a reason where they are incomplete.
+
+    Raises:
+        UsageError: A field is missing or unknown, or the status breaks a rule.
+    """
+    missing = [name for name in fields if name not in data]
+    unknown = [name for name in data if name not in fields]
     if missing or unknown:
         raise UsageError(
             f"the record lacks {', '.join(missing) or 'nothing'} and has unknown {', '.join(unknown) or 'nothing'}; "
-            f"version {SCHEMA_VERSION} has exactly {', '.join(TOP_LEVEL_FIELDS)}"
-        )
-    if data["schema_version"] != SCHEMA_VERSION or data["kind"] != "bench":
-        raise UsageError(
-            f"the record is schema_version {data['schema_version']!r}, kind {data['kind']!r}; "
-            f"this one must be {SCHEMA_VERSION} and 'bench'"
+            f"version {schema_version} has exactly {', '.join(fields)}"
         )
     status = data["status"]
     if status not in STATUSES:
@@ -364,7 +364,16 @@ def _check_record(data: Json) -> None:
         raise UsageError(
             f"status {status!r} with reason {data['status_reason']!r}; exactly the incomplete have a reason"
         )
-    if status == "complete" and not (data["summary"] and data["graph"]):
+
+
+def _check_record(data: Json) -> None:
+    check_frame(data, TOP_LEVEL_FIELDS, SCHEMA_VERSION)
+    if data["schema_version"] != SCHEMA_VERSION or data["kind"] != "bench":
+        raise UsageError(
+            f"the record is schema_version {data['schema_version']!r}, kind {data['kind']!r}; "
+            f"this one must be {SCHEMA_VERSION} and 'bench'"
+        )
+    if data["status"] == "complete" and not (data["summary"] and data["graph"]):
         raise UsageError("a complete record needs its summary and graph sections; use status 'interrupted' or 'error'")
     if data["graph"]:
         _check_counters(data["graph"])

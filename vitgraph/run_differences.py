@@ -110,12 +110,11 @@ def _backend(record: RunRecord) -> Facts:
 
 
 def _budgets(record: RunRecord) -> Facts:
-    settings = record["settings"]
-    graph, resolved = settings["graph"], settings.get("resolved", {})
+    graph, resolved = record["settings"]["graph"], record["settings"]["resolved"]
     limits = ("max_vision_items_per_batch", "max_frames_per_batch")
     return {
-        "token budgets": resolved.get("token_budgets", graph.get("token_budgets")),
-        **{name.replace("_", " "): resolved.get(name, graph.get(name)) for name in limits},
+        "token budgets": resolved["token_budgets"],
+        **{name.replace("_", " "): resolved[name] for name in limits},
         "slot tiers": graph.get("slot_tiers", True),
         "video pruning rate": graph.get("video_pruning_rate", 0.0),
     }
@@ -139,7 +138,7 @@ REQUIRED: dict[str, Callable[[RunRecord], Facts]] = {
     "graph mode": _graph_mode,
     "workload fingerprint": lambda record: {"workload fingerprint": record["workload"].get("fingerprint")},
     "measured items": _items,
-    "requests per call": _setting("requests per call", "bench", "requests_per_call", default=1),
+    "requests per call": _setting("requests per call", "bench", "requests_per_call"),
 }
 """What must be equal in two runs, by the name that messages give it."""
 

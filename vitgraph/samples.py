@@ -78,54 +78,55 @@ class Sample:
 SAMPLE_COLUMNS = tuple(Sample.__dataclass_fields__)
 
 
-class SampleWriter:
-    """Appends samples to `samples.csv` while measuring; each row is handed to the operating system at once.
+class RowWriter:
+    """Appends rows to a CSV file while measuring; each row is handed to the operating system at once.
 
     Attributes:
         path: The file.
-        rows: Samples that are in the file.
+        rows: Rows that are in the file, without its header.
     """
 
-    def __init__(self, folder: Path | str, overwrite: bool = False) -> None:
+    def __init__(self, path: Path, columns: Sequence[str], overwrite: bool = False) -> None:
         """Opens the file and writes its header.
 
         With `overwrite`, an older `run.json` of the folder is removed, so that it cannot be taken for the record
-        of the new samples.
+        of the new rows.
 
         Raises:
             UsageError: The folder holds a result already and `overwrite` is off.
             RecordFileError: The folder or the file cannot be written.
         """
-        folder = Path(folder)
-        self.path = folder / SAMPLES_FILE
+        self.path = path
         self.rows = 0
-        run_file = folder / RUN_FILE
+        run_file = path.parent / RUN_FILE
         if not overwrite:
-            for path in (run_file, self.path):
-                refuse_to_replace(path)
+            for file in (run_file, path):
+                refuse_to_replace(file)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if overwrite:
-                run_file.unlink(missing_ok=True)
-            self._file: io.FileIO | None = open(self.path, "wb", buffering=0)  # noqa: SIM115, PTH123
-            self._append(SAMPLE_COLUMNS)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            run_file.unlink(missing_ok=True)
+            # Without a buffer, a row that failed is not written again when the file is closed.
+            self._file: io.FileIO | None = io.FileIO(path, "w")
+            self._append(columns)
         except OSError as error:
-            raise RecordFileError(
-                f"cannot start {self.path}: {os_reason(error)}; nothing has been measured yet"
-            ) from error
+            raise RecordFileError(f"cannot start {path}: {os_reason(error)}; nothing has been measured yet") from error
 
-    def write(self, sample: Sample) -> None:
-        """Appends one sample.
+    def append(self, cells: Sequence[str], name: str) -> None:
+        """Appends one row.
+
+        Args:
+            cells: Its cells, which hold no comma.
+            name: What the row is of, for the message.
 
         Raises:
             RecordFileError: The row could not be written; the message gives the number of rows that were.
         """
         try:
-            self._append(sample.to_row())
+            self._append(cells)
         except OSError as error:
             raise RecordFileError(
                 f"cannot write {self.path}: {os_reason(error)}. Saved: the first {self.rows} samples. Not saved: "
-                f"request {sample.request} of round {sample.round} ({sample.mode}) and all after it"
+                f"{name} and all after it"
             ) from error
         self.rows += 1
 
@@ -146,10 +147,21 @@ class SampleWriter:
     def _append(self, cells: Sequence[str]) -> None:
         if self._file is None:
             raise ValueError(f"{self.path} is closed")
-        line = ",".join(cells) + "\n"
-        left = memoryview(line.encode("ascii"))
+        left = memoryview((",".join(cells) + "\n").encode("ascii"))
         while left:
             left = left[self._file.write(left) or 0 :]
+
+
+class SampleWriter(RowWriter):
+    """Appends samples to `samples.csv` while measuring."""
+
+    def __init__(self, folder: Path | str, overwrite: bool = False) -> None:
+        """Opens the file of a folder; raises as `RowWriter` does."""
+        super().__init__(Path(folder) / SAMPLES_FILE, SAMPLE_COLUMNS, overwrite)
+
+    def write(self, sample: Sample) -> None:
+        """Appends one sample; raises as `append` does."""
+        self.append(sample.to_row(), f"request {sample.request} of round {sample.round} ({sample.mode})")
 
 
 @dataclass(frozen=True, slots=True)

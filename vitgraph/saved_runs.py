@@ -38,7 +38,7 @@ def open_runs(paths: Sequence[Path]) -> list[SavedRun]:
     Raises:
         UsageError: A path is no record, is one of another command or of a newer version, or is given twice.
     """
-    files = [(path / RUN_FILE if path.is_dir() else path).resolve() for path in paths]
+    files = [record_file(path) for path in paths]
     folders = [file.parent for file in files]
     for file, folder in zip(files, folders, strict=True):
         if folders.count(folder) > 1:
@@ -58,18 +58,28 @@ def _open(name: str, file: Path) -> SavedRun:
     return SavedRun(name, record, tuple(loaded.samples), notes)
 
 
-def _check_kind(file: Path) -> None:
-    """Refuses records of other commands; anything else that is wrong with a file is for the loader to say."""
+def record_file(path: Path) -> Path:
+    """The `run.json` of a record that is given by its folder or by that file."""
+    return (path / RUN_FILE if path.is_dir() else path).resolve()
+
+
+def record_kind(file: Path) -> str | None:
+    """The kind of a saved record; None where there is none to read, which is for the loader to say."""
     if not file.exists():
-        return
+        return None
     try:
         data = json.loads(read_text(file))
     except json.JSONDecodeError:
-        return
+        return None
     kind = data.get("kind") if isinstance(data, dict) else None
-    if isinstance(kind, str) and kind != BENCH_KIND:
+    return kind if isinstance(kind, str) else None
+
+
+def _check_kind(file: Path) -> None:
+    kind = record_kind(file)
+    if kind not in (None, BENCH_KIND):
         raise UsageError(
-            f"{file} is a record of kind {kind!r}; export takes runs of kind {BENCH_KIND!r}, which `vitgraph bench` "
+            f"{file} is a record of kind {kind!r}, and this takes runs of kind {BENCH_KIND!r}, which `vitgraph bench` "
             "saves. Its JSON can be read as it is"
         )
 

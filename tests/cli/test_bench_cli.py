@@ -220,6 +220,10 @@ def test_local_parquet_images_go_through_the_real_processor(tmp_path: Path, fold
         (["--mm-encoder-attn-backend", "FLASHY"], "TORCH_SDPA"),
         (["--packing", "tetris"], "greedy-defer"),
         (["--rounds", "0"], "--rounds is 0"),
+        (
+            ["--baseline", "hf", "--compile"],
+            "but --compile compiles the blocks that it runs too",
+        ),
         (["--token-budgets", "64,big"], "64,big"),
         (["--token-budgets", "64", "--max-vision-items-per-batch", "256"], "256"),
         (["--compilation-config", "{"], "not valid JSON"),

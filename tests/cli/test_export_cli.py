@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_up_comparison import make_record
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -139,4 +140,60 @@ def test_a_record_of_another_kind_and_one_of_a_newer_version_are_refused(copy: P
     (copy / "run.json").write_text(json.dumps({"schema_version": 1, "kind": "verify"}), encoding="utf-8")
     other = run(str(copy))
     assert other.exit_code == 2
-    assert "is a record of kind 'verify'; export takes runs of kind 'bench'" in other.stderr
+    assert "is a record of kind 'verify'; export takes bench, compare-backends, compare-backends-micro, tune" in (
+        other.stderr
+    )
+    compared = run("--compare", str(copy), str(EXAMPLE))
+    assert compared.exit_code == 2
+    assert "is a record of kind 'verify', and this takes runs of kind 'bench'" in compared.stderr
+
+
+def test_runs_are_printed_as_one_markdown_table(copy: Path) -> None:
+    result = run(str(EXAMPLE), str(copy), "--markdown")
+    assert result.exit_code == 0, result.output
+    assert [line.count("|") for line in result.stdout.splitlines() if line.startswith("|")] == [13] * 4
+    assert not (copy / "export").exists()
+    refused = run(str(EXAMPLE), "--markdown", "--formats", "csv")
+    assert refused.exit_code == 2
+    assert "--markdown prints one table of the runs and writes no files" in refused.stderr
+
+
+@pytest.fixture
+def comparison(tmp_path: Path) -> Path:
+    folder = tmp_path / "compared"
+    make_record().save(folder)
+    return folder
+
+
+def test_a_backend_comparison_is_rebuilt_from_its_record_alone(comparison: Path) -> None:
+    result = run(str(comparison))
+    assert result.exit_code == 0, result.output
+    assert "vitgraph compare-backends: qwen3-vl-30b-a3b on NVIDIA H200" in result.stdout
+    assert result.stdout.endswith(
+        f"{comparison / 'export'}: backends.csv\n{comparison / 'export' / 'plots'}: backends.png, backends.svg\n"
+    )
+    again = run(str(comparison / "run.json"))
+    assert again.exit_code == 2
+    assert "backends.csv exists; results are not replaced" in again.stderr
+    as_json = run(str(comparison), "--formats", "csv", "--overwrite", "--json")
+    assert json.loads(as_json.stdout) == [str(comparison / "export" / "backends.csv")]
+
+
+def test_records_that_are_not_of_bench_have_fewer_formats_and_go_alone(comparison: Path) -> None:
+    page = run(str(comparison), "--formats", "csv,html")
+    assert page.exit_code == 2
+    assert "--formats has html, but" in page.stderr
+    assert "which has csv and plots; the other formats are of bench runs" in page.stderr
+    several = run(str(comparison), str(EXAMPLE))
+    assert several.exit_code == 2
+    assert "only bench runs go together, so give it alone" in several.stderr
+    assert not (comparison / "export").exists()
+
+
+def test_a_damaged_record_is_named(comparison: Path) -> None:
+    record = json.loads((comparison / "run.json").read_text(encoding="utf-8"))
+    del record["backends"][0]["modes"]
+    (comparison / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    result = run(str(comparison))
+    assert result.exit_code == 2, result.output
+    assert "is no whole record of kind 'compare-backends' (KeyError('modes'))" in result.stderr

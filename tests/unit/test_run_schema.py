@@ -62,6 +62,16 @@ def test_a_fresh_run_follows_the_schema(fresh: dict[str, Any]) -> None:
     assert problems(fresh) == []
 
 
+def test_the_stored_example_has_the_shape_of_a_fresh_run(fresh: dict[str, Any]) -> None:
+    """What is tested on the example holds for what the engine writes: nothing in it is of an older shape."""
+    example = read(EXAMPLE)
+    assert list(example["workload"]) == list(fresh["workload"])
+    assert list(example["workload"]["tokens_per_request"]) == list(fresh["workload"]["tokens_per_request"])
+    assert list(example["graph"]["per_budget"][0])[:9] == list(fresh["graph"]["per_budget"][0])
+    for name, part in example["settings"].items():
+        assert set(part) <= set(fresh["settings"][name]), name
+
+
 def test_the_schema_is_valid_and_names_the_fields_that_records_are_saved_with() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert tuple(SCHEMA["properties"]) == TOP_LEVEL_FIELDS
@@ -101,6 +111,9 @@ def set_field(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (set_field("command", value="vitgraph bench"), "$.command"),
         (set_field("graph", "hit_rate", value=98.5), "$.graph"),
         (set_field("comparison", "mean", "verdict", value="better"), "$.comparison"),
+        (set_field("settings", "run", value={"rounds": 2}), "$.settings"),
+        (set_field("workload", "provenance", value="made up"), "$.workload.provenance"),
+        (set_field("environment", value={"device": "CPU"}), "$.environment"),
     ],
 )
 def test_what_breaks_the_format_is_refused(change: Callable[[dict[str, Any]], None], where: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from vitgraph.bench.compare_results import COMPARED_MODES, OK
 from vitgraph.bench.compare_samples import BACKEND_SAMPLES_FILE, BackendSample, load_backend_samples
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError, VitgraphError
-from vitgraph.records import STATUSES, decode, encode
+from vitgraph.records import check_frame, decode, encode
 from vitgraph.result_files import RecordFileError, os_reason, read_text, refuse_to_replace, write_atomically
 from vitgraph.samples import EAGER, GRAPH, RUN_FILE
 
@@ -211,24 +211,11 @@ def set_status(row: Json, modes: Json) -> None:
 
 
 def _check(data: Json) -> None:
-    missing = [name for name in TOP_LEVEL_FIELDS if name not in data]
-    unknown = [name for name in data if name not in TOP_LEVEL_FIELDS]
-    if missing or unknown:
-        raise UsageError(
-            f"the record lacks {', '.join(missing) or 'nothing'} and has unknown {', '.join(unknown) or 'nothing'}; "
-            f"version {SCHEMA_VERSION} has exactly {', '.join(TOP_LEVEL_FIELDS)}"
-        )
+    check_frame(data, TOP_LEVEL_FIELDS, SCHEMA_VERSION)
     if data["schema_version"] != SCHEMA_VERSION:
         raise UsageError(
             f"the record has schema_version {data['schema_version']!r}; this vitgraph reads {SCHEMA_VERSION}. "
             "Update vitgraph to open a newer one"
-        )
-    status = data["status"]
-    if status not in STATUSES:
-        raise UsageError(f"status is {status!r}; it must be one of {', '.join(STATUSES)}")
-    if (status == "complete") == bool(data["status_reason"]):
-        raise UsageError(
-            f"status {status!r} with reason {data['status_reason']!r}; exactly the incomplete have a reason"
         )
     for row in data["backends"]:
         _check_row(row)

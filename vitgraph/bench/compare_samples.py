@@ -6,12 +6,11 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 from vitgraph.errors import UsageError
-from vitgraph.result_files import RecordFileError, os_reason, read_text, refuse_to_replace
-from vitgraph.samples import RUN_FILE, SAMPLE_COLUMNS, RequestTimes, Sample, request_times
+from vitgraph.result_files import read_text
+from vitgraph.samples import SAMPLE_COLUMNS, RequestTimes, RowWriter, Sample, request_times
 
 BACKEND_SAMPLES_FILE = "backend_samples.csv"
 BACKEND_SAMPLE_COLUMNS = ("backend", "repeat", *SAMPLE_COLUMNS)
@@ -57,66 +56,18 @@ class BackendSample:
         return cls(backend, repeat == "1", Sample.from_row(cells))
 
 
-class BackendSampleWriter:
-    """Appends samples while measuring; each row is handed to the operating system at once.
-
-    Attributes:
-        path: The file.
-        rows: Samples that are in the file.
-    """
+class BackendSampleWriter(RowWriter):
+    """Appends samples to `backend_samples.csv` while measuring."""
 
     def __init__(self, folder: Path, overwrite: bool = False) -> None:
-        """Opens the file and writes its header; with `overwrite`, an older record of the folder is removed.
-
-        Raises:
-            UsageError: The folder holds a result already and `overwrite` is off.
-            RecordFileError: The folder or the file cannot be written.
-        """
-        self.path = folder / BACKEND_SAMPLES_FILE
-        self.rows = 0
-        run_file = folder / RUN_FILE
-        if not overwrite:
-            for path in (run_file, self.path):
-                refuse_to_replace(path)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            run_file.unlink(missing_ok=True)
-            # Without a buffer, a row that failed is not written again when the file is closed.
-            self._file = self.path.open("wb", buffering=0)
-            self._append(BACKEND_SAMPLE_COLUMNS)
-        except OSError as error:
-            raise RecordFileError(
-                f"cannot start {self.path}: {os_reason(error)}; nothing has been measured yet"
-            ) from error
+        """Opens the file of a folder; raises as `RowWriter` does."""
+        super().__init__(folder / BACKEND_SAMPLES_FILE, BACKEND_SAMPLE_COLUMNS, overwrite)
 
     def write(self, sample: BackendSample) -> None:
-        """Appends one sample.
-
-        Raises:
-            RecordFileError: The row could not be written; the message gives the number of rows that were.
-        """
-        try:
-            self._append(sample.to_row())
-        except OSError as error:
-            raise RecordFileError(
-                f"cannot write {self.path}: {os_reason(error)}. Saved: the first {self.rows} samples. Not saved: "
-                f"request {sample.sample.request} of round {sample.sample.round} ({sample.backend}, "
-                f"{sample.sample.mode}) and all after it"
-            ) from error
-        self.rows += 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def _append(self, cells: Sequence[str]) -> None:
-        left = memoryview((",".join(cells) + "\n").encode("ascii"))
-        while left:
-            left = left[self._file.write(left) or 0 :]
+        """Appends one sample; raises as `append` does."""
+        call = sample.sample
+        name = f"request {call.request} of round {call.round} ({sample.backend}, {call.mode})"
+        self.append(sample.to_row(), name)
 
 
 def load_backend_samples(path: Path) -> list[BackendSample]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,21 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+
+
+def rename_key(key: str, patterns: Sequence[tuple[str, str]], prefix: str = "") -> str | None:
+    """The module name of a published key, by the first pattern that matches; None where none does.
+
+    Args:
+        key: The key in the checkpoint.
+        patterns: Regular expressions with what replaces them.
+        prefix: Regular expression before each of them.
+    """
+    for pattern, target in patterns:
+        name, count = re.subn(prefix + pattern, target, key)
+        if count:
+            return name
+    return None
 
 
 def source_from_folder(folder: Path, name: str) -> ModelSource:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
+from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, TileGeometry, transformer_flops
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.planning.items import IMAGE, VIDEO
@@ -164,11 +164,7 @@ class InternVLEncoder(TileEncoder):
 
     @classmethod
     def map_checkpoint_key(cls, key: str) -> str | None:
-        for pattern, target in ORIGINAL_KEYS:
-            name, count = re.subn(pattern, target, key)
-            if count:
-                return name
-        return None
+        return rename_key(key, ORIGINAL_KEYS)
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:

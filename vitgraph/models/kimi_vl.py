@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,6 +11,7 @@ import numpy as np
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import (
     EncoderCudaGraphConfig,
     EncoderCudaGraphPathConfig,
@@ -193,11 +193,7 @@ class KimiVLEncoder(GridTowerEncoder):
 
     @classmethod
     def map_checkpoint_key(cls, key: str) -> str | None:
-        for pattern, target in PUBLISHED_KEYS:
-            name, count = re.subn(pattern, target, key)
-            if count:
-                return name
-        return None
+        return rename_key(key, PUBLISHED_KEYS)
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule, normalized
 
@@ -248,11 +249,7 @@ class Step3VLEncoder(TwoPathEncoder):
 
     @classmethod
     def map_checkpoint_key(cls, key: str) -> str | None:
-        for pattern, target in CHECKPOINT_KEYS:
-            name, count = re.subn(r"^(?:model\.)?" + pattern, target, key)
-            if count:
-                return name
-        return None
+        return rename_key(key, CHECKPOINT_KEYS, prefix=r"^(?:model\.)?")
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:

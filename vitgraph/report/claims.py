@@ -6,9 +6,8 @@ Improvements are positive where graph mode is faster, as upstream prints them; t
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from vitgraph.records import RunRecord
 from vitgraph.report.units import NO_VALUE, count_text, ms_text, signed_pct_text
@@ -42,13 +41,17 @@ class Claim:
         return f"{self.improvement} ({self.times})" if self.times else self.improvement
 
     @property
-    def note(self) -> str:
-        """What may be claimed of it; empty where nothing was compared."""
+    def qualifier(self) -> str:
+        """What may be claimed of it, without its interval; empty where nothing was compared."""
         if not self.times:
             return ""
-        label = f"max (n<{P99_MIN_SAMPLES})" if self.metric == "Max" else ""
-        verdict = "not a GPU" if self.verdict == NO_VERDICT else self.verdict
-        return ", ".join(part for part in (label, verdict, self.interval) if part)
+        label = f"max (n<{P99_MIN_SAMPLES}), " if self.metric == "Max" else ""
+        return label + ("not a GPU" if self.verdict == NO_VERDICT else self.verdict)
+
+    @property
+    def note(self) -> str:
+        """What may be claimed of it; empty where nothing was compared."""
+        return ", ".join(part for part in (self.qualifier, self.interval) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,14 @@ def verdict_of(record: RunRecord) -> VerdictText:
     return VerdictText(verdict, _HEADLINES[verdict], str(comparison["verdict_reason"]))
 
 
+def remark_of(record: RunRecord) -> str:
+    """Why a run is incomplete, not valid or no measurement of a GPU; empty where a reader need not be told anything."""
+    if record["status"] != "complete":
+        return f"{record['status']}: {record['status_reason']}"
+    verdict = verdict_of(record)
+    return f"no verdict: {verdict.reason}" if verdict.verdict in (NO_VERDICT, "invalid") else ""
+
+
 def backend_text(record: RunRecord) -> str:
     """The attention backend that ran, and the one asked for where that is another."""
     used, requested = record.backend_used, record.backend_requested
@@ -144,14 +155,12 @@ def workload_name(record: RunRecord) -> str:
 def size_text(record: RunRecord) -> str:
     """How much was measured: requests, warm-ups, rounds, requests a call."""
     settings = record["settings"]
-    measuring: Mapping[str, Any] = settings.get("bench", {})
-    warmups = settings["workload"].get("num_warmups")
-    rounds = (record["comparison"] or {}).get("rounds") or measuring.get("rounds")
-    together = measuring.get("requests_per_call", 1)
+    rounds = (record["comparison"] or {}).get("rounds") or settings["bench"]["rounds"]
+    together = settings["bench"]["requests_per_call"]
     parts = [
         count_text(record["workload"]["requests"], "request"),
-        None if warmups is None else count_text(warmups, "warm-up"),
-        None if rounds is None else count_text(rounds, "round"),
+        count_text(settings["workload"]["num_warmups"], "warm-up"),
+        count_text(rounds, "round"),
         f"{together} requests a call" if together > 1 else None,
     ]
     return ", ".join(part for part in parts if part)

@@ -24,14 +24,12 @@ Both are tidy: one header row, fixed columns, one observation a row. A cell is e
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitgraph.bench.compare_record import CompareRecord
-from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.report.files import csv_bytes, write_files
 
 BACKENDS_FILE, MICRO_FILE = "backends.csv", "micro.csv"
 _TIMES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "gpu_mean_ms")
@@ -66,7 +64,13 @@ def write_backends_csv(record: CompareRecord, path: Path, overwrite: bool = Fals
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    return _write(path, BACKEND_COLUMNS, _backend_rows(record), overwrite)
+    (written,) = write_files({path: backends_csv(record)}, overwrite)
+    return written
+
+
+def backends_csv(record: CompareRecord) -> bytes:
+    """The content of `backends.csv`."""
+    return csv_bytes(BACKEND_COLUMNS, _backend_rows(record))
 
 
 def write_micro_csv(rows: Sequence[Mapping[str, Any]], path: Path, overwrite: bool = False) -> Path:
@@ -76,7 +80,13 @@ def write_micro_csv(rows: Sequence[Mapping[str, Any]], path: Path, overwrite: bo
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    return _write(path, MICRO_COLUMNS, rows, overwrite)
+    (written,) = write_files({path: micro_csv(rows)}, overwrite)
+    return written
+
+
+def micro_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The content of `micro.csv`."""
+    return csv_bytes(MICRO_COLUMNS, rows)
 
 
 def _backend_rows(record: CompareRecord) -> Iterable[Mapping[str, Any]]:
@@ -111,26 +121,3 @@ def _delta_cells(name: str, entry: Mapping[str, Any] | None) -> dict[str, Any]:
         return {}
     low, high = entry["ci95"] or (None, None)
     return dict(zip(_delta_columns(name), (entry["delta_pct"], low, high, entry["verdict"]), strict=True))
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], overwrite: bool) -> Path:
-    if not overwrite:
-        refuse_to_replace(path)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.getvalue().encode("utf-8"))
-    except OSError as error:
-        raise RecordFileError(
-            f"cannot write {path}: {os_reason(error)}. The run itself is saved; export it again to another folder"
-        ) from error
-    return path

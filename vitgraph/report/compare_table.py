@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.report.terminal import VERDICT_STYLES, fact_list, line, new_table
 from vitgraph.report.units import (
     NO_VALUE,
     NOT_MEASURED,
@@ -31,14 +31,6 @@ from vitgraph.stats import P99_MIN_SAMPLES
 WIDE_CONSOLE = 140
 SIGN_CONVENTION = "Positive = graph faster than the same backend's eager; milliseconds a request, eager→graph."
 
-_VERDICT_STYLES = {
-    "best": "bold green",
-    "faster": "green",
-    "slower": "red",
-    "same": "cyan",
-    "undecided": "yellow",
-    "invalid": "red",
-}
 _OK = "ok"
 _EAGER, _GRAPH = MODES = ("eager", "graph")
 
@@ -53,17 +45,17 @@ def render_compare(record: CompareRecord, console: Console) -> None:
     device = record.device_name or "unknown device"
     workload = record["workload"].get("name", "unknown")
     title = f"vitgraph compare-backends: {record.model_name} on {device}, workload {workload}"
-    console.print(_line(title, "bold"))
+    console.print(line(title, "bold"))
     if record["status"] != "complete":
-        console.print(_line(f"{record['status'].capitalize()}: {record['status_reason']}", "bold yellow"))
+        console.print(line(f"{record['status'].capitalize()}: {record['status_reason']}", "bold yellow"))
     console.print()
     console.print(_wide_table(record) if console.width >= WIDE_CONSOLE else _narrow_table(record))
-    console.print(_line(SIGN_CONVENTION, "dim"))
+    console.print(line(SIGN_CONVENTION, "dim"))
     console.print()
     advice = record["recommendation"]
-    console.print(_line(advice["text"], "bold green" if advice["sure"] == "clear" else "bold yellow"))
+    console.print(line(advice["text"], "bold green" if advice["sure"] == "clear" else "bold yellow"))
     console.print()
-    console.print(_grid([*_reasons(record), *_facts(record)]))
+    console.print(fact_list([*_reasons(record), *_facts(record)]))
 
 
 def render_availability(backends: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -72,14 +64,14 @@ def render_availability(backends: Sequence[Mapping[str, Any]], console: Console)
         (row["name"], f"unavailable: {row['unavailable_reason']}") for row in backends if row["unavailable_reason"]
     ]
     here = [(row["name"], "available") for row in backends if not row["unavailable_reason"]]
-    console.print(_grid([*here, *pairs]))
+    console.print(fact_list([*here, *pairs]))
 
 
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
 def _wide_table(record: CompareRecord) -> Table:
-    table = _new_table()
+    table = new_table(collapse_padding=True)
     tail = "P99" if _has_p99(record) else f"Maximum (n<{P99_MIN_SAMPLES})"
     table.add_column("Backend", no_wrap=True)
     for name in ("Mean", tail):
@@ -100,7 +92,7 @@ def _wide_table(record: CompareRecord) -> Table:
 
 def _narrow_table(record: CompareRecord) -> Table:
     """The same cells on more lines, with GPU-busy time over launch gap and memory over error."""
-    table = _new_table()
+    table = new_table(collapse_padding=True)
     table.add_column("Backend", no_wrap=True)
     tail = "P99 ms" if _has_p99(record) else f"Max ms\n(n<{P99_MIN_SAMPLES})"
     for name in ("Mean ms", tail, "Against\nthe best"):
@@ -116,10 +108,6 @@ def _narrow_table(record: CompareRecord) -> Table:
         memory = _pair(_memory(row), _error_cell(row))
         table.add_row(row["requested"], *cells, _standing_cell(record, row, "\n"), busy, memory)
     return table
-
-
-def _new_table() -> Table:
-    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
 
 
 def _has_p99(record: CompareRecord) -> bool:
@@ -161,7 +149,7 @@ def _gain_cell(record: CompareRecord, row: Mapping[str, Any], metric: str, gap: 
         return cell
     if record.is_cpu_replay:
         return cell.append("\nnot a GPU", style="not bold")
-    cell.append(f"\n{entry['verdict']}", style=f"not bold {_VERDICT_STYLES[entry['verdict']]}")
+    cell.append(f"\n{entry['verdict']}", style=f"not bold {VERDICT_STYLES[entry['verdict']]}")
     if entry["ci95"] is not None and entry["verdict"] != "invalid" and gap == " ":
         low, high = (signed_pct_text(-end).removesuffix("%") for end in reversed(entry["ci95"]))
         cell.append(f", 95% CI {low} … {high}%", style="not bold")
@@ -174,7 +162,7 @@ def _standing_cell(record: CompareRecord, row: Mapping[str, Any], gap: str) -> T
     if entry is None or record.is_cpu_replay:
         return Text("not a GPU" if record.is_cpu_replay else NO_VALUE)
     verdict = entry["verdict"]
-    cell = Text(verdict, style=_VERDICT_STYLES[verdict])
+    cell = Text(verdict, style=VERDICT_STYLES[verdict])
     if entry["delta_pct"] == 0.0:
         return cell.append(f"{gap}{entry['mode']}", style="not bold default")
     cell.append(f"{gap}{entry['mode']} {signed_pct_text(entry['delta_pct'])}", style="default")
@@ -307,17 +295,3 @@ def _capture_fact(row: Mapping[str, Any]) -> str | None:
         return None
     dropped = f" (-{len(row['dropped'])})" if row["dropped"] else ""
     return f"{count_text(row['captured'], 'graph')}{dropped} in {number_text(row['capture_s'], 2)} s"
-
-
-def _grid(pairs: Iterable[tuple[str, str]]) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for label, text in pairs:
-        grid.add_row(label, Text(text))
-    return grid
-
-
-def _line(text: str, style: str = "") -> Text:
-    # Text objects are not parsed for markup: a model name may hold square brackets.
-    return Text(text, style=style)

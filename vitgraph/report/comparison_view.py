@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from vitgraph.comparison import MODE_NAMES, DeltaRow, RunComparison
 from vitgraph.report import svg_charts
 from vitgraph.report.claims import VerdictText, backend_text, command_text, model_text, size_text, workload_name
 from vitgraph.report.html_parts import code, details, escape, page, read_template, table, toned, verdict_box
+from vitgraph.report.terminal import VERDICT_STYLES, fact_list, new_table
 from vitgraph.report.text_tables import latex_text, markdown_row, markdown_text
 from vitgraph.report.tidy_tables import Column, budgets_text
 from vitgraph.report.units import (
@@ -46,7 +45,6 @@ COMPARISON_COLUMNS = (
 )
 """Columns of `comparison.csv` and `comparison.parquet`, one row a mode and metric."""
 
-_STYLES = {"faster": "green", "slower": "red", "same": "cyan", "undecided": "yellow", "invalid": "red"}
 _HEADLINES = {
     "faster": "The second run is faster",
     "slower": "The second run is slower",
@@ -102,24 +100,22 @@ def render_comparison(comparison: RunComparison, console: Console) -> None:
     console.print(Text(f"{comparison.first.name} → {comparison.second.name}", style="bold"))
     console.print(Text(f"{_conditions(comparison)}\nCompared: {_compared(comparison)}"))
     console.print()
-    grid = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    grid = new_table()
     for index, header in enumerate(_HEADERS):
         grid.add_column(header, justify="left" if index in (0, 1, 6) else "right", no_wrap=" " not in header)
     for row in _shown(comparison):
         *cells, verdict = _cells(row)
-        grid.add_row(*cells, Text(verdict, style="dim" if row.is_control else _STYLES[row.verdict]))
+        grid.add_row(*cells, Text(verdict, style="dim" if row.is_control else VERDICT_STYLES[row.verdict]))
     console.print(grid)
     console.print(Text(DELTA_NOTE, style="dim"))
     console.print()
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column()
-    for name, first, second in _side_by_side(comparison):
-        facts.add_row(name, Text(f"{first} → {second}" if first != second else first))
-    facts.add_row("Noise floor", Text(comparison.noise_source))
-    text = Text(comparison.verdict, style=f"bold {_STYLES[comparison.verdict]}")
-    facts.add_row("Verdict", text.append(f": {comparison.verdict_reason}", style="not bold default"))
-    console.print(facts)
+    judged = Text(comparison.verdict, style=f"bold {VERDICT_STYLES[comparison.verdict]}")
+    facts: list[tuple[str, str | Text]] = [
+        (name, f"{first} → {second}" if first != second else first) for name, first, second in _side_by_side(comparison)
+    ]
+    facts.append(("Noise floor", comparison.noise_source))
+    facts.append(("Verdict", judged.append(f": {comparison.verdict_reason}", style="not bold default")))
+    console.print(fact_list(facts))
 
 
 def comparison_markdown(comparison: RunComparison) -> str:
@@ -287,12 +283,11 @@ def _side_by_side(comparison: RunComparison) -> list[tuple[str, str, str]]:
 
 
 def _facts(record: Any) -> dict[str, str]:
-    graph, settings = record["graph"] or {}, record["settings"]
-    budgets = settings.get("resolved", {}).get("token_budgets", settings["graph"].get("token_budgets"))
+    graph = record["graph"] or {}
     return {
         "Backend": backend_text(record),
         "Packing": str(graph.get("policy") or NO_VALUE),
-        "Token budgets": budgets_text(budgets) or "automatic",
+        "Token budgets": budgets_text(record["settings"]["resolved"]["token_budgets"]),
         "Hits": f"{share_text(graph.get('hit_rate'))} of {graph.get('items', 0)}",
         "Waste": share_text(graph.get("waste")),
         "Graphs": str(len(graph.get("captured", []))),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import (
     NO_VALUE,
     NOT_MEASURED,
@@ -63,7 +63,7 @@ def _latency_table(record: CompareRecord) -> Table:
     limit = record["comparison"].get("speed_of_light_ms")
     has_p99 = any(rows[name][mode] and rows[name][mode]["p99_supported"] for _, name, mode in _SERIES)
     tail, field = ("P99", "p99_ms") if has_p99 else (f"Max (n<{P99_MIN_SAMPLES})", "max_ms")
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table = new_table(collapse_padding=True)
     table.add_column("Row", no_wrap=True)
     for name in ("Mean", "P50", tail, "GPU mean", "Launch gap", "Over the limit", "Error"):
         table.add_column(name, justify="right")
@@ -90,7 +90,7 @@ def _latency_table(record: CompareRecord) -> Table:
 
 
 def _gain_table(record: CompareRecord) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table = new_table(collapse_padding=True)
     table.add_column("Improvement", no_wrap=True)
     for name in ("Mean", "P99"):
         table.add_column(name)

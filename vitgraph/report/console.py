@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord
+from vitgraph.report.claims import Claim, backend_text, claim_of, workload_name
+from vitgraph.report.csv_tables import graph_key
+from vitgraph.report.terminal import VERDICT_STYLES, add_numeric_columns, fact_list, line, new_table
 from vitgraph.report.units import (
     NO_VALUE,
     NOT_MEASURED,
@@ -24,13 +26,10 @@ from vitgraph.report.units import (
     number_text,
     ratio_text,
     share_text,
-    signed_pct_text,
 )
-from vitgraph.stats import P99_MIN_SAMPLES
 
 SIGN_CONVENTION = "positive = graph faster; milliseconds a request, eager→graph"
 
-_VERDICT_STYLES = {"faster": "green", "slower": "red", "same": "cyan", "undecided": "yellow", "invalid": "red"}
 _CELL_WIDTH = 32
 _WIDE_CONSOLE = 100
 _GRAPHS_LISTED = 8
@@ -44,20 +43,20 @@ def render_bench(record: RunRecord, console: Console) -> None:
         console: Where to print; widths from 80 columns on are laid out without cut cells.
     """
     device = record.device_name or "unknown device"
-    console.print(_line(f"vitgraph bench: {record.model_name} on {device}, workload {_workload_name(record)}", "bold"))
+    console.print(line(f"vitgraph bench: {record.model_name} on {device}, workload {workload_name(record)}", "bold"))
     if record["status"] != "complete":
-        console.print(_line(f"{record['status'].capitalize()}: {record['status_reason']}", "bold yellow"))
+        console.print(line(f"{record['status'].capitalize()}: {record['status_reason']}", "bold yellow"))
     console.print()
     comparison = record["comparison"] or {}
     if comparison.get("requests"):
         console.print(_improvement_table(record, console.width))
-        console.print(_line(SIGN_CONVENTION, "dim"))
+        console.print(line(SIGN_CONVENTION, "dim"))
     else:
-        console.print(_line("No request was measured in both modes, so there is nothing to compare."))
+        console.print(line("No request was measured in both modes, so there is nothing to compare."))
     console.print()
-    console.print(_facts(record))
+    console.print(fact_list([*_fact_lines(record), ("Verdict", _verdict_text(record))]))
     if record.is_cpu_replay:
-        console.print(_line(f"{CPU_REPLAY_REASON[0].upper()}{CPU_REPLAY_REASON[1:]}."))
+        console.print(line(f"{CPU_REPLAY_REASON[0].upper()}{CPU_REPLAY_REASON[1:]}."))
     if record["graph"]:
         console.print()
         _print_per_budget(record["graph"], console)
@@ -69,81 +68,46 @@ def render_captures(record: RunRecord, console: Console) -> None:
     graph = record["graph"] or {}
     captured = graph.get("captured", [])
     if captured:
-        replays = {_graph_key(entry): entry["replays"] for entry in graph["per_budget"]}
+        replays = {graph_key(entry): entry["replays"] for entry in graph["per_budget"]}
         table = _graph_table(f"Captured graphs ({graph['mode']})", captured)
-        _add_numeric_columns(table, "Capture ms", "Pool", "Buffers", "Replays")
+        add_numeric_columns(table, ("Capture ms", "Pool", "Buffers", "Replays"))
         for entry in captured:
             table.add_row(
                 *_graph_cells(entry, captured),
                 number_text(entry["capture_ms"], 1),
                 bytes_text(entry["pool_bytes"]),
                 bytes_text(entry["buffer_bytes"]),
-                str(replays.get(_graph_key(entry), 0)),
+                str(replays.get(graph_key(entry), 0)),
             )
         console.print(table)
-        console.print(_line(f"Total: {_capture_fact(graph)}; {_memory_fact(graph)}"))
+        console.print(line(f"Total: {_capture_fact(graph)}; {_memory_fact(graph)}"))
     else:
-        console.print(_line("No graph was captured."))
+        console.print(line("No graph was captured."))
     _print_dropped(graph, console)
 
 
-def _workload_name(record: RunRecord) -> str:
-    return str(record["workload"].get("name", "unknown"))
-
-
-def _line(text: str, style: str = "") -> Text:
-    # Text objects are not parsed for markup: a model name may hold square brackets.
-    return Text(text, style=style)
-
-
 def _improvement_table(record: RunRecord, width: int) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     table.add_column("Backend")
     table.add_column("Mean latency improvement")
     table.add_column("P99 latency improvement")
-    table.add_row(_backend(record), _improvement(record, "mean", width), _improvement(record, "p99", width))
+    cells = (_claim_cell(claim_of(record, metric), width) for metric in ("mean", "p99"))
+    table.add_row(_backend(record), *cells)
     return table
 
 
 def _backend(record: RunRecord) -> Text:
-    used, requested = record.backend_used or NO_VALUE, record.backend_requested
-    if requested is None or requested == used:
-        return Text(used)
-    return Text(f"{used}\n(asked for\n{requested})")
+    return Text(backend_text(record).replace(" (asked for ", "\n(asked for\n"))
 
 
-def _improvement(record: RunRecord, metric: str, width: int) -> Text:
-    """One cell: the improvement as upstream prints it, and beneath it what may be claimed of it."""
-    eager, graph = record["summary"]["eager"], record["summary"]["graph"]
-    entry = record["comparison"][metric]
-    improvement, field, label = entry["improvement_pct"], f"{metric}_ms", ""
-    if metric == "p99" and not eager["p99_supported"]:
-        field, label = "max_ms", f"max (n<{P99_MIN_SAMPLES}), "
-        improvement = 100 * (1 - graph["max_ms"] / eager["max_ms"]) if eager["max_ms"] else None
-    cell = Text(f"{signed_pct_text(improvement)} ({ms_text(eager[field])}→{ms_text(graph[field])} ms)\n", style="bold")
-    if record.is_cpu_replay:
-        return cell.append(f"{label}not a GPU", style="not bold")
-    verdict = entry["verdict"]
-    style = f"not bold {_VERDICT_STYLES[verdict]}"
-    interval = ""
-    if entry["ci95"] is not None and verdict != "invalid":
-        low, high = (signed_pct_text(-end) for end in reversed(entry["ci95"]))
-        interval = f"95% CI {low.removesuffix('%')} … {high}"
-    claim = f"{label}{verdict}"
-    if not interval:
-        return cell.append(claim, style=style)
-    fits = width >= _WIDE_CONSOLE or len(claim) + len(interval) + 2 <= _CELL_WIDTH
-    return cell.append(f"{claim},{' ' if fits else chr(10)}{interval}", style=style)
-
-
-def _facts(record: RunRecord) -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
-    for label, text in _fact_lines(record):
-        grid.add_row(label, Text(text))
-    grid.add_row("Verdict", _verdict_text(record))
-    return grid
+def _claim_cell(claim: Claim, width: int) -> Text:
+    """The improvement as upstream prints it, and beneath it what may be claimed of it."""
+    cell = Text(f"{claim.headline}\n", style="bold")
+    style = f"not bold {VERDICT_STYLES[claim.verdict]}"
+    if not claim.interval:
+        return cell.append(claim.qualifier, style=style)
+    fits = width >= _WIDE_CONSOLE or len(claim.note) <= _CELL_WIDTH
+    return cell.append(claim.note if fits else f"{claim.qualifier},\n{claim.interval}", style=style)
 
 
 def _fact_lines(record: RunRecord) -> Iterable[tuple[str, str]]:
@@ -261,39 +225,21 @@ def _verdict_text(record: RunRecord) -> Text:
     if record.is_cpu_replay:
         return Text("none, not a GPU", style="bold")
     verdict, p99 = comparison["verdict"], comparison["p99"]["verdict"]
-    text = Text(f"{verdict}", style=f"bold {_VERDICT_STYLES[verdict]}")
+    text = Text(f"{verdict}", style=f"bold {VERDICT_STYLES[verdict]}")
     if verdict != "invalid":
         text.append(f" (P99: {p99})")
     return text.append(f": {comparison['verdict_reason']}", style="not bold default")
 
 
-def _graph_key(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return entry["path"], entry["token_budget"], entry["segment_slots"], tuple(entry["axis_key"])
-
-
 def _graph_table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
     """A table whose first columns name a graph; path and axis key only where some graph needs them."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = new_table(title, collapse_padding=True)
     if _has_paths(entries):
         table.add_column("Path", no_wrap=True)
-    _add_numeric_columns(table, "Budget", "Slots")
+    add_numeric_columns(table, ("Budget", "Slots"))
     if _has_axes(entries):
-        _add_numeric_columns(table, "Axis")
+        add_numeric_columns(table, ("Axis",))
     return table
-
-
-def _add_numeric_columns(table: Table, *names: str) -> None:
-    for name in names:
-        # In a narrow terminal only the headers of two words may break.
-        table.add_column(name, justify="right", no_wrap=" " not in name)
 
 
 def _graph_cells(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -313,10 +259,10 @@ def _has_axes(entries: Sequence[Mapping[str, Any]]) -> bool:
 def _print_per_budget(graph: Mapping[str, Any], console: Console) -> None:
     replayed = [entry for entry in graph["per_budget"] if entry["replays"]]
     if not replayed:
-        console.print(_line("Nothing was replayed.", "bold yellow"))
+        console.print(line("Nothing was replayed.", "bold yellow"))
         return
     table = _graph_table("Replays by token budget", replayed)
-    _add_numeric_columns(table, "Replays", "Items", "Fill", "Waste", "Replay ms", "Launch gap")
+    add_numeric_columns(table, ("Replays", "Items", "Fill", "Waste", "Replay ms", "Launch gap"))
     for entry in replayed:
         waste = entry["waste"]
         table.add_row(
@@ -329,10 +275,10 @@ def _print_per_budget(graph: Mapping[str, Any], console: Console) -> None:
             ratio_text(entry.get("launch_gap")),
         )
     console.print(table)
-    used = {_graph_key(entry) for entry in replayed}
-    idle = [entry for entry in graph.get("captured", []) if _graph_key(entry) not in used]
+    used = {graph_key(entry) for entry in replayed}
+    idle = [entry for entry in graph.get("captured", []) if graph_key(entry) not in used]
     if idle:
-        console.print(_line(f"Captured and never replayed: {_list_graphs(idle)}"))
+        console.print(line(f"Captured and never replayed: {_list_graphs(idle)}"))
 
 
 def _print_dropped(graph: Mapping[str, Any], console: Console) -> None:
@@ -340,7 +286,7 @@ def _print_dropped(graph: Mapping[str, Any], console: Console) -> None:
     for entry in graph.get("dropped", []):
         by_reason.setdefault(entry["reason"], []).append(entry)
     for reason, entries in by_reason.items():
-        console.print(_line(f"Not captured: {_list_graphs(entries)}: {reason}", "yellow"))
+        console.print(line(f"Not captured: {_list_graphs(entries)}: {reason}", "yellow"))
 
 
 def _list_graphs(entries: Sequence[Mapping[str, Any]]) -> str:

@@ -22,14 +22,12 @@ Both are tidy: one header row, fixed columns, one fact a row. A cell is empty wh
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from vitgraph.records import RunRecord
-from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.report.files import csv_bytes, write_files
 from vitgraph.stats import METRICS
 
 SUMMARY_COLUMNS = (
@@ -73,7 +71,8 @@ def write_summary_csv(record: RunRecord, path: Path | str, overwrite: bool = Fal
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    return _write(Path(path), SUMMARY_COLUMNS, summary_rows(record), overwrite)
+    (written,) = write_files({Path(path): csv_bytes(SUMMARY_COLUMNS, summary_rows(record))}, overwrite)
+    return written
 
 
 def write_per_budget_csv(record: RunRecord, path: Path | str, overwrite: bool = False) -> Path:
@@ -83,7 +82,9 @@ def write_per_budget_csv(record: RunRecord, path: Path | str, overwrite: bool = 
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: The file could not be written.
     """
-    return _write(Path(path), PER_BUDGET_COLUMNS, per_budget_rows(record["graph"] or {}), overwrite)
+    rows = per_budget_rows(record["graph"] or {})
+    (written,) = write_files({Path(path): csv_bytes(PER_BUDGET_COLUMNS, rows)}, overwrite)
+    return written
 
 
 def summary_rows(record: RunRecord) -> Iterable[dict[str, Any]]:
@@ -104,8 +105,8 @@ def summary_rows(record: RunRecord) -> Iterable[dict[str, Any]]:
 
 def per_budget_rows(graph: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
     """The rows of `per_budget.csv`, from the `graph` section of a record."""
-    captured = {_graph_key(entry): entry for entry in graph.get("captured", [])}
-    replayed = {_graph_key(entry): entry for entry in graph.get("per_budget", [])}
+    captured = {graph_key(entry): entry for entry in graph.get("captured", [])}
+    replayed = {graph_key(entry): entry for entry in graph.get("per_budget", [])}
     for key in sorted(captured.keys() | replayed.keys()):
         path, token_budget, segment_slots, axis_key = key
         replay = replayed.get(key, {})
@@ -123,28 +124,6 @@ def per_budget_rows(graph: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _graph_key(entry: Mapping[str, Any]) -> tuple[str, int, int, tuple[int, ...]]:
+def graph_key(entry: Mapping[str, Any]) -> tuple[str, int, int, tuple[int, ...]]:
+    """What tells a graph of a record from its others."""
     return entry["path"], entry["token_budget"], entry["segment_slots"], tuple(entry["axis_key"])
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], overwrite: bool) -> Path:
-    if not overwrite:
-        refuse_to_replace(path)
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(row.get(column)) for column in columns] for row in rows)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.getvalue().encode("utf-8"))
-    except OSError as error:
-        raise RecordFileError(
-            f"cannot write {path}: {os_reason(error)}. The run itself is saved; export it again to another folder"
-        ) from error
-    return path

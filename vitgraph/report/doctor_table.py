@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import NO_VALUE, bytes_text, number_text
 
 YES, NO = "yes", "no"
@@ -109,7 +109,7 @@ def _backends(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

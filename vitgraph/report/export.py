@@ -5,7 +5,7 @@ Nothing here needs a GPU or torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitgraph.comparison import RunComparison
@@ -17,11 +17,11 @@ from vitgraph.report.comparison_view import (
     comparison_page,
     comparison_rows,
 )
+from vitgraph.report.files import write_files
 from vitgraph.report.html_page import runs_page
-from vitgraph.report.plots import BUDGETS, LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, write_plots
+from vitgraph.report.plots import plot_files
 from vitgraph.report.text_tables import latex_tables, markdown_tables
-from vitgraph.report.tidy_tables import COLUMNS_TABLE, TABLES, csv_bytes, describe_columns, parquet_bytes
-from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.report.tidy_tables import COLUMNS_TABLE, TABLES, describe_columns, parquet_bytes, table_csv
 from vitgraph.saved_runs import SavedRun
 
 CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markdown", "latex", "plots", "html")
@@ -67,25 +67,23 @@ def export_runs(
     for table in TABLES:
         rows = table.of_runs(runs)
         if CSV in formats:
-            files[f"{table.name}.csv"] = csv_bytes(table.columns, rows, table.digits)
+            files[f"{table.name}.csv"] = table_csv(table.columns, rows, table.digits)
         if PARQUET in formats:
             files[f"{table.name}.parquet"] = parquet_bytes(table.columns, rows)
     if CSV in formats:
-        files["columns.csv"] = csv_bytes(COLUMNS_TABLE, describe_columns(TABLES))
+        files["columns.csv"] = table_csv(COLUMNS_TABLE, describe_columns(TABLES))
     if MARKDOWN in formats:
         files["table.md"] = markdown_tables(runs).encode("utf-8")
     if LATEX in formats:
         files["table.tex"] = latex_tables(runs).encode("utf-8")
     if HTML in formats:
         files[PAGE_FILE] = runs_page(runs).encode("utf-8")
-    plot_folders = _plot_folders(runs, folder) if PLOTS in formats else {}
-    names = (LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, BUDGETS)
-    plots = [target / f"{name}.{end}" for target in plot_folders.values() for name in names for end in ("png", "svg")]
-    written = _write(folder, files, plots, overwrite)
-    for run in runs:
-        if run.name in plot_folders:
-            written += write_plots(run.record, run.samples, plot_folders[run.name], overwrite=True)
-    return written
+    if PLOTS in formats:
+        for run in runs:
+            # A folder of its own where there are several runs.
+            place = PLOTS_FOLDER if len(runs) == 1 else f"{PLOTS_FOLDER}/{run.name.replace('/', '_')}"
+            files |= {f"{place}/{name}": content for name, content in plot_files(run.record, run.samples).items()}
+    return write_files({folder / name: content for name, content in files.items()}, overwrite)
 
 
 def export_comparison(
@@ -101,38 +99,11 @@ def export_comparison(
     """
     rows = comparison_rows(comparison)
     contents = {
-        CSV: ("csv", lambda: csv_bytes(COMPARISON_COLUMNS, rows)),
+        CSV: ("csv", lambda: table_csv(COMPARISON_COLUMNS, rows)),
         PARQUET: ("parquet", lambda: parquet_bytes(COMPARISON_COLUMNS, rows)),
         MARKDOWN: ("md", lambda: comparison_markdown(comparison).encode("utf-8")),
         LATEX: ("tex", lambda: comparison_latex(comparison).encode("utf-8")),
         HTML: ("html", lambda: comparison_page(comparison).encode("utf-8")),
     }
     chosen = [contents[name] for name in formats if name in contents]
-    return _write(folder, {f"{COMPARISON_NAME}.{ending}": make() for ending, make in chosen}, [], overwrite)
-
-
-def _plot_folders(runs: Sequence[SavedRun], folder: Path) -> dict[str, Path]:
-    """Where each run's plots go: a folder of its own where there are several runs."""
-    plots = folder / PLOTS_FOLDER
-    if len(runs) == 1:
-        return {runs[0].name: plots}
-    return {run.name: plots / run.name.replace("/", "_") for run in runs}
-
-
-def _write(folder: Path, files: Mapping[str, bytes], later: Sequence[Path], overwrite: bool) -> list[Path]:
-    if not overwrite:
-        for path in (*(folder / name for name in files), *later):
-            refuse_to_replace(path)
-    written: list[Path] = []
-    for name, content in files.items():
-        path = folder / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            raise RecordFileError(
-                f"cannot write {path}: {os_reason(error)}. Written before it: {len(written)} files. "
-                "The runs themselves are unchanged; export to another folder with --output-dir"
-            ) from error
-        written.append(path)
-    return written
+    return write_files({folder / f"{COMPARISON_NAME}.{ending}": make() for ending, make in chosen}, overwrite)

@@ -220,9 +220,6 @@ def environment_section(record: RunRecord) -> str:
     environment, workload, settings = record["environment"], record["workload"], record["settings"]
     state = environment.get("gpu_state") or {}
     memory, rate = environment.get("gpu_memory_bytes"), environment.get("matrix_rate_tflops")
-    provenance = workload.get("provenance")
-    statement = provenance.get("statement") if isinstance(provenance, Mapping) else provenance
-    budgets = settings.get("resolved", {}).get("token_budgets", settings["graph"].get("token_budgets"))
     libraries = environment.get("libraries", {})
     media = ", ".join(count_text(workload[f"{name}s"], name) for name in ("image", "video") if f"{name}s" in workload)
     rows = [
@@ -242,8 +239,8 @@ def environment_section(record: RunRecord) -> str:
         ("vitgraph", record["vitgraph_version"]),
         ("Workload", f"{workload_name(record)}, fingerprint {workload.get('fingerprint')}"),
         ("Items", f"{workload['items']}{f': {media}' if media else ''}"),
-        ("Where they come from", statement),
-        ("Token budgets", budgets_text(budgets)),
+        ("Where they come from", workload["provenance"].get("statement")),
+        ("Token budgets", budgets_text(settings["resolved"]["token_budgets"])),
     ]
     return f"<h2>Environment</h2>{facts(rows)}"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import NO_VALUE, is_number, number_text, share_text
 
 _OK = "ok"
@@ -50,15 +50,7 @@ def render_micro(record: Mapping[str, Any], console: Console) -> None:
 
 
 def _sweep_table(sweep: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
-        title=_TITLES[sweep],
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = new_table(_TITLES[sweep], collapse_padding=True)
     columns = ("segments", "segment_length") if sweep == "length" else ("segment_length", "slots")
     names = {"segments": "Segments", "segment_length": "Rows each", "slots": "Slots"}
     backends = list(dict.fromkeys(row["backend"] for row in rows))

@@ -5,49 +5,42 @@ Eager and graph differ in marker and line as well as in colour, so the figures a
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitgraph.records import RunRecord, Sample
-from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.report.figures import (
+    BLUE,
+    CPU_NOTE,
+    GREEN,
+    GREY,
+    GRID_GREY,
+    PALE_GREY,
+    VERMILLION,
+    add_title,
+    draw_budget_bars,
+    figure_files,
+    legend_beside,
+    new_figure,
+    report_style,
+    scale_axis,
+)
+from vitgraph.report.files import write_files
 from vitgraph.samples import EAGER, GRAPH, RequestTimes, request_times
-from vitgraph.stats import FloatArray, Summary, summarize
+from vitgraph.stats import Summary, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 LATENCY_BY_TOKENS = "latency_by_tokens"
 LATENCY_DISTRIBUTION = "latency_distribution"
 BUDGETS = "budgets"
-PNG_DPI = 150
-
-# Vermillion, blue, green and grey of Okabe and Ito's palette: distinct for every common colour vision.
-_EAGER_COLOR, _GRAPH_COLOR, _WASTE_COLOR, _GREY = "#D55E00", "#0072B2", "#009E73", "#5F5F5F"
-_LABELLED_BARS = 14
-_NAMED_BARS = 20
-_UPRIGHT_CHARACTERS = 70
-_NAME_GAP = 2
-_LOG_SPAN = 4.0
 _BUDGET_REACH = 1.5
-_STYLE: dict[str, Any] = {
-    "font.size": 12,
-    "axes.titlesize": 14,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.labelsize": 12,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 11,
-    "svg.hashsalt": "vitgraph",
-}
 
 
 def write_plots(
@@ -66,19 +59,23 @@ def write_plots(
 
     Raises:
         UsageError: A file exists and `overwrite` is off.
-        RecordFileError: A file could not be written; the message lists the ones that were.
+        RecordFileError: A file could not be written; the message names those before it.
     """
-    from matplotlib import rc_context
+    files = plot_files(record, samples)
+    return write_files({Path(folder) / name: content for name, content in files.items()}, overwrite)
 
+
+def plot_files(record: RunRecord, samples: Sequence[Sample]) -> dict[str, bytes]:
+    """The figures that the run has data for, by file name."""
     pair = request_times(samples, (EAGER, GRAPH))
-    with rc_context(cast(Any, _STYLE)):
+    with report_style():
         figures: dict[str, Figure] = {}
         if pair.requests:
             figures[LATENCY_BY_TOKENS] = draw_latency_by_tokens(record, samples, pair)
             figures[LATENCY_DISTRIBUTION] = draw_latency_distribution(record, pair)
         if record["graph"] and record["graph"]["items"]:
             figures[BUDGETS] = draw_budgets(record)
-        return _save(figures, Path(folder), overwrite)
+        return figure_files(figures)
 
 
 def draw_latency_by_tokens(record: RunRecord, samples: Sequence[Sample], pair: RequestTimes) -> Figure:
@@ -87,32 +84,33 @@ def draw_latency_by_tokens(record: RunRecord, samples: Sequence[Sample], pair: R
     tokens = np.array([rows[request].tokens for request in pair.requests], dtype=np.float64)
     has_miss = np.array([rows[request].misses > 0 for request in pair.requests])
     eager, graph = pair.times[EAGER], pair.times[GRAPH]
-    figure, axes = _new_figure(record, "Latency by tokens")
+    figure, axes = _run_figure(record, "Latency by tokens")
     axes.set(xlabel="Output tokens a request", ylabel="Latency a request (ms)")
-    _scale_axis(axes, "x", tokens)
-    _scale_axis(axes, "y", np.concatenate([eager, graph]))
+    scale_axis(axes, "x", tokens.min(), tokens.max())
+    scale_axis(axes, "y", min(eager.min(), graph.min()), max(eager.max(), graph.max()))
     low, high = tokens.min(), _BUDGET_REACH * tokens.max()
     budgets = [budget for budget in _captured_budgets(record["graph"]) if low <= budget <= high]
     for budget in budgets:
         label = "token budget" if budget == budgets[0] else None
-        axes.axvline(budget, color="#B8B8B8", linewidth=0.8, zorder=0, label=label)
+        axes.axvline(budget, color=PALE_GREY, linewidth=0.8, zorder=0, label=label)
     common: dict[str, Any] = {"s": 26, "linewidths": 0.9, "alpha": 0.75}
-    axes.scatter(tokens, eager, marker="o", facecolors="none", edgecolors=_EAGER_COLOR, label="eager", **common)
+    axes.scatter(tokens, eager, marker="o", facecolors="none", edgecolors=VERMILLION, label="eager", **common)
     replayed = ~has_miss
-    axes.scatter(tokens[replayed], graph[replayed], marker="^", color=_GRAPH_COLOR, label="graph", **common)
+    axes.scatter(tokens[replayed], graph[replayed], marker="^", color=BLUE, label="graph", **common)
     if has_miss.any():
         label = "graph, with an\neager fallback"
-        axes.scatter(tokens[has_miss], graph[has_miss], marker="x", color=_GRAPH_COLOR, label=label, **common)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+        axes.scatter(tokens[has_miss], graph[has_miss], marker="x", color=BLUE, label=label, **common)
+    legend_beside(axes)
     return figure
 
 
 def draw_latency_distribution(record: RunRecord, pair: RequestTimes) -> Figure:
     """Cumulative share of requests over latency, both modes, with mean and P99 (or the maximum) marked."""
-    figure, axes = _new_figure(record, "Latency distribution")
+    figure, axes = _run_figure(record, "Latency distribution")
     axes.set(xlabel="Latency a request (ms)", ylabel="Share of requests (%)", ylim=(0, 103))
-    _scale_axis(axes, "x", np.concatenate([pair.times[EAGER], pair.times[GRAPH]]))
-    for mode, color, dashes, size in ((EAGER, _EAGER_COLOR, (0, (5, 2)), 12), (GRAPH, _GRAPH_COLOR, "solid", 8)):
+    both = np.concatenate([pair.times[EAGER], pair.times[GRAPH]])
+    scale_axis(axes, "x", both.min(), both.max())
+    for mode, color, dashes, size in ((EAGER, VERMILLION, (0, (5, 2)), 12), (GRAPH, BLUE, "solid", 8)):
         ordered = np.sort(pair.times[mode])
         summary = summarize(ordered)
         share = 100.0 * np.arange(ordered.size + 1) / ordered.size
@@ -131,27 +129,23 @@ def draw_latency_distribution(record: RunRecord, pair: RequestTimes) -> Figure:
             axes.plot(time_ms, height, marker, color=color, markersize=size, markeredgecolor="white", zorder=3)
     tail_name = "P99" if summary.is_p99_supported else "maximum"
     for marker, name in (("o", "mean"), ("D", tail_name)):
-        axes.plot([], [], marker, color=_GREY, markersize=9, label=name)
-    axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
+        axes.plot([], [], marker, color=GREY, markersize=9, label=name)
+    axes.grid(axis="y", color=GRID_GREY, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, handlelength=2.6, labelspacing=1.0)
+    legend_beside(axes, handlelength=2.6, labelspacing=1.0)
     return figure
 
 
 def draw_budgets(record: RunRecord) -> Figure:
     """Items and waste of each token budget, slots and axis keys together, and hits and misses by reason."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     graph = record["graph"]
     reasons = sorted(((count, name) for name, count in graph["misses_by_reason"].items() if count), reverse=True)
-    figure = Figure(figsize=(9.6, 6.4 + 0.3 * len(reasons)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(9.6, 6.4 + 0.3 * len(reasons))
     grid = figure.add_gridspec(3, 1, height_ratios=(3.0, 3.0, 0.7 + 0.5 * len(reasons)))
     items_axes, waste_axes, outcome_axes = (figure.add_subplot(grid[row, 0]) for row in range(3))
     names, items, waste = _budget_bars(graph)
-    _draw_bars(items_axes, names, items, "%d", color=_GRAPH_COLOR)
-    _draw_bars(waste_axes, names, waste, "%.0f", color=_WASTE_COLOR, hatch="//")
+    draw_budget_bars(items_axes, names, items, "%d", color=BLUE)
+    draw_budget_bars(waste_axes, names, waste, "%.0f", color=GREEN, hatch="//")
     _add_title(items_axes, record, "Items and waste by token budget")
     items_axes.set_ylabel("Items replayed")
     items_axes.tick_params(axis="x", labelbottom=False)
@@ -160,23 +154,10 @@ def draw_budgets(record: RunRecord) -> Figure:
     return figure
 
 
-def _draw_bars(axes: Axes, names: Sequence[str], heights: Sequence[float], label: str, **style: Any) -> None:
-    bars = axes.bar(range(len(names)), heights, width=0.7, edgecolor="white", **style)
-    if len(names) <= _LABELLED_BARS:
-        axes.bar_label(bars, fmt=label, fontsize=10, padding=1)
-    # Of many budgets only some are named, and those of two paths are too long to stand side by side.
-    every = max(1, -(-len(names) // _NAMED_BARS))
-    is_crowded = sum(len(name) + _NAME_GAP for name in names[::every]) > _UPRIGHT_CHARACTERS
-    turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_crowded else {}
-    axes.set_xticks(range(0, len(names), every), names[::every], **turned)
-    axes.tick_params(axis="x", length=0)
-    axes.margins(x=0.02, y=0.12)
-
-
 def _draw_outcomes(axes: Axes, hits: int, reasons: Sequence[tuple[int, str]]) -> None:
     names = ["hit", *(f"miss: {name.replace('_', ' ')}" for _, name in reasons)]
     counts = [hits, *(count for count, _ in reasons)]
-    bars = axes.barh(range(len(names)), counts, height=0.7, color=[_GRAPH_COLOR, *[_EAGER_COLOR] * len(reasons)])
+    bars = axes.barh(range(len(names)), counts, height=0.7, color=[BLUE, *[VERMILLION] * len(reasons)])
     total = sum(counts)
     labels = [f"{count} ({100 * count / total:.1f}%)" for count in counts]
     axes.bar_label(bars, labels=labels, fontsize=10, padding=4)
@@ -207,12 +188,8 @@ def _captured_budgets(graph: Mapping[str, Any] | None) -> list[int]:
     return sorted({entry["token_budget"] for entry in (graph or {}).get("captured", [])})
 
 
-def _new_figure(record: RunRecord, title: str) -> tuple[Figure, Axes]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 5.4), layout="constrained")
-    FigureCanvasAgg(figure)
+def _run_figure(record: RunRecord, title: str) -> tuple[Figure, Axes]:
+    figure = new_figure(9.6, 5.4)
     axes = figure.add_subplot()
     _add_title(axes, record, title)
     return figure, axes
@@ -220,22 +197,8 @@ def _new_figure(record: RunRecord, title: str) -> tuple[Figure, Axes]:
 
 def _add_title(axes: Axes, record: RunRecord, title: str) -> None:
     model = record.model_name.rsplit("/", 1)[-1]
-    parts = [
-        model,
-        record.device_name,
-        record.backend_used,
-        "replay on a CPU, no speed-up claimed" if record.is_cpu_replay else None,
-    ]
-    axes.set_title(title, pad=26)
-    axes.annotate(
-        " · ".join(part for part in parts if part),
-        (0.0, 1.0),
-        xytext=(0, 7),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=10.5,
-        color=_GREY,
-    )
+    parts = (model, record.device_name, record.backend_used, CPU_NOTE if record.is_cpu_replay else None)
+    add_title(axes, title, " · ".join(part for part in parts if part))
 
 
 def _tail(summary: Summary) -> float:
@@ -246,38 +209,3 @@ def _tail(summary: Summary) -> float:
 def _describe(mode: str, summary: Summary) -> str:
     name = "P99" if summary.is_p99_supported else "max"
     return f"{mode} (n={summary.n})\nmean {summary.mean:.2f} ms\n{name} {_tail(summary):.2f} ms"
-
-
-def _scale_axis(axes: Axes, name: Literal["x", "y"], values: FloatArray) -> None:
-    """Logarithmic with ticks at 1, 2 and 5 where the values span enough for that, else linear."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    low, high = float(values.min()), float(values.max())
-    if low <= 0.0 or high < _LOG_SPAN * low:
-        return
-    axes.set(**{f"{name}scale": "log"})
-    axis: Axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(base=10.0, subs=(1.0, 2.0, 5.0)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _save(figures: Mapping[str, Figure], folder: Path, overwrite: bool) -> list[Path]:
-    targets = [folder / f"{name}.{ending}" for name in figures for ending in ("png", "svg")]
-    if not overwrite:
-        for path in targets:
-            refuse_to_replace(path)
-    written: list[Path] = []
-    for path in targets:
-        content = io.BytesIO()
-        # Without a date in it, the same run gives the same file.
-        metadata = {"Date": None} if path.suffix == ".svg" else {}
-        figures[path.stem].savefig(content, format=path.suffix[1:], dpi=PNG_DPI, metadata=metadata)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content.getvalue())
-        except OSError as error:
-            done = ", ".join(file.name for file in written) or "none"
-            raise RecordFileError(f"cannot write {path}: {os_reason(error)}. Written figures: {done}") from error
-        written.append(path)
-    return written

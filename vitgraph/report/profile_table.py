@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import NO_VALUE, count_text, ms_text, ratio_text, share_text
 
 KIND_LABELS = {
@@ -71,7 +71,7 @@ def _replays_text(call: Mapping[str, Any]) -> str:
 
 def _kinds_table(record: Mapping[str, Any]) -> Table:
     modes, limit = record["modes"], record["speed_of_light"]
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
+    table = new_table(collapse_padding=True)
     table.add_column("ms a call")
     count = "Kernels" if record["traced"] == "GPU kernels" else "Operators"
     for mode in modes:
@@ -126,15 +126,7 @@ def _notes(record: Mapping[str, Any]) -> list[str]:
 
 
 def _top_table(mode: str, entry: Mapping[str, Any], name_width: int) -> Table:
-    table = Table(
-        title=f"{mode.capitalize()}: what takes longest",
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    table = new_table(f"{mode.capitalize()}: what takes longest", collapse_padding=True)
     for name in ("ms", "Times"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("Kind", no_wrap=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from vitgraph.records import RunRecord
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import count_text, ms_text, number_text
 from vitgraph.samples import EAGER, GRAPH, HF
 
@@ -50,14 +50,7 @@ def render_ranks(record: RunRecord, console: Console) -> None:
 
 def _mode_table(mode: str, shared: Mapping[str, Any]) -> Table:
     counts = ("items", "hits", "misses", "replays") if mode == GRAPH else ("items",)
-    table = Table(
-        title=f"{_TITLES[mode]}, by rank (milliseconds a request)",
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
+    table = new_table(f"{_TITLES[mode]}, by rank (milliseconds a request)")
     for name in ("Rank", "Encode", "Wait", "Whole", *(count.capitalize() for count in counts), "Without items"):
         table.add_column(name, justify="right")
     for rank in shared["ranks"]:

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 from vitgraph.report.claims import (
     IMPROVEMENT_NOTE,
-    NO_VERDICT,
     backend_text,
     claim_of,
     command_text,
     model_text,
+    remark_of,
     size_text,
-    verdict_of,
     workload_name,
 )
 from vitgraph.saved_runs import SavedRun
@@ -107,12 +106,9 @@ def _remarks(group: _Group) -> list[str]:
     for run in group.runs:
         record = run.record
         name = run.name if group.names_runs or record.backend_used is None else backend_text(record)
-        if record["status"] != "complete":
-            remarks.append(f"{name}: {record['status']}: {record['status_reason']}")
-            continue
-        verdict = verdict_of(record)
-        if verdict.verdict in (NO_VERDICT, "invalid"):
-            remarks.append(f"{name}: no verdict: {verdict.reason}")
+        remark = remark_of(record)
+        if remark:
+            remarks.append(f"{name}: {remark}")
     return remarks
 
 

@@ -5,7 +5,6 @@ One fact a row, one header row, fixed columns. What was not measured is an empty
 
 from __future__ import annotations
 
-import csv
 import io
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from vitgraph.records import RunRecord
 from vitgraph.report.claims import dtype_of
 from vitgraph.report.csv_tables import per_budget_rows, summary_rows
+from vitgraph.report.files import csv_bytes
 from vitgraph.samples import SAMPLE_COLUMNS
 from vitgraph.saved_runs import SavedRun
 
@@ -62,13 +62,9 @@ class Table:
         return [{"run": run.name, **row} for run in runs for row in self.rows(run)]
 
 
-def csv_bytes(columns: Sequence[Column], rows: Iterable[Row], digits: int = 6) -> bytes:
+def table_csv(columns: Sequence[Column], rows: Iterable[Row], digits: int = 6) -> bytes:
     """A table as CSV in UTF-8; numbers with `digits` significant digits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(column.name for column in columns)
-    writer.writerows([_cell(row.get(column.name), digits) for column in columns] for row in rows)
-    return text.getvalue().encode("utf-8")
+    return csv_bytes([column.name for column in columns], rows, digits)
 
 
 def parquet_bytes(columns: Sequence[Column], rows: Iterable[Row]) -> bytes:
@@ -103,18 +99,8 @@ def describe_columns(tables: Sequence[Table]) -> list[Row]:
     ]
 
 
-def _cell(value: Any, digits: int) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
-
-
-def budgets_text(budgets: Any) -> str:
+def budgets_text(budgets: Mapping[str, Sequence[int]]) -> str:
     """Token budgets of the paths on one line; a single path goes without its name."""
-    if not isinstance(budgets, Mapping):
-        return " ".join(map(str, budgets or ()))
     if list(budgets) == ["default"]:
         return " ".join(map(str, budgets["default"]))
     return "; ".join(f"{path}: {' '.join(map(str, values))}" for path, values in budgets.items())
@@ -136,7 +122,7 @@ def _run_rows(run: SavedRun) -> Iterable[Row]:
         "workload": workload.get("name"),
         **{name: workload.get(name) for name in ("fingerprint", "requests", "items", "images", "videos")},
         "rounds": comparison.get("rounds"),
-        "requests_per_call": settings.get("bench", {}).get("requests_per_call"),
+        "requests_per_call": settings["bench"]["requests_per_call"],
         **_graph_facts(record),
         "correctness": correctness.get("status"),
         "max_rel_l2": correctness.get("max_rel_l2"),
@@ -147,8 +133,7 @@ def _run_rows(run: SavedRun) -> Iterable[Row]:
 
 
 def _graph_facts(record: RunRecord) -> Row:
-    graph, settings = record["graph"] or {}, record["settings"]
-    resolved = settings.get("resolved", {})
+    graph, resolved = record["graph"] or {}, record["settings"]["resolved"]
     limits = ("max_vision_items_per_batch", "max_frames_per_batch")
     counted = (
         "hits",
@@ -164,8 +149,8 @@ def _graph_facts(record: RunRecord) -> Row:
     return {
         "graph_mode": graph.get("mode"),
         "packing": graph.get("policy"),
-        "token_budgets": budgets_text(resolved.get("token_budgets", settings["graph"].get("token_budgets"))),
-        **{name: resolved.get(name, settings["graph"].get(name)) for name in limits},
+        "token_budgets": budgets_text(resolved["token_budgets"]),
+        **{name: resolved[name] for name in limits},
         "graphs_captured": len(graph.get("captured", [])),
         "graphs_dropped": len(graph.get("dropped", [])),
         **{name: graph.get(name) for name in counted},

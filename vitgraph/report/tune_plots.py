@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from vitgraph.result_files import refuse_to_replace, write_atomically
+from vitgraph.report.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    VERMILLION,
+    add_title,
+    draw_budget_bars,
+    figure_files,
+    legend_beside,
+    new_figure,
+    report_style,
+)
+from vitgraph.report.files import write_files
+from vitgraph.report.tune_tables import NAMES
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PARETO, TUNED_BUDGETS = "pareto", "tuned_budgets"
-PNG_DPI = 150
 
-# Okabe and Ito's palette, as in the run plots; markers differ too, so that the figures also read in grey.
-_TUNED, _AUTOMATIC, _NINE, _EAGER, _ORACLE, _GREY = "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73", "#5F5F5F"
-_STYLE: dict[str, Any] = {
-    "font.size": 12,
-    "axes.titlesize": 14,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 11,
-    "svg.hashsalt": "vitgraph",
-}
-_NAMED_BARS = 24
+_TUNED, _AUTOMATIC, _NINE, _EAGER, _ORACLE = BLUE, ORANGE, PINK, VERMILLION, GREEN
 _MEBIBYTE = 2**20
 
 
@@ -46,35 +45,29 @@ def write_tune_plots(data: Mapping[str, Any], folder: Path, *, overwrite: bool =
 
     Raises:
         UsageError: A file exists and `overwrite` is off.
+        RecordFileError: A file could not be written.
     """
-    from matplotlib import rc_context
+    return write_files({folder / name: content for name, content in tune_plot_files(data).items()}, overwrite)
 
-    with rc_context(cast(Any, _STYLE)):
+
+def tune_plot_files(data: Mapping[str, Any]) -> dict[str, bytes]:
+    """The figures by file name."""
+    with report_style():
         figures = {PARETO: draw_pareto(data)}
         if data["by_budget"]:
             figures[TUNED_BUDGETS] = draw_tuned_budgets(data)
-        targets = [folder / f"{name}.{ending}" for name in figures for ending in ("png", "svg")]
-        for path in () if overwrite else targets:
-            refuse_to_replace(path)
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in targets:
-            content = io.BytesIO()
-            # Without a date in it, the same result gives the same file.
-            metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figures[path.stem].savefig(content, format=path.suffix[1:], dpi=PNG_DPI, metadata=metadata)
-            write_atomically(path, content.getvalue())
-    return targets
+        return figure_files(figures)
 
 
 def draw_pareto(data: Mapping[str, Any]) -> Figure:
     """Mean latency over graphs, and over their memory: the front, the choice, the baselines, eager and the oracle."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    figure = _new_figure(9.6, 5.4)
+    figure = new_figure(9.6, 5.4)
     left, right = figure.subplots(1, 2, sharey=True)
-    title = f"Mean latency of {data['workload'].get('name', 'the workload')}, predicted"
-    figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
-    figure.text(0.012, 0.925, f"{data['model']} · {data['profile']['label']}", fontsize=10.5, color=_GREY)
+    # The title of one panel alone would widen it, so it stands over both.
+    figure.suptitle("Mean latency by graphs and memory, predicted\n", x=0.01, ha="left", fontsize=14, fontweight="bold")
+    figure.text(0.012, 0.925, _setting(data), fontsize=10.5, color=GREY)
     panels = (left, "graphs", 1, "Graphs"), (right, "memory_bytes", _MEBIBYTE, "Memory (MiB)")
     for axes, column, scale, label in panels:
         front = _front(data["pareto"], column)
@@ -84,8 +77,8 @@ def draw_pareto(data: Mapping[str, Any]) -> Figure:
         )
         points = (
             ("tuned", data["predicted"], "*", _TUNED, 17),
-            ("automatic list", data["baselines"].get("automatic"), "s", _AUTOMATIC, 9),
-            ("documented nine", data["baselines"].get("seed_nine"), "D", _NINE, 8),
+            (NAMES["automatic"], data["baselines"].get("automatic"), "s", _AUTOMATIC, 9),
+            (NAMES["seed_nine"], data["baselines"].get("seed_nine"), "D", _NINE, 8),
         )
         for name, row, marker, color, size in points:
             if row is not None:
@@ -99,7 +92,7 @@ def draw_pareto(data: Mapping[str, Any]) -> Figure:
             axes.xaxis.set_minor_locator(NullLocator())
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     left.set_ylabel("Mean latency a request (ms)")
-    right.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    legend_beside(right)
     return figure
 
 
@@ -123,29 +116,18 @@ def draw_tuned_budgets(data: Mapping[str, Any]) -> Figure:
     names = [str(budget) if path == "default" else f"{path} {budget}" for path, budget in keys]
     replays = [totals[key][0] for key in keys]
     waste = [100.0 * (1.0 - totals[key][1] / (totals[key][0] * key[1])) for key in keys]
-    figure = _new_figure(9.6, 6.4)
+    figure = new_figure(9.6, 6.4)
     upper, lower = figure.subplots(2, 1, sharex=True)
     misses = sum(row["items"] for row in data["misses"])
-    upper.set_title(f"Replays by budget: {data['hits']} hits, {misses} misses")
-    _draw_bars(upper, replays, _TUNED, None)
+    outcome = f"{data['hits']} hits, {misses} misses"
+    add_title(upper, "Replays and waste by token budget", f"{_setting(data)} · {outcome}, predicted")
+    draw_budget_bars(upper, names, replays, "%d", color=_TUNED)
     upper.set_ylabel("Replays")
-    _draw_bars(lower, waste, _ORACLE, "//")
+    draw_budget_bars(lower, names, waste, "%.0f", color=_ORACLE, hatch="//")
     lower.set(ylabel="Waste (%)", xlabel="Token budget")
-    every = max(1, -(-len(names) // _NAMED_BARS))
-    lower.set_xticks(range(0, len(names), every), names[::every], rotation=45, ha="right", rotation_mode="anchor")
     return figure
 
 
-def _draw_bars(axes: Axes, heights: Sequence[float], color: str, hatch: str | None) -> None:
-    axes.bar(range(len(heights)), heights, width=0.75, color=color, edgecolor="white", hatch=hatch)
-    axes.tick_params(axis="x", length=0)
-    axes.margins(x=0.02)
-
-
-def _new_figure(width: float, height: float) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
+def _setting(data: Mapping[str, Any]) -> str:
+    """The workload and what predicts its times."""
+    return f"{data['workload'].get('name', 'the workload')} · {data['profile']['label']}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,9 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from vitgraph.report.files import csv_bytes, write_files
+from vitgraph.report.terminal import line
 from vitgraph.report.units import (
     NO_VALUE,
     bytes_text,
@@ -23,7 +22,6 @@ from vitgraph.report.units import (
     share_text,
     signed_pct_text,
 )
-from vitgraph.result_files import refuse_to_replace, write_atomically
 from vitgraph.stats import P99_MIN_SAMPLES
 
 SETTINGS_FILE, BUDGETS_FILE = "settings.csv", "budgets.csv"
@@ -73,13 +71,13 @@ def render_tune(data: Mapping[str, Any], console: Console) -> None:
     """
     workload = data["workload"].get("name", "workload")
     console.print(
-        _line(f"tune-budgets: {data['model']}, {workload}, for {data['target']}, objective {data['objective']}")
+        line(f"tune-budgets: {data['model']}, {workload}, for {data['target']}, objective {data['objective']}")
     )
-    console.print(_line(f"profile: {data['profile']['label']}, {data['profile']['created_at']}", "dim"))
-    console.print(_line(data["verdict_text"], f"bold {_STYLES[data['verdict']]}"))
+    console.print(line(f"profile: {data['profile']['label']}, {data['profile']['created_at']}", "dim"))
+    console.print(line(data["verdict_text"], f"bold {_STYLES[data['verdict']]}"))
     console.print()
     console.print(_latency_table("Predicted, ms a request", _predicted_rows(data)))
-    console.print(_line(data["predicted"]["error_text"], "dim"))
+    console.print(line(data["predicted"]["error_text"], "dim"))
     if data["measured"]:
         console.print()
         _print_measured(data["measured"], console)
@@ -89,7 +87,7 @@ def render_tune(data: Mapping[str, Any], console: Console) -> None:
     _print_budgets(data["by_budget"], console)
     _print_misses(data["misses"], console)
     for note in data["notes"]:
-        console.print(_line(f"note: {note}"))
+        console.print(line(f"note: {note}"))
     _print_paste(data, console)
 
 
@@ -127,7 +125,7 @@ def _print_measured(measured: Mapping[str, Any], console: Console) -> None:
         rows.append((name, shown))
     console.print(_latency_table(f"Measured on {count_text(measured['calls'], 'call')}, ms a request", rows))
     console.print(
-        _line(
+        line(
             "closed from the automatic list to the oracle: "
             f"mean {share_text(measured['closed']['mean'])}, median {share_text(measured['closed']['median'])}; "
             f"slower = beyond the noise of a request, {number_text(measured['request_noise_pct'], 1)}%"
@@ -137,13 +135,13 @@ def _print_measured(measured: Mapping[str, Any], console: Console) -> None:
     error = tuned.get("prediction_error", {})
     if error.get("median_pct") is not None:
         console.print(
-            _line(
+            line(
                 f"predicted mean {ms_text(tuned['predicted_mean_ms'])} ms, measured {ms_text(tuned['mean_ms'])} ms; "
                 f"median error of a call {error['median_pct']:.1f}%, P90 {error['p90_pct']:.1f}%"
             )
         )
     for problem in measured["problems"]:
-        console.print(_line(f"invalid: {problem}", "red"))
+        console.print(line(f"invalid: {problem}", "red"))
 
 
 def _print_settings(data: Mapping[str, Any], console: Console) -> None:
@@ -181,7 +179,7 @@ def _print_runners_up(rows: Sequence[Mapping[str, Any]], console: Console) -> No
 
 def _print_budgets(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     if not rows:
-        console.print(_line("No replay: every item is left to eager."))
+        console.print(line("No replay: every item is left to eager."))
         return
     table = Table(box=SIMPLE_HEAD, pad_edge=False, title="Budgets in use", title_justify="left")
     has_times = "break_even_tokens" in rows[0]
@@ -202,14 +200,14 @@ def _print_budgets(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     console.print()
     console.print(table)
     if len(rows) > len(shown):
-        console.print(_line(f"and {len(rows) - len(shown)} more, used less", "dim"))
+        console.print(line(f"and {len(rows) - len(shown)} more, used less", "dim"))
 
 
 def _print_misses(misses: Sequence[Mapping[str, Any]], console: Console) -> None:
     for row in misses:
         sizes = f"{row['smallest_tokens']} to {row['largest_tokens']} tokens" if "smallest_tokens" in row else ""
         share = f" ({share_text(row['share'])})" if "share" in row else ""
-        console.print(_line(f"misses: {count_text(row['items'], 'item')}{share}, {sizes}: {row['text']}"))
+        console.print(line(f"misses: {count_text(row['items'], 'item')}{share}, {sizes}: {row['text']}"))
 
 
 def _print_paste(data: Mapping[str, Any], console: Console) -> None:
@@ -217,15 +215,15 @@ def _print_paste(data: Mapping[str, Any], console: Console) -> None:
     console.print()
     if beyond:
         console.print(
-            _line(
+            line(
                 f"vLLM's manager lacks: {'; '.join(beyond['points'])}. Its own best is predicted at "
                 f"{ms_text(beyond['mean_ms'])} ms, {signed_pct_text(beyond['loss_pct'])} against the settings above."
             )
         )
     if data["vllm"]["verdict"] == "no_graphs":
-        console.print(_line("For vLLM: no encoder graphs, its manager would be slower than eager on this traffic."))
-    console.print(_line(f"--compilation-config '{data['compilation_config']}'"), soft_wrap=True)
-    console.print(_line(data["serve_line"]), soft_wrap=True)
+        console.print(line("For vLLM: no encoder graphs, its manager would be slower than eager on this traffic."))
+    console.print(line(f"--compilation-config '{data['compilation_config']}'"), soft_wrap=True)
+    console.print(line(data["serve_line"]), soft_wrap=True)
 
 
 # -- calibrate and plan ------------------------------------------------------------------------------------------------
@@ -233,7 +231,7 @@ def _print_paste(data: Mapping[str, Any], console: Console) -> None:
 
 def render_profile(summary: Mapping[str, Any], console: Console) -> None:
     """Prints `describe_profile`: the curve, empty slots, overheads, memory and the model's error."""
-    console.print(_line(f"calibration: {summary['label']}, {number_text(summary['elapsed_s'], 0)} s", "bold"))
+    console.print(line(f"calibration: {summary['label']}, {number_text(summary['elapsed_s'], 0)} s", "bold"))
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in ("budget", "slots", "tokens", "replay ms", "eager ms", "eager P10 to P90"):
         table.add_column(column, justify="right")
@@ -277,9 +275,9 @@ def render_profile(summary: Mapping[str, Any], console: Console) -> None:
         )
     facts.add_row("capture", f"{number_text(summary['capture_ms'], 0)} ms a graph")
     console.print(facts)
-    console.print(_line(summary["error_text"]))
+    console.print(line(summary["error_text"]))
     for note in summary["notes"]:
-        console.print(_line(f"note: {note}"))
+        console.print(line(f"note: {note}"))
 
 
 def render_explanation(data: Mapping[str, Any], console: Console) -> None:
@@ -288,7 +286,7 @@ def render_explanation(data: Mapping[str, Any], console: Console) -> None:
         _print_batches(data, console)
     counts = data["counts"]
     console.print(
-        _line(
+        line(
             f"{data['policy']}: {counts['hits']} hits, {counts['misses']} misses, {counts['replays']} replays, "
             f"waste {share_text(counts['waste'])}"
         )
@@ -319,7 +317,7 @@ def _print_batches(data: Mapping[str, Any], console: Console) -> None:
 
 def _print_prediction(predicted: Mapping[str, Any] | None, console: Console) -> None:
     if predicted is None:
-        console.print(_line("no predicted times: no calibration was given", "dim"))
+        console.print(line("no predicted times: no calibration was given", "dim"))
         return
     if "graph_ms" in predicted:
         text = f"predicted {ms_text(predicted['graph_ms'])} ms, eager {ms_text(predicted['eager_ms'])} ms"
@@ -330,8 +328,8 @@ def _print_prediction(predicted: Mapping[str, Any] | None, console: Console) -> 
             f"{ms_text(eager['mean_ms'])} and {ms_text(eager['p99_ms'])} ms; "
             f"{share_text(predicted['slower_than_eager_share'])} of the requests slower than eager"
         )
-    console.print(_line(text))
-    console.print(_line(predicted["error_text"], "dim"))
+    console.print(line(text))
+    console.print(line(predicted["error_text"], "dim"))
 
 
 # -- text and files ----------------------------------------------------------------------------------------------------
@@ -355,31 +353,16 @@ def write_tune_csv(data: Mapping[str, Any], folder: Path, *, overwrite: bool = F
 
     Raises:
         UsageError: A file exists and `overwrite` is off.
+        RecordFileError: A file could not be written.
     """
+    return write_files({folder / name: content for name, content in tune_csv_files(data).items()}, overwrite)
+
+
+def tune_csv_files(data: Mapping[str, Any]) -> dict[str, bytes]:
+    """The tables by file name."""
     rows = [{"name": name, **row} for name, row in _predicted_rows(data)]
     rows += [{"name": "runner_up", **row} for row in data["runners_up"]]
     rows += [{"name": "pareto", **row} for row in data["pareto"]]
-    files = {SETTINGS_FILE: (SETTINGS_COLUMNS, rows), BUDGETS_FILE: (BUDGET_COLUMNS, data["by_budget"])}
-    written = []
-    for name in files:
-        if not overwrite:
-            refuse_to_replace(folder / name)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (columns, values) in files.items():
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([_cell(row.get(column)) for column in columns] for row in values)
-        write_atomically(folder / name, text.getvalue().encode())
-        written.append(folder / name)
-    return written
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return " ".join(map(str, value))
-    return "" if value is None else value
-
-
-def _line(text: str, style: str = "") -> Text:
-    return Text(text, style=style)
+    tables = {SETTINGS_FILE: (SETTINGS_COLUMNS, rows), BUDGETS_FILE: (BUDGET_COLUMNS, data["by_budget"])}
+    # Predicted bytes have a fraction; nine digits keep them exact to a few bytes.
+    return {name: csv_bytes(columns, values, digits=9) for name, (columns, values) in tables.items()}

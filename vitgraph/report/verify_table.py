@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import NO_VALUE, count_text, is_number, number_text
 
 _STATUS_STYLES = {"ok": "green", "failed": "bold red", "error": "bold red", "skipped": "dim"}
@@ -31,7 +31,7 @@ def render_verify(results: Sequence[Mapping[str, Any]], console: Console, *, sho
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     table.add_column("Model", overflow="fold")
     table.add_column("Status", no_wrap=True)
     for name in ("Rel. L2", "Graphs", "Calls", "Items", "Seconds"):

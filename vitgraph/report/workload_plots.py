@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.report.figures import (
+    BLUE,
+    GREEN,
+    GRID_GREY,
+    ORANGE,
+    PALE_GREY,
+    PINK,
+    SKY,
+    VERMILLION,
+    add_title,
+    figure_files,
+    legend_beside,
+    new_figure,
+    report_style,
+    scale_axis,
+)
+from vitgraph.report.files import write_files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 SIZES, TOKENS = "sizes", "tokens"
-PNG_DPI = 150
 
-# Okabe and Ito's palette; dashes differ too, so that the figures also read in grey.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Dashes differ too, so that the figures also read in grey.
+_COLORS = (BLUE, VERMILLION, GREEN, PINK, ORANGE, SKY)
 _DASHES: tuple[Any, ...] = (
     "solid",
     (0, (5, 2)),
@@ -30,19 +43,6 @@ _DASHES: tuple[Any, ...] = (
     (0, (9, 2)),
     (0, (3, 1, 1, 1, 1, 1)),
 )
-_GREY = "#5F5F5F"
-_STYLE: dict[str, Any] = {
-    "font.size": 12,
-    "axes.titlesize": 14,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
-    "legend.fontsize": 11,
-    "svg.hashsalt": "vitgraph",
-}
-_LOG_SPAN = 4.0
 
 
 def write_workload_plots(
@@ -69,34 +69,20 @@ def write_workload_plots(
         UsageError: A file exists and `overwrite` is off.
         RecordFileError: A file could not be written.
     """
-    from matplotlib import rc_context
-
-    with rc_context(cast(Any, _STYLE)):
+    with report_style():
         figures = {SIZES: draw_sizes(name, sizes)}
         series = {model: values for model, values in tokens.items() if values}
         if series:
             figures[TOKENS] = draw_tokens(name, series)
-        targets = [folder / f"{figure}.{ending}" for figure in figures for ending in ("png", "svg")]
-        for path in () if overwrite else targets:
-            refuse_to_replace(path)
-        for path in targets:
-            content = io.BytesIO()
-            # Without a date in it, the same workload gives the same file.
-            metadata = {"Date": None} if path.suffix == ".svg" else {}
-            figures[path.stem].savefig(content, format=path.suffix[1:], dpi=PNG_DPI, metadata=metadata)
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, content.getvalue())
-            except OSError as error:
-                raise RecordFileError(f"cannot write {path}: {os_reason(error)}") from error
-    return targets
+        files = figure_files(figures)
+    return write_files({folder / name: content for name, content in files.items()}, overwrite)
 
 
 def draw_sizes(name: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
     """Height over width of every distinct size; the area of a mark grows with the items that have it."""
     items = sum(sizes.values())
-    figure, axes = _new_figure(
-        "Sizes of the items", f"{name} · {items} items · a larger mark: more of them", (7.6, 6.4)
+    figure, axes = _titled_figure(
+        "Sizes of the items", f"{name} · {items} items · a larger mark: more of them", (8.4, 6.4)
     )
     axes.set(xlabel="Width (pixels)", ylabel="Height (pixels)")
     marks: Counter[tuple[bool, int, int]] = Counter()
@@ -105,7 +91,7 @@ def draw_sizes(name: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
     most = max(marks.values())
     sides = [side for width, height, _ in sizes for side in (width, height)]
     low, high = min(sides) / 1.15, max(sides) * 1.15
-    axes.plot([low, high], [low, high], color="#B8B8B8", linewidth=0.8, zorder=0, label="square")
+    axes.plot([low, high], [low, high], color=PALE_GREY, linewidth=0.8, zorder=0, label="square")
     for label, marker, is_video in (("image", "o", False), ("video", "^", True)):
         chosen = [(width, height, count) for (video, width, height), count in marks.items() if video == is_video]
         if chosen:
@@ -114,11 +100,10 @@ def draw_sizes(name: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
             color = _COLORS[is_video]
             style: dict[str, Any] = {"marker": marker, "color": color, "edgecolors": color, "alpha": 0.45}
             axes.scatter(widths, heights, s=area, linewidths=0.9, label=label, **style)
-    if high >= _LOG_SPAN * low:
-        _use_log_scale(axes, "x")
-        _use_log_scale(axes, "y")
+    scale_axis(axes, "x", low, high)
+    scale_axis(axes, "y", low, high)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    legend = axes.legend(loc="upper left")
+    legend = legend_beside(axes)
     for handle in legend.legend_handles[1:]:
         handle.set_sizes([36.0])  # type: ignore[union-attr]
     return figure
@@ -126,7 +111,7 @@ def draw_sizes(name: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
 
 def draw_tokens(name: str, tokens: Mapping[str, Sequence[int]]) -> Figure:
     """Cumulative share of the items over their output tokens, one line a model."""
-    figure, axes = _new_figure("Output tokens of an item", name, (9.6, 5.4))
+    figure, axes = _titled_figure("Output tokens of an item", name, (9.6, 5.4))
     axes.set(xlabel="Output tokens an item", ylabel="Share of items (%)", ylim=(0, 103))
     values = np.concatenate([np.asarray(series, dtype=np.float64) for series in tokens.values()])
     for index, (model, series) in enumerate(tokens.items()):
@@ -141,39 +126,15 @@ def draw_tokens(name: str, tokens: Mapping[str, Sequence[int]]) -> Figure:
             linewidth=2.0,
             label=f"{model.rsplit('/', 1)[-1]}\nmedian {np.median(ordered):.0f}, max {ordered[-1]:.0f}",
         )
-    if values.min() > 0 and values.max() >= _LOG_SPAN * values.min():
-        _use_log_scale(axes, "x")
-    axes.grid(axis="y", color="#E4E4E4", linewidth=0.8)
+    scale_axis(axes, "x", values.min(), values.max())
+    axes.grid(axis="y", color=GRID_GREY, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, handlelength=2.6, labelspacing=1.0)
+    legend_beside(axes, handlelength=2.6, labelspacing=1.0)
     return figure
 
 
-def _use_log_scale(axes: Axes, name: Literal["x", "y"]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set(**{f"{name}scale": "log"})
-    axis: Axis = axes.xaxis if name == "x" else axes.yaxis
-    axis.set_major_locator(LogLocator(base=10.0, subs=(1.0, 2.0, 5.0)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 10000 else f"{value:g}"))
-
-
-def _new_figure(title: str, subtitle: str, inches: tuple[float, float]) -> tuple[Figure, Axes]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=inches, layout="constrained")
-    FigureCanvasAgg(figure)
+def _titled_figure(title: str, subtitle: str, inches: tuple[float, float]) -> tuple[Figure, Axes]:
+    figure = new_figure(*inches)
     axes = figure.add_subplot()
-    axes.set_title(title, pad=26)
-    axes.annotate(
-        subtitle,
-        (0.0, 1.0),
-        xytext=(0, 7),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=10.5,
-        color=_GREY,
-    )
+    add_title(axes, title, subtitle)
     return figure, axes

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.report.terminal import new_table
 from vitgraph.report.units import NO_VALUE, count_text, is_number, share_text
 
 _COLUMNS = ("min", "p5", "p25", "p50", "p75", "p95", "p99", "max", "mean")
@@ -81,7 +81,7 @@ def _distributions(facts: Mapping[str, Any]) -> Table:
 
 
 def _percentile_table(rows: Sequence[tuple[str, Mapping[str, Any], int]]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = new_table(padding=(0, 1, 0, 0))
     table.add_column("")
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -148,7 +148,7 @@ def _bars(histogram: Sequence[Mapping[str, int]], console: Console) -> Table:
     taken = sum(max(len(header), cell) + _COLUMN_GAP for header, cell in zip(headers, cells, strict=True))
     width = max(10, min(_MOST_BAR, console.width - taken))
     is_unicode = "utf" in (console.encoding or "").lower()
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table = new_table()
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)

@@ -64,7 +64,7 @@ def set_field(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 def on_a_cpu(record: dict[str, Any]) -> None:
     """The run replayed on a CPU."""
     record["graph"]["mode"] = "cpu-replay"
-    record["environment"] |= {"gpu": "CPU", "attn_backend": "TORCH_SDPA"}
+    record["environment"] |= {"device": "CPU", "device_type": "cpu", "attn_backend": "TORCH_SDPA"}
     reason = "replay on a CPU saves no launches; no speed-up is claimed here"
     record["comparison"] |= {"verdict": "invalid", "verdict_reason": reason}
     for metric in ("mean", "p50", "p99"):

@@ -71,7 +71,7 @@ def test_across_backends_eager_is_compared_too_and_its_noise_is_said_to_be_unkno
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (set_field("environment", "gpu", value="Other GPU"), "device (Synthetic GPU against Other GPU)"),
+        (set_field("environment", "device", value="Other GPU"), "device (Synthetic GPU against Other GPU)"),
         (
             set_field("workload", "fingerprint", value="0123456789abcdef"),
             "workload fingerprint (synthetic-320 against 0123456789abcdef)",
@@ -124,10 +124,8 @@ def test_across_refuses_what_is_unknown_and_what_does_not_differ(tmp_path: Path)
 
 
 def test_budgets_are_compared_as_they_were_resolved(tmp_path: Path) -> None:
-    def resolve(record: dict[str, Any]) -> None:
-        record["settings"]["resolved"] = {"token_budgets": {"default": [512, 4864]}, "max_frames_per_batch": None}
-
-    other = write_run(tmp_path / "other", resolve)
+    resolved = set_field("settings", "resolved", "token_budgets", value={"default": [512, 4864]})
+    other = write_run(tmp_path / "other", resolved)
     assert [str(difference) for difference in compare(EXAMPLE, other).differing] == [
         "budgets (token budgets 512 1024 1536 2048 2560 3072 3584 4096 4864 against token budgets 512 4864)"
     ]

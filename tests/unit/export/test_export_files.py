@@ -124,7 +124,7 @@ def test_only_bench_runs_of_a_known_version_are_taken(tmp_path: Path) -> None:
     tuned = tmp_path / "tuned"
     tuned.mkdir()
     (tuned / "run.json").write_text(json.dumps({"schema_version": 1, "kind": "tune"}), encoding="utf-8")
-    with pytest.raises(UsageError, match=r"is a record of kind 'tune'; export takes runs of kind 'bench'"):
+    with pytest.raises(UsageError, match=r"is a record of kind 'tune', and this takes runs of kind 'bench'"):
         open_runs([EXAMPLE, tuned])
     newer = write_run(tmp_path / "newer", set_field("schema_version", value=2))
     with pytest.raises(UsageError, match=r"has schema_version 2; this vitgraph reads up to 1. Update vitgraph"):

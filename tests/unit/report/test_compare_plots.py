@@ -34,7 +34,7 @@ def test_few_requests_show_the_maximum_and_a_cpu_is_named() -> None:
     few = [row for row in make_samples() if row.sample.request < 100]
     upper, lower = draw_backends(make_record(samples=few, mode="cpu-replay")).axes
     assert lower.get_ylabel() == "Maximum (n<300) a request (ms)"
-    assert "replay on a CPU, no speed-up claimed" in upper.get_title(loc="left")
+    assert "replay on a CPU, no speed-up claimed" in "".join(text.get_text() for text in upper.texts)
 
 
 def test_files_are_whole_repeatable_and_not_replaced_unasked(tmp_path: Path) -> None:

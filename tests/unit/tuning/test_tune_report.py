@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 from synthetic import Machine, image, plan_of, synthetic_profile, video
+from typer.testing import CliRunner
 
 from vitgraph.bench.calls import EncoderCall
 from vitgraph.bench.session import resolve_source
+from vitgraph.cli import app
 from vitgraph.config import ModelSpec
 from vitgraph.errors import UsageError
 from vitgraph.models.geometry import GridGeometry
+from vitgraph.records import encode
 from vitgraph.report.tune_plots import write_tune_plots
 from vitgraph.report.tune_tables import render_explanation, render_tune, write_tune_csv
 from vitgraph.tuning.cost_model import CostModel
@@ -116,7 +119,7 @@ def test_csv_has_a_row_for_every_strategy_and_budget(tmp_path: Path) -> None:
     rows = list(csv.DictReader(settings.open()))
     assert [row["name"] for row in rows][:5] == ["tuned", "automatic", "seed_nine", "eager", "oracle"]
     assert rows[0]["token_budgets"] == "64 880"
-    assert float(rows[3]["mean_ms"]) == data["baselines"]["eager"]["mean_ms"]
+    assert float(rows[3]["mean_ms"]) == pytest.approx(data["baselines"]["eager"]["mean_ms"], rel=1e-8)
     assert rows[3]["graphs"] == ""
     assert [row["token_budget"] for row in csv.DictReader(budgets.open())] == ["64", "880"]
 
@@ -143,3 +146,16 @@ def test_plots_are_written_and_repeat_exactly(tmp_path: Path) -> None:
 def test_no_budgets_figure_where_nothing_is_replayed(tmp_path: Path) -> None:
     data = tuned() | {"by_budget": []}
     assert [path.stem for path in write_tune_plots(data, tmp_path)] == ["pareto", "pareto"]
+
+
+def test_a_saved_result_is_rebuilt_from_its_record_alone(tmp_path: Path) -> None:
+    data = {**tuned(), "command": ["vitgraph", "tune-budgets"]}
+    (tmp_path / "run.json").write_text(json.dumps(encode(data)), encoding="utf-8")
+    result = CliRunner().invoke(app, ["export", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(text_of(data).splitlines()[0])
+    folder = tmp_path / "export"
+    write_tune_csv(data, tmp_path / "live")
+    for name in ("settings.csv", "budgets.csv"):
+        assert (folder / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
+    assert sorted(path.stem for path in (folder / "plots").iterdir()) == ["pareto"] * 2 + ["tuned_budgets"] * 2

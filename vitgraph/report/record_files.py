@@ -1,0 +1,125 @@
+"""Rebuilds the tables and plots of saved backend comparisons and tuning results from their `run.json` alone.
+
+Runs of `bench` have an export of their own, which puts several runs into one table. Nothing here needs a GPU or torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from vitgraph.bench.compare_record import KIND as COMPARE_KIND
+from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.errors import UsageError
+from vitgraph.records import decode
+from vitgraph.report.compare_csv import BACKENDS_FILE, MICRO_FILE, backends_csv, micro_csv
+from vitgraph.report.compare_plots import compare_plot_files
+from vitgraph.report.compare_table import render_compare
+from vitgraph.report.export import CSV, PLOTS, PLOTS_FOLDER
+from vitgraph.report.files import write_files
+from vitgraph.report.micro_table import render_micro
+from vitgraph.report.tune_plots import tune_plot_files
+from vitgraph.report.tune_tables import render_tune, tune_csv_files
+from vitgraph.result_files import read_text
+
+MICRO_KIND, TUNE_KIND = "compare-backends-micro", "tune"
+RECORD_FORMATS = (CSV, PLOTS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Openable:
+    """What can be rebuilt from one record.
+
+    Attributes:
+        csv: Makes the tables, by file name.
+        plots: Makes the figures, by file name.
+        render: Prints the record as its command did.
+    """
+
+    csv: Callable[[], dict[str, bytes]]
+    plots: Callable[[], dict[str, bytes]]
+    render: Callable[[Console], None]
+
+
+def export_record(
+    file: Path,
+    kind: str,
+    folder: Path,
+    formats: Sequence[str] = RECORD_FORMATS,
+    *,
+    console: Console | None = None,
+    overwrite: bool = False,
+) -> list[Path]:
+    """Writes the tables and plots of one record into `folder`, and prints it as its command did.
+
+    Args:
+        file: Its `run.json`.
+        kind: Its kind, one of `EXPORTED_KINDS`.
+        folder: Where the files go; created if needed.
+        formats: Some of `RECORD_FORMATS`.
+        console: Where to print; None prints nothing.
+        overwrite: Whether files of the same names may be replaced.
+
+    Returns:
+        The written files.
+
+    Raises:
+        UsageError: The file is no whole record of that kind, it has no such format, or a file is in the way.
+        RecordFileError: A file could not be written.
+    """
+    unknown = [name for name in formats if name not in RECORD_FORMATS]
+    if unknown:
+        raise UsageError(
+            f"--formats has {', '.join(unknown)}, but {file} is a record of kind {kind!r}, which has "
+            f"{' and '.join(RECORD_FORMATS)}; the other formats are of bench runs"
+        )
+    try:
+        record = _OPENERS[kind](file)
+        files = record.csv() if CSV in formats else {}
+        if PLOTS in formats:
+            files |= {f"{PLOTS_FOLDER}/{name}": content for name, content in record.plots().items()}
+        if console is not None:
+            record.render(console)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} is no whole record of kind {kind!r} ({error!r}); give the folder of one") from error
+    return write_files({folder / name: content for name, content in files.items()}, overwrite)
+
+
+def _open_comparison(file: Path) -> _Openable:
+    record = CompareRecord.load(file)
+    return _Openable(
+        lambda: {BACKENDS_FILE: backends_csv(record)},
+        lambda: compare_plot_files(record),
+        lambda console: render_compare(record, console),
+    )
+
+
+def _open_micro(file: Path) -> _Openable:
+    record = _read(file)
+    return _Openable(
+        lambda: {MICRO_FILE: micro_csv(record["rows"])}, dict, lambda console: render_micro(record, console)
+    )
+
+
+def _open_tuning(file: Path) -> _Openable:
+    data = _read(file)
+    return _Openable(
+        lambda: tune_csv_files(data), lambda: tune_plot_files(data), lambda console: render_tune(data, console)
+    )
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    return decode(json.loads(read_text(file)))
+
+
+_OPENERS: dict[str, Callable[[Path], _Openable]] = {
+    COMPARE_KIND: _open_comparison,
+    MICRO_KIND: _open_micro,
+    TUNE_KIND: _open_tuning,
+}
+EXPORTED_KINDS = tuple(_OPENERS)
