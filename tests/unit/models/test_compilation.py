@@ -48,7 +48,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     real = nn.Module.compile
 
     def compile_eagerly(self: nn.Module, **options: Any) -> None:
-        real(self, backend="eager", **options)
+        real(self, **options | {"backend": "eager"})
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     torch._dynamo.reset()
