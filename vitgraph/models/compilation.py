@@ -88,9 +88,14 @@ def use_disk_cache() -> Path | None:
     Returns:
         The folder; None where none can be written, and torch's temporary default is used.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     for name in SWITCH_VARIABLES:
         os.environ.setdefault(name, "1")
     given = os.environ.get(CACHE_VARIABLE)
+    # Importing parts of torch writes its default into the environment, so that one is nobody's wish.
+    if given and Path(given) == Path(default_cache_dir()).absolute():
+        given = None
     folder = Path(given) if given else default_cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -76,6 +76,13 @@ def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert os.environ[SWITCH_VARIABLES[0]] == "0"
 
 
+def test_torchs_own_default_in_the_environment_is_no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setenv(CACHE_VARIABLE, default_cache_dir())
+    assert use_disk_cache() == default_cache_folder()
+
+
 def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
