@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from vitgraph.attention.padding import PaddingSafeOutputs
+from vitgraph.attention.padding import FreshOutputs, PaddingSafeOutputs
 
 TRANSFORMERS_PREFIX = "vitgraph_flash_"
 """Names given to transformers contain `flash`, which makes its towers take the packed varlen branch."""
@@ -57,6 +57,7 @@ class AttentionBackend(ABC):
         self.plan_build_ms = 0.0
         self.selection: tuple[Mapping[str, Any], ...] = ()
         self._safe_outputs = PaddingSafeOutputs()
+        self._fresh_outputs = FreshOutputs()
         self._tile_offsets: dict[tuple[int, int, torch.device], torch.Tensor] = {}
 
     @classmethod
@@ -83,7 +84,8 @@ class AttentionBackend(ABC):
         """Marks one forward of a tower: until it ends, offsets do not change, and what a backend derives from them may
         be derived once and not once a layer. Without it every layer derives its own, which is slower and as right.
         """
-        yield
+        with self._fresh_outputs.one_forward():
+            yield
 
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:  # noqa: B027 (a hook, empty by default)
         """Builds what calls of other lengths will need, for the head shapes seen so far, so that no timed call does.
@@ -106,7 +108,7 @@ class AttentionBackend(ABC):
         if not (self.needs_finite_padding and self.is_on_graph_path):
             return None
         if self.returns_fresh_output:
-            return torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+            return self._fresh_outputs.take(query)
         return self._safe_outputs.take(query)
 
     @classmethod

@@ -8,7 +8,8 @@ Shape legend: N packed rows, S segment slots, H heads, E head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,9 @@ SEQLEN_FLOOR = 256
 """Smallest bound of segment lengths that plans are built for; above it, powers of two."""
 
 INT32_MAX = 2**31 - 1
+
+FILL_BYTES, FILL_OUTPUTS = 32 * 2**20, 32
+"""Most bytes and outputs that are zeroed at once: small fills cost a launch each, and large ones hold memory."""
 
 
 def bucketed_slots(slots: int) -> int:
@@ -146,3 +150,34 @@ class PaddingSafeOutputs:
             buffer = torch.zeros(max(self._rows, rows), heads, width, dtype=query.dtype, device=query.device)
             self._buffers[shape] = buffer
         return buffer[:rows]
+
+
+class FreshOutputs:
+    """Zeroed outputs of each call's own, of which one forward fills several at once.
+
+    Nothing is kept from one forward to the next: a graph must hold the fill of every output that it writes to, or a
+    replay would find the rows of the one before. Each output is handed out once, so that its memory is the caller's.
+    """
+
+    def __init__(self) -> None:
+        self._is_in_forward = False
+        self._spare: list[torch.Tensor] = []
+
+    @contextmanager
+    def one_forward(self) -> Iterator[None]:
+        """Until it ends, outputs may be filled before they are asked for."""
+        self._spare, self._is_in_forward = [], True
+        try:
+            yield
+        finally:
+            self._spare, self._is_in_forward = [], False
+
+    def take(self, query: torch.Tensor) -> torch.Tensor:
+        """`[N, H, E]` zeros like `query`, contiguous."""
+        if not self._is_in_forward:
+            return torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        if not self._spare or self._spare[-1].shape != query.shape or self._spare[-1].dtype != query.dtype:
+            size = max(query.numel() * query.element_size(), 1)
+            count = min(max(FILL_BYTES // size, 1), FILL_OUTPUTS)
+            self._spare = list(torch.zeros(count, *query.shape, dtype=query.dtype, device=query.device).unbind())
+        return self._spare.pop()

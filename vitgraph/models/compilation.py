@@ -15,6 +15,7 @@ from vitgraph.models.base import EncoderInputs, GraphCapacity
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
+    from vitgraph.models.fusions import FusingCompiler
 
 RECOMPILE_LIMIT = 32
 
@@ -65,6 +66,7 @@ class CompileClock:
 
 
 _clock: CompileClock | None = None
+_compiler: FusingCompiler | None = None
 
 
 def _cache_counts() -> dict[str, int]:
@@ -86,9 +88,14 @@ def use_disk_cache() -> Path | None:
     Returns:
         The folder; None where none can be written, and torch's temporary default is used.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     for name in SWITCH_VARIABLES:
         os.environ.setdefault(name, "1")
     given = os.environ.get(CACHE_VARIABLE)
+    # Importing parts of torch writes its default into the environment, so that one is nobody's wish.
+    if given and Path(given) == Path(default_cache_dir()).absolute():
+        given = None
     folder = Path(given) if given else default_cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,6 +118,7 @@ def compile_blocks(encoder: VisionEncoder) -> int:
         ModelError: The family names no repeated block.
     """
     from vitgraph.attention.opaque import register_opaque
+    from vitgraph.models.fusions import FusingCompiler
     from vitgraph.models.loading import set_implementation
 
     blocks = encoder.repeated_blocks()
@@ -120,12 +128,13 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     # Towers with several kinds of blocks and shapes need more variants than torch allows by default.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
     set_implementation(encoder.modules, register_opaque(encoder.attention))
-    global _clock
+    global _clock, _compiler
     if _clock is None:
         _clock = CompileClock()
     _clock.reset()
+    _compiler = FusingCompiler()
     for block in blocks:
-        block.compile(dynamic=True)
+        block.compile(backend=_compiler, dynamic=True)
     return len(blocks)
 
 
@@ -133,15 +142,16 @@ def compile_facts() -> dict[str, Any]:
     """What compiling has taken since `compile_blocks`, for the record; empty where nothing was set to compile.
 
     Returns:
-        `compile_s`, `compilations`, `compile_cache` (`hits` and `misses`) and `compile_cache_dir`.
+        `compile_s`, `compilations`, `compile_cache` (`hits` and `misses`), `compile_cache_dir` and `compile_fusions`.
     """
-    if _clock is None:
+    if _clock is None or _compiler is None:
         return {}
     return {
         "compile_s": _clock.seconds,
         "compilations": _clock.compilations,
         "compile_cache": _clock.cache_counts(),
         "compile_cache_dir": os.environ.get(CACHE_VARIABLE),
+        "compile_fusions": _compiler.facts(),
     }
 
 

@@ -171,5 +171,11 @@ def test_compiled_code_gets_an_output_of_each_calls_own(monkeypatch: pytest.Monk
     with backend.graph_path():
         first = backend.varlen(*packed, OFFSETS, 2, 1.0)
         second = backend.varlen(*packed, OFFSETS, 2, 1.0)
-    assert second.data_ptr() != first.data_ptr()
-    assert first[:, 0, 0].tolist() == [1, 1, 1, 0, 0]
+        assert second.data_ptr() != first.data_ptr()
+        assert first[:, 0, 0].tolist() == [1, 1, 1, 0, 0]
+        with backend.one_forward():
+            in_forward = [backend.varlen(*packed, OFFSETS, 2, 1.0) for _ in range(3)]
+        with backend.one_forward():
+            in_forward.append(backend.varlen(*packed, OFFSETS, 2, 1.0))
+    assert len({output.data_ptr() for output in (first, second, *in_forward)}) == 6
+    assert all(torch.equal(output, first) and output.is_contiguous() for output in in_forward)

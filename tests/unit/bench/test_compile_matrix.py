@@ -46,7 +46,7 @@ class Silent:
 def traced_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Compiles with the backend that only traces: the compiler's own work takes half a minute."""
     real = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, backend="eager", **options))
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, **options | {"backend": "eager"}))
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     torch._dynamo.reset()
     yield

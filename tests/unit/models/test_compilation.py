@@ -48,7 +48,7 @@ def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     real = nn.Module.compile
 
     def compile_eagerly(self: nn.Module, **options: Any) -> None:
-        real(self, backend="eager", **options)
+        real(self, **options | {"backend": "eager"})
 
     monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
     torch._dynamo.reset()
@@ -74,6 +74,13 @@ def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv(SWITCH_VARIABLES[0], "0")
     assert use_disk_cache() == tmp_path / "mine"
     assert os.environ[SWITCH_VARIABLES[0]] == "0"
+
+
+def test_torchs_own_default_in_the_environment_is_no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    monkeypatch.setenv(CACHE_VARIABLE, default_cache_dir())
+    assert use_disk_cache() == default_cache_folder()
 
 
 def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
