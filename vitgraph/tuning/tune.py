@@ -26,6 +26,7 @@ from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.profile import CalibrationProfile
 from vitgraph.tuning.search import Evaluation, Search, SearchResult
 from vitgraph.tuning.targets import (
+    DOUBT,
     TARGETS,
     VITGRAPH,
     VLLM,
@@ -118,7 +119,7 @@ def tune_budgets(
             "beyond, predictions are extrapolated"
         )
     searched = {
-        name: _search(TargetCost(model, TARGETS[name]), traffic, facts, objective, limits, max_call_tokens)
+        name: _search(TargetCost(model, TARGETS[name], DOUBT), traffic, facts, objective, limits, max_call_tokens)
         for name in dict.fromkeys((target_named(target).name, VLLM))
     }
     error = model_error(model)
