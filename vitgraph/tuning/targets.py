@@ -39,7 +39,7 @@ VLLM_OVERHEAD_SOURCE = (
 )
 
 
-DOUBT = 0.02
+DOUBT = 0.01
 """Share by which replays must be predicted faster than eager, where either could be taken: about what the replays of
 one size differ by between a calibration and a later run."""
 

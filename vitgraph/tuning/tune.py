@@ -183,6 +183,12 @@ def _search(
     }
     search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
     result = search.run(baselines.values())
+    automatic = search.evaluate(baselines["automatic"])
+    if limits.max_memory_bytes is None and _takes_more_memory(result.best, automatic):
+        # Graphs must not take the memory that a server keeps for its requests, unless somebody says how much they may.
+        limits = replace(limits, max_memory_bytes=automatic.memory_bytes)
+        search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
+        result = search.run(baselines.values())
     if result.best is None:
         raise UsageError(f"no settings stay within the limits {limits.as_dict()}; raise one of them")
     evaluated = {name: search.evaluate(settings) for name, settings in baselines.items()}
@@ -193,6 +199,10 @@ def _search(
         except BudgetError:
             continue
     return Tuned(cost, result, {name: found for name, found in evaluated.items() if found is not None}, plans)
+
+
+def _takes_more_memory(best: Evaluation | None, automatic: Evaluation | None) -> bool:
+    return best is not None and automatic is not None and best.memory_bytes > automatic.memory_bytes
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
