@@ -184,9 +184,10 @@ def _search(
     search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
     result = search.run(baselines.values())
     automatic = search.evaluate(baselines["automatic"])
-    if limits.max_memory_bytes is None and _takes_more_memory(result.best, automatic):
+    allowed = automatic.memory_bytes if automatic is not None else float("inf")
+    if limits.max_memory_bytes is None and result.best is not None and result.best.memory_bytes > allowed:
         # Graphs must not take the memory that a server keeps for its requests, unless somebody says how much they may.
-        limits = replace(limits, max_memory_bytes=automatic.memory_bytes)
+        limits = replace(limits, max_memory_bytes=allowed)
         search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
         result = search.run(baselines.values())
     if result.best is None:
@@ -199,10 +200,6 @@ def _search(
         except BudgetError:
             continue
     return Tuned(cost, result, {name: found for name, found in evaluated.items() if found is not None}, plans)
-
-
-def _takes_more_memory(best: Evaluation | None, automatic: Evaluation | None) -> bool:
-    return best is not None and automatic is not None and best.memory_bytes > automatic.memory_bytes
 
 
 # -- the record --------------------------------------------------------------------------------------------------------
