@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,12 +173,15 @@ def tune_budgets(
                 target=target,
                 workload=prepared.describe_workload(),
             )
+            result.data["command"] = ["vitgraph", *sys.argv[1:]]
+            save_tuning(folder, result.data, overwrite)
             if not no_verify and not _has_no_gpu(device):
-                _measure(bench_spec(options), prepared, result, verify_calls, time_limit, progress)
+                save = partial(save_tuning, folder, result.data, overwrite=True)
+                _measure(bench_spec(options), prepared, result, verify_calls, time_limit, save, progress)
             elif not no_verify:
                 progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
-        data = {**result.as_dict(), "command": ["vitgraph", *sys.argv[1:]]}
-        _save(folder, data, overwrite)
+        data = result.as_dict()
+        save_tuning(folder, data, overwrite=True)
         write_tune_csv(data, folder, overwrite=True)
         write_tune_plots(data, folder / "plots", overwrite=True)
         if json_output:
@@ -185,6 +189,8 @@ def tune_budgets(
         else:
             render_tune(data, Console())
             typer.echo(f"record: {folder}")
+        if data["measured"] and data["measured"]["is_interrupted"]:
+            raise KeyboardInterrupt
 
 
 def plan(
@@ -275,7 +281,15 @@ def _has_no_gpu(device: str) -> bool:
     return resolve_device(device).type != "cuda"
 
 
-def _measure(spec: Any, prepared: PreparedBench, result: Any, calls: int, time_limit: float, progress: Any) -> None:
+def _measure(
+    spec: Any,
+    prepared: PreparedBench,
+    result: Any,
+    calls: int,
+    time_limit: float,
+    save: Callable[[], None],
+    progress: Any,
+) -> None:
     from vitgraph.bench.session import load, resolve_device, resolve_dtype
     from vitgraph.tuning.verification import verify_tuning
 
@@ -289,11 +303,13 @@ def _measure(spec: Any, prepared: PreparedBench, result: Any, calls: int, time_l
         max_calls=calls,
         seed=spec.model.seed,
         time_limit_s=time_limit,
+        checkpoint=save,
         progress=progress,
     )
 
 
-def _save(folder: Path, data: Mapping[str, Any], overwrite: bool) -> None:
+def save_tuning(folder: Path, data: Mapping[str, Any], overwrite: bool) -> None:
+    """Writes a tuning record; while measuring it is written again and again, with what is known by then."""
     from vitgraph.records import encode
     from vitgraph.result_files import refuse_to_replace, write_atomically
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +80,7 @@ class EncoderCudaGraphManager:
         self.dropped: list[DroppedGraph] = []
         self._buffers: StaticBuffers | None = None
         self._pool: Any = None
+        self._stream: Any = None
         self._capture = object()
         self._plans: OrderedDict[tuple[ItemGeometry, ...], CallPlan] = OrderedDict()
         self._warned: set[str] = set()
@@ -111,30 +112,47 @@ class EncoderCudaGraphManager:
         """
         if self.graphs:
             raise CaptureError("graphs are captured already; clear() before capturing again")
-        refusal = self.model.capture_refusal()
-        if refusal is not None:
-            raise CaptureError(refusal)
-        self.dropped = []
-        self._capture = object()
-        keys = self._allocate(self.plan.graph_keys())
-        stream = None
-        if self.is_cuda:
-            self._pool = torch.cuda.graph_pool_handle()
-            stream = torch.cuda.Stream(self.model.device)
+        self.capture_some(self.plan.graph_keys(), progress)
+        if not self.graphs:
+            why = self.dropped[0].reason if self.dropped else "the plan has no budgets"
+            raise NothingReplayedError(f"0 graphs captured of {len(self.plan.graph_keys())} planned: {why}")
+
+    @torch.inference_mode()
+    def capture_some(
+        self, wanted: Iterable[GraphKey], progress: Callable[[int, int, GraphKey], None] | None = None
+    ) -> None:
+        """Captures those of the plan's graphs that are wanted and not there yet, the largest first.
+
+        The first call makes the buffers for the whole plan, so that further calls may add any of its graphs.
+
+        Raises:
+            CaptureError: The encoder's forward cannot be captured.
+        """
+        planned = self.plan.graph_keys()
+        if self._buffers is None:
+            refusal = self.model.capture_refusal()
+            if refusal is not None:
+                raise CaptureError(refusal)
+            self.dropped = []
+            self._capture = object()
+            self._allocate(planned)
+            if self.is_cuda:
+                self._pool = torch.cuda.graph_pool_handle()
+                self._stream = torch.cuda.Stream(self.model.device)
+        lost = {dropped.key for dropped in self.dropped}
+        missing = set(wanted) - self.graphs.keys() - lost
+        keys = [key for key in planned if key in missing]
         for done, key in enumerate(keys):
             if progress is not None:
                 progress(done, len(keys), key)
             assert self._buffers is not None
             try:
-                self.graphs[key] = capture_budget(self.model, key, self.plan, self._buffers, self._pool, stream)
+                self.graphs[key] = capture_budget(self.model, key, self.plan, self._buffers, self._pool, self._stream)
             except torch.OutOfMemoryError as error:
                 self._drop(key, error)
-        if not self.graphs:
-            why = self.dropped[0].reason if self.dropped else "the plan has no budgets"
-            raise NothingReplayedError(f"0 graphs captured of {len(self.plan.graph_keys())} planned: {why}")
 
-    def _allocate(self, keys: Sequence[GraphKey]) -> list[GraphKey]:
-        """Makes the shared buffers for the largest of `keys` that fits; returns the keys that remain."""
+    def _allocate(self, keys: Sequence[GraphKey]) -> None:
+        """Makes the shared buffers for the largest of `keys` that fits, and drops those above it."""
         remaining = list(keys)
         while remaining:
             pixels: dict[str, PixelField] = {}
@@ -156,8 +174,7 @@ class EncoderCudaGraphManager:
                 remaining = [key for key in remaining if key.token_budget < largest]
                 continue
             self.model.reserve_for_capture(max(pixel.rows for pixel in pixels.values()))
-            return remaining
-        return []
+            return
 
     def _drop(self, key: GraphKey, error: Exception) -> None:
         self.dropped.append(DroppedGraph(key, f"out of memory: {str(error).splitlines()[0]}"))
@@ -173,7 +190,7 @@ class EncoderCudaGraphManager:
         self.graphs.clear()
         self._plans.clear()
         self._buffers = None
-        self._pool = None
+        self._pool = self._stream = None
         self.model.release_capture()
         if self.is_cuda:
             # cuBLAS keeps a workspace for every stream that ever captured; without this each capture would leak one.
@@ -244,6 +261,21 @@ class EncoderCudaGraphManager:
             The final embedding of each item, in input order; none shares memory with a graph's buffers.
         """
         return self.execute_planned(mm_kwargs, self.plan_call(mm_kwargs))
+
+    @torch.inference_mode()
+    def load_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> None:
+        """Puts the pixels and metadata of each replay into its graph's buffers, and replays nothing.
+
+        What the host computes for the call is kept in the plan, so that its first run costs what later ones do; and the
+        last batch's graphs can be replayed by themselves.
+        """
+        for batch in plan.batches:
+            for path, run in batch.runs.items():
+                if run.key is not None:
+                    graph = self.graphs[run.key]
+                    values = self._replay_values(mm_kwargs, plan, batch, path, run, graph)
+                    if values is not None:
+                        self._copy_in(graph, *values)
 
     @torch.inference_mode()
     def execute_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:

@@ -28,7 +28,13 @@ _TABLES_KEPT = 8
 
 
 class PackingCost(Protocol):
-    """Predicted times that a packing is weighed with; every array may have leading dimensions."""
+    """Predicted times that a packing is weighed with; every array may have leading dimensions.
+
+    Attributes:
+        doubt: Share by which replays are taken to be slower than predicted where they are weighed against eager.
+    """
+
+    doubt: float
 
     def item_features(self, specs: Sequence[EncoderItemSpec], path: str) -> FloatArray:
         """Additive features `[n, F]` of items on a path; the first columns are items, tokens and segments."""

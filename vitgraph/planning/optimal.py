@@ -49,7 +49,7 @@ class Packing:
     """The best packing of each of N calls.
 
     Attributes:
-        latency_ms: Predicted latency, without what every packing of the call costs alike.
+        latency_ms: Predicted latency.
         groups: For each call, the replayed groups as tuples of item places; None unless asked for.
         eager: For each call, the places left to eager; None unless asked for.
     """
@@ -142,9 +142,9 @@ def _pack_subsets(items: CallItems, tables: GraphTables, cost: PackingCost, with
         pairs = groups_ms[:, layer.first_groups] + best[:, layer.rests]
         best[:, layer.subsets] = np.minimum.reduceat(pairs, layer.starts, axis=1)
     # Subset s goes eager and its complement is replayed.
-    totals = cost.join_ms(best[:, ::-1], *eager_costs(cost, features))
-    eager = totals.argmin(axis=1)
-    latency = totals[np.arange(calls), eager]
+    replays, parts = best[:, ::-1], eager_costs(cost, features)
+    eager = cost.join_ms(replays * (1.0 + cost.doubt), *parts).argmin(axis=1)
+    latency = cost.join_ms(replays, *parts)[np.arange(calls), eager]
     if not with_groups:
         return Packing(latency)
     chosen = [_split(groups_ms[call], best[call], int(eager[call]), count) for call in range(calls)]
@@ -191,16 +191,19 @@ def _pack_neighbours(items: CallItems, tables: GraphTables, cost: PackingCost, w
     backward, goes_to = _backward(group_ms, fitting)
     rows = np.arange(calls)
     unfit = {path: values[:, -1] - values[rows, fitting] for path, values in ends.items()}
-    best, window = np.full(calls, np.inf), np.zeros((calls, 2), dtype=np.int64)
+    best, latency = np.full(calls, np.inf), np.full(calls, np.inf)
+    window = np.zeros((calls, 2), dtype=np.int64)
     for start in range(count + 1):
         for stop in range(start, count + 1):
             eager = {path: values[:, stop] - values[:, start] + unfit[path] for path, values in ends.items()}
-            totals = cost.join_ms(forward[:, start] + backward[:, stop], *eager_costs(cost, eager))
+            replays, parts = forward[:, start] + backward[:, stop], eager_costs(cost, eager)
+            totals = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
             is_better = (stop <= fitting) & (totals < best)
             best = np.where(is_better, totals, best)
+            latency = np.where(is_better, cost.join_ms(replays, *parts), latency)
             window[is_better] = start, stop
     if not with_groups:
-        return Packing(best)
+        return Packing(latency)
     groups, eager_places = [], []
     for call in range(calls):
         first, last, end = int(window[call, 0]), int(window[call, 1]), int(fitting[call])
@@ -208,7 +211,7 @@ def _pack_neighbours(items: CallItems, tables: GraphTables, cost: PackingCost, w
         places = [int(place) for place in order[call]]
         groups.append([tuple(places[start:stop]) for start, stop in bounds])
         eager_places.append(tuple(sorted([*places[first:last], *places[end:]])))
-    return Packing(best, groups, eager_places)
+    return Packing(latency, groups, eager_places)
 
 
 def _forward(group_ms: FloatArray) -> tuple[FloatArray, IntArray]:

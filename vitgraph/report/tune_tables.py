@@ -265,7 +265,7 @@ def render_profile(summary: Mapping[str, Any], console: Console) -> None:
         "manager",
         f"{ms_text(overheads['call_ms'])} ms a call, {ms_text(overheads['replay_ms'])} a replay, "
         f"{ms_text(overheads['item_ms'])} an item, {ms_text(1e3 * overheads['token_ms'])} a thousand tokens, "
-        f"{ms_text(overheads['miss_ms'])} a call with a miss",
+        f"{ms_text(overheads['miss_ms'])} an eager call",
     )
     for row in summary["memory"]:
         facts.add_row(

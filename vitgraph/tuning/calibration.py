@@ -41,7 +41,7 @@ DEFAULT_SLOTS = (8, 64, 256, 1024)
 SLOT_BUDGETS = (256, 1024, 4096)
 """Budgets near which segment slots and attention are measured: two numbers and a curve are fitted to them."""
 
-FINE_STEP, COARSE_STEP, COARSE_FROM = 1.25, 1.8, 3072
+FINE_STEP, COARSE_STEP, COARSE_FROM = 1.18, 1.8, 3072
 STAGES = (1024, 4096)
 """Budgets are captured in stages, each with a manager of its own, so that a stop after one leaves a usable profile."""
 
@@ -51,7 +51,7 @@ EAGER_TOTALS = (512, 2048, 4096)
 EAGER_ITEMS = (2, 4, 8, 16)
 EAGER_FRAMES = (8, 32)
 COPY_TOKENS = (256, 1024, 4096)
-CALLS_EVERY, LARGEST_CALL = 2, 4096
+CALLS_EVERY, LARGEST_CALL = 3, 4096
 MISSES_EVERY = 6
 FEWEST_EAGER = 8
 
@@ -348,5 +348,5 @@ class _Calibration:
         for call in list(distinct.values())[::MISSES_EVERY]:
             specs = [item.spec for item in call]
             missed = forced_batch(range(len(call)), specs, self.timing.paths, {})
-            through, alone = self.timing.call(manager, [missed], call), self.timing.eager(call)
+            through, alone = self.timing.beside_eager(manager, [missed], call)
             profile.calls.append(CallPoint(tuple(specs), 0, len(call), through, alone.ms))

@@ -44,7 +44,8 @@ class ReplayGroups:
         segments: `[k]`.
         needs: `[k, A]`.
         counts: How often each group occurs.
-        eager_ms: Predicted eager latency of the call, where the group is all of it; infinite elsewhere.
+        eager_ms: Where the group is all of its call: what the group may cost until eager is faster. Infinite
+            elsewhere.
     """
 
     features: FloatArray
@@ -74,7 +75,7 @@ def predict_calls(
     tables = graph_tables(plan)
     found = np.zeros(len(traffic.distinct))
     for bucket in traffic.buckets(plan, cost):
-        found[bucket.calls] = _constant(bucket.items, cost) + _variable(bucket.items, tables, cost, policy, exact_items)
+        found[bucket.calls] = _latency(bucket.items, tables, cost, policy, exact_items)
     return found
 
 
@@ -89,15 +90,7 @@ def oracle_calls(traffic: Traffic, cost: TargetCost, plan: BudgetPlan) -> FloatA
     return np.minimum(cost.model.eager_calls_ms(totals), cost.model.exact_calls_ms(totals))
 
 
-def _constant(items: CallItems, cost: TargetCost) -> FloatArray:
-    calls, count = items.shape
-    tokens = np.zeros(calls)
-    for features in items.features.values():
-        tokens += features[..., TOKENS].sum(axis=1)
-    return cost.constant_ms(np.full(calls, float(count)), tokens)
-
-
-def _variable(items: CallItems, tables: GraphTables, cost: TargetCost, policy: str, exact_items: int) -> FloatArray:
+def _latency(items: CallItems, tables: GraphTables, cost: TargetCost, policy: str, exact_items: int) -> FloatArray:
     if policy == OPTIMAL:
         return best_packing(items, tables, cost, exact_items=exact_items).latency_ms
     groups = grouped(items, group_ids(items, tables, policy))
@@ -229,7 +222,8 @@ def replayed_groups(traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy
 def _eager_alone(cost: TargetCost, features: Mapping[str, FloatArray]) -> FloatArray:
     (path,) = features
     host, device = cost.eager_parts(path, features[path])
-    return np.where(features[path][..., ITEMS] > 0, cost.join_ms(np.zeros(()), host, device), np.inf)
+    alone = cost.join_ms(np.zeros(()), host, device) - cost.overheads.call_ms
+    return np.where(features[path][..., ITEMS] > 0, alone, np.inf)
 
 
 def _packed_groups(bucket: CallBucket, tables: GraphTables, cost: TargetCost, policy: str) -> Groups:

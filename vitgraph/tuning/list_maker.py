@@ -11,7 +11,7 @@ from vitgraph.planning.graph_tables import FloatArray, IntArray, graph_tables
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.tuning.budget_lists import BudgetList, ListProblem, best_lists
 from vitgraph.tuning.evaluate import ReplayGroups
-from vitgraph.tuning.objective import Limits
+from vitgraph.tuning.objective import Limits, doubted_loss
 from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.targets import OPTIMAL, Settings, TargetCost, make_plan
 
@@ -59,8 +59,11 @@ class ListMaker:
         axis_keys = len(graph_tables(base).axis_keys)
         graphs = np.array([len(base.slot_tiers[DEFAULT_PATH, int(c)]) for c in candidates]) * axis_keys
         costs = self._group_costs(groups, candidates, base)
+        eager = groups.eager_ms[:, None]
         if settings.packing == OPTIMAL:
-            costs = np.minimum(costs, groups.eager_ms[:, None])
+            costs = np.where(costs * (1.0 + self.cost.doubt) < eager, costs, eager)
+        else:
+            costs = costs + doubted_loss(costs, eager, self.cost.doubt)
         weights = groups.counts
         tails = np.full(len(weights), np.inf) if above is None else above
         if threshold is not None:

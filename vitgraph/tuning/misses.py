@@ -76,7 +76,7 @@ def break_even_tokens(cost: TargetCost, path: str, budget: int, slots: int) -> i
     specs = [EncoderItemSpec(IMAGE, int(size), int(size), path_output_tokens={path: int(size)}) for size in sizes]
     features = cost.item_features(specs, path)
     replays = cost.group_ms(path, _axis_key(cost, path), np.array(budget), np.array(slots), features)
-    graph = cost.constant_ms(np.ones(len(sizes)), sizes.astype(np.float64)) + replays
+    graph = cost.join_ms(replays, np.zeros(()), np.zeros(()))
     eager = cost.model.eager_calls_ms({path: features})
     slower = np.flatnonzero(graph > eager)
     if not len(slower):

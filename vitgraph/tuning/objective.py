@@ -15,6 +15,15 @@ METRICS = ("mean", "p99", "throughput")
 TIE_WEIGHT = 0.05
 
 
+def doubted_loss(graph: FloatArray, eager: FloatArray, doubt: float) -> FloatArray:
+    """How much slower than eager each request may be, where predictions may be off by the share `doubt`.
+
+    Somebody whose requests became slower is not consoled by a better mean, so that a search adds this to what it
+    minimises; a search that does not doubt its predictions (0) takes them at their mean.
+    """
+    return np.maximum(graph * (1.0 + doubt) - eager, 0.0) if doubt else np.zeros(())
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """A weighted mix of metrics, each relative to eager so that their units do not matter; smaller is better.

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.planning.budgets import generate_budgets
-from vitgraph.planning.graph_tables import IntArray
+from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.tuning.budget_lists import (
     BudgetList,
     candidate_budgets,
@@ -25,7 +25,7 @@ from vitgraph.tuning.budget_lists import (
 )
 from vitgraph.tuning.evaluate import ReplayGroups, eager_calls, predict_calls, replayed_groups
 from vitgraph.tuning.list_maker import ListMaker
-from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.objective import Limits, Objective, doubted_loss
 from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
 from vitgraph.tuning.traffic import Traffic
@@ -52,6 +52,7 @@ class Evaluation:
     Attributes:
         settings: What was evaluated.
         score: Of the objective; below 1 is better than eager.
+        loss: What requests may be slower than eager, as a share of eager's time; weighed beside the score.
         mean_ms, p50_ms, p99_ms: Per request.
         graphs: Graphs to capture.
         memory_bytes: Their pool and buffers.
@@ -61,6 +62,7 @@ class Evaluation:
 
     settings: Settings
     score: float
+    loss: float
     mean_ms: float
     p50_ms: float
     p99_ms: float
@@ -68,6 +70,11 @@ class Evaluation:
     memory_bytes: float
     capture_s: float
     is_allowed: bool
+
+    @property
+    def rank(self) -> float:
+        """What the search minimises."""
+        return self.score + self.loss
 
 
 @dataclass(slots=True)
@@ -122,6 +129,7 @@ class Search:
                 f"a call may hold {self.high} tokens, but the smallest item of the workload has {self.low}; raise "
                 "--max-model-len and --max-num-batched-tokens"
             )
+        self._requests = traffic.per_request(traffic.requests.astype(np.float64) ** 2)
         self._known: dict[Settings, Evaluation | None] = {}
         self._stop_at = 0
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
@@ -154,6 +162,7 @@ class Search:
         return Evaluation(
             settings,
             self.objective.score(times, self.eager_ms),
+            self._loss(times),
             float(times.mean()),
             float(p50),
             float(p99),
@@ -162,6 +171,12 @@ class Search:
             capture,
             self.limits.allow(graphs, memory, capture),
         )
+
+    def _loss(self, times: FloatArray) -> float:
+        loss = doubted_loss(times, self.eager_ms, self.cost.doubt)
+        # What is run eagerly as a whole cannot be lost to eager, however uncertain its prediction is.
+        is_eager = np.isclose(times, self.eager_ms + self.cost.overheads.miss_ms / self._requests, rtol=1e-9)
+        return float(np.where(is_eager, 0.0, loss).sum() / self.eager_ms.sum())
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -224,16 +239,16 @@ class Search:
     def _ranked(self) -> list[Evaluation]:
         found = [evaluation for evaluation in self._known.values() if evaluation is not None and evaluation.is_allowed]
         order = {policy: place for place, policy in enumerate(self.target.policies)}
-        return sorted(found, key=lambda e: (e.score, e.graphs, order[e.settings.packing], e.settings.max_items))
+        return sorted(found, key=lambda e: (e.rank, e.graphs, order[e.settings.packing], e.settings.max_items))
 
     def _frugal(self, ranked: list[Evaluation]) -> Evaluation:
         """The fewest graphs, and of equal ones the simplest policy, that lose next to nothing to the best."""
         best = ranked[0]
-        gain = 1.0 - best.score
-        slack = min(self.parsimony * best.score, PARSIMONY_OF_GAIN * gain if gain > 0 else np.inf)
-        near = [e for e in ranked if e.score <= best.score + slack] if self.parsimony else [best]
+        gain = 1.0 - best.rank
+        slack = min(self.parsimony * best.rank, PARSIMONY_OF_GAIN * gain if gain > 0 else np.inf)
+        near = [e for e in ranked if e.rank <= best.rank + slack] if self.parsimony else [best]
         order = {policy: place for place, policy in enumerate(self.target.policies)}
-        return min(near, key=lambda e: (e.graphs, order[e.settings.packing], e.score))
+        return min(near, key=lambda e: (e.graphs, order[e.settings.packing], e.rank))
 
     # -- lists ---------------------------------------------------------------------------------------------------------
 
@@ -333,10 +348,10 @@ class Search:
                 self.evaluate(replace(settings, token_budgets=found.budgets))
                 for found in _spread(self._lists.make(groups, candidates, settings), 4)
             ]
-            better = [e for e in tried if e is not None and e.is_allowed and e.score < current.score]
+            better = [e for e in tried if e is not None and e.is_allowed and e.rank < current.rank]
             if not better:
                 return
-            current = min(better, key=lambda e: e.score)
+            current = min(better, key=lambda e: e.rank)
 
     # -- local moves ---------------------------------------------------------------------------------------------------
 
@@ -353,7 +368,7 @@ class Search:
             if len(self._known) >= self._stop_at:
                 return None
             found = self.evaluate(settings)
-            if found is not None and found.is_allowed and found.score < current.score * (1 - 1e-9):
+            if found is not None and found.is_allowed and found.rank < current.rank * (1 - 1e-9):
                 return found
         return None
 

@@ -9,7 +9,7 @@ from vitgraph.errors import UsageError
 from vitgraph.models.registry import resolve_preset
 from vitgraph.tuning.cost_model import CostModel
 from vitgraph.tuning.profile import CalibrationProfile, load_profile
-from vitgraph.tuning.targets import TargetCost, target_named
+from vitgraph.tuning.targets import DOUBT, TargetCost, target_named
 
 
 def shipped_profiles() -> dict[str, Path]:
@@ -42,4 +42,4 @@ def find_profile(calibration: str | None, model: str) -> CalibrationProfile:
 
 def packing_cost(calibration: str, model: str) -> TargetCost:
     """Predicted times of vitgraph's own manager under a profile, for the packing policy `optimal`."""
-    return TargetCost(CostModel(find_profile(calibration, model)), target_named("vitgraph"))
+    return TargetCost(CostModel(find_profile(calibration, model)), target_named("vitgraph"), DOUBT)

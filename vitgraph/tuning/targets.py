@@ -11,7 +11,7 @@ import numpy as np
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets, resolve_budget_settings
-from vitgraph.planning.graph_tables import FloatArray, IntArray
+from vitgraph.planning.graph_tables import ITEMS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.optimal import pack_optimally
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
@@ -37,6 +37,11 @@ VLLM_OVERHEAD_SOURCE = (
     f"vLLM 0.33's manager: {VLLM_CALL_MS:g} ms a call and {VLLM_REPLAY_MS:g} ms a replay, measured on one H200 host; "
     "copies and clears from the profile"
 )
+
+
+DOUBT = 0.01
+"""Share by which replays must be predicted faster than eager, where either could be taken: about what the replays of
+one size differ by between a calibration and a later run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +153,12 @@ class ManagerOverheads:
     """What a manager adds to replays and eager runs, in milliseconds.
 
     Attributes:
-        call_ms: Once a call.
+        call_ms: Once a call that has a replay.
         replay_ms: For each replay.
-        item_ms: For each item.
-        token_ms: For each real output row: copies in and out.
+        item_ms: For each replayed item.
+        token_ms: For each real output row of a replay: copies in and out.
         budget_token_ms: For each row of a replayed budget: clearing.
-        miss_ms: Once a call that has an eager item.
+        miss_ms: Once a call that is eager as a whole.
     """
 
     call_ms: float = 0.0
@@ -176,13 +181,16 @@ def fit_overheads(target: Target, profile: CalibrationProfile) -> ManagerOverhea
             replay_ms=VLLM_REPLAY_MS,
             token_ms=2 * copy_in + clone_out,
             budget_token_ms=clear,
+            miss_ms=VLLM_CALL_MS,
         )
     hits = [point for point in profile.calls if point.replays and not point.misses]
     features = [[1.0, point.replays, len(point.items), sum(s.output_tokens for s in point.items)] for point in hits]
     added = np.array([point.time.ms - point.parts_ms for point in hits])
-    call, each_replay, item, token = nonnegative_least_squares(np.array(features).reshape(-1, 4), added)
+    # A difference of two times is as uncertain as they are: those of long calls say little of what a call adds.
+    weights = np.array([1.0 / point.parts_ms for point in hits])
+    call, each_replay, item, token = nonnegative_least_squares(np.array(features).reshape(-1, 4), added, weights)
     misses = [point.time.ms - point.parts_ms for point in profile.calls if not point.replays]
-    miss = max(0.0, float(np.median(misses)) - call) if misses else 0.0
+    miss = max(0.0, float(np.median(misses))) if misses else 0.0
     return ManagerOverheads(float(call), float(each_replay), float(item), float(token), 0.0, miss)
 
 
@@ -216,11 +224,14 @@ class TargetCost:
     Args:
         model: Replay and eager times.
         target: Whose manager.
+        doubt: Share by which a packing with replays must be predicted faster than eager for `optimal` to take it:
+            predictions have errors, and a close call that is lost makes a request slower than it needs to be.
     """
 
-    def __init__(self, model: CostModel, target: Target) -> None:
+    def __init__(self, model: CostModel, target: Target, doubt: float = 0.0) -> None:
         self.model = model
         self.target = target
+        self.doubt = doubt
         self.overheads = fit_overheads(target, model.profile)
 
     # -- PackingCost ---------------------------------------------------------------------------------------------------
@@ -231,21 +242,19 @@ class TargetCost:
     def group_ms(
         self, path: str, axis_key: tuple[int, ...], budgets: IntArray, slots: IntArray, features: FloatArray
     ) -> FloatArray:
-        own = self.overheads.replay_ms + self.overheads.budget_token_ms * np.asarray(budgets)
-        return self.model.replay[path].replay_ms(axis_key, budgets, slots, features) + own
+        added = self.overheads
+        own = added.replay_ms + added.item_ms * features[..., ITEMS] + added.token_ms * features[..., TOKENS]
+        clears = added.budget_token_ms * np.asarray(budgets)
+        return self.model.replay[path].replay_ms(axis_key, budgets, slots, features) + own + clears
 
     def eager_parts(self, path: str, features: FloatArray) -> tuple[FloatArray, FloatArray]:
         return self.model.eager_parts(path, features)
 
     def join_ms(self, replays_ms: FloatArray, host_ms: FloatArray, device_ms: FloatArray) -> FloatArray:
-        miss = np.where(np.asarray(host_ms) > 0, self.overheads.miss_ms, 0.0)
-        return self.model.join_ms(replays_ms, host_ms, device_ms) + miss
+        added = np.where(np.asarray(replays_ms) > 0, self.overheads.call_ms, self.overheads.miss_ms)
+        return self.model.join_ms(replays_ms, host_ms, device_ms) + added
 
     # -- whole calls ---------------------------------------------------------------------------------------------------
-
-    def constant_ms(self, items: FloatArray, tokens: FloatArray) -> FloatArray:
-        """What a call of so many items and rows costs however it is packed."""
-        return self.overheads.call_ms + self.overheads.item_ms * items + self.overheads.token_ms * tokens
 
     def pack(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[PackedBatch]:
         """The batches of one call under a policy."""
@@ -288,10 +297,9 @@ class TargetCost:
         for path, features in left.items():
             parts = self.eager_parts(path, features)
             host, device = host + parts[0], device + parts[1]
-        tokens = sum(spec.output_tokens for spec in specs)
         replays_ms = np.array(sum(value for value in replays if value is not None))
-        graph_ms = self.constant_ms(np.array(len(specs)), np.array(tokens)) + self.join_ms(replays_ms, host, device)
-        return CallPrediction(float(graph_ms), self.model.eager_ms(specs), batches, replays)
+        graph_ms = float(self.join_ms(replays_ms, host, device))
+        return CallPrediction(graph_ms, self.model.eager_ms(specs), batches, replays)
 
     # -- what the graphs take ------------------------------------------------------------------------------------------
 

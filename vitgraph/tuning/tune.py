@@ -26,6 +26,7 @@ from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.profile import CalibrationProfile
 from vitgraph.tuning.search import Evaluation, Search, SearchResult
 from vitgraph.tuning.targets import (
+    DOUBT,
     TARGETS,
     VITGRAPH,
     VLLM,
@@ -118,7 +119,7 @@ def tune_budgets(
             "beyond, predictions are extrapolated"
         )
     searched = {
-        name: _search(TargetCost(model, TARGETS[name]), traffic, facts, objective, limits, max_call_tokens)
+        name: _search(TargetCost(model, TARGETS[name], DOUBT), traffic, facts, objective, limits, max_call_tokens)
         for name in dict.fromkeys((target_named(target).name, VLLM))
     }
     error = model_error(model)
@@ -182,6 +183,13 @@ def _search(
     }
     search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
     result = search.run(baselines.values())
+    automatic = search.evaluate(baselines["automatic"])
+    allowed = automatic.memory_bytes if automatic is not None else float("inf")
+    if limits.max_memory_bytes is None and result.best is not None and result.best.memory_bytes > allowed:
+        # Graphs must not take the memory that a server keeps for its requests, unless somebody says how much they may.
+        limits = replace(limits, max_memory_bytes=allowed)
+        search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
+        result = search.run(baselines.values())
     if result.best is None:
         raise UsageError(f"no settings stay within the limits {limits.as_dict()}; raise one of them")
     evaluated = {name: search.evaluate(settings) for name, settings in baselines.items()}

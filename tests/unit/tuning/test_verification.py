@@ -13,7 +13,7 @@ from vitgraph.config import ModelSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.tuning.tune import TuneResult, tune_budgets
-from vitgraph.tuning.verification import sample_calls, verify_tuning
+from vitgraph.tuning.verification import FEWEST_CALLS, GraphShelf, _Verification, representative, verify_tuning
 from vitgraph.workloads.base import MediaItem, Request
 
 SOURCE = resolve_source(ModelSpec("qwen3-vl-debug"))
@@ -71,10 +71,50 @@ def test_tower_can_be_captured_again_afterwards(
     manager.clear()
 
 
-def test_sample_is_drawn_with_the_seed_and_keeps_the_order() -> None:
-    calls = some_calls(40, 1)
-    drawn = sample_calls(calls, 10, seed=1)
-    assert [call.index for call in drawn] == sorted({call.index for call in drawn})
-    assert len(drawn) == 10
-    assert [call.index for call in sample_calls(calls, 10, seed=1)] == [call.index for call in drawn]
-    assert sample_calls(calls, 50, seed=1) == calls
+def test_every_beginning_of_the_order_is_representative() -> None:
+    calls = some_calls(80, 1)
+    order = list(representative(calls, seed=1))
+    assert sorted(call.index for call in order) == list(range(80))
+    assert [call.index for call in order] == [call.index for call in representative(calls, seed=1)]
+    sizes = [call.tokens for call in calls]
+    for count in (8, 20, 33):
+        taken = [call.tokens for call in order[:count]]
+        for size in set(sizes):
+            assert taken.count(size) / count == pytest.approx(sizes.count(size) / len(sizes), abs=0.13)
+
+
+def test_a_short_time_takes_fewer_calls_and_says_so(tower: VisionEncoder, result: TuneResult) -> None:
+    answer = verify_tuning(tower, some_calls(60, 1), result, rounds=1, time_limit_s=0.0)
+    assert answer["calls"] == 1
+    assert answer["calls_left_out"] == FEWEST_CALLS - 1
+    assert answer["calls_of_workload"] == 60
+
+
+def test_a_stop_keeps_what_was_measured(
+    tower: VisionEncoder, result: TuneResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = _Verification._measure_call
+
+    def stop_at_third(self: _Verification, call: EncoderCall, number: int) -> object:
+        if number == 2:
+            raise KeyboardInterrupt
+        return measure(self, call, number)
+
+    monkeypatch.setattr(_Verification, "_measure_call", stop_at_third)
+    answer = verify_tuning(tower, some_calls(12), result, rounds=1)
+    assert answer["is_interrupted"]
+    assert (answer["calls"], answer["calls_left_out"]) == (2, 4)
+
+
+def test_workloads_share_the_graphs_of_equal_plans(tower: VisionEncoder, result: TuneResult) -> None:
+    with GraphShelf.of(tower) as shelf:
+        first, second = (verify_tuning(tower, some_calls(12), result, rounds=1, shelf=shelf) for _ in range(2))
+        plan = result.tuned.plans["automatic"][0]
+        assert len(shelf.manager(plan).graphs) == first["strategies"]["automatic"]["graphs_captured"]
+    assert second["strategies"]["automatic"]["capture_s"] == first["strategies"]["automatic"]["capture_s"]
+    assert second["max_rel_l2"] < 1e-5
+
+
+def test_graphs_that_no_call_meets_are_not_captured(tower: VisionEncoder, result: TuneResult) -> None:
+    automatic = verify_tuning(tower, some_calls(4, 1), result, rounds=1)["strategies"]["automatic"]
+    assert 0 < automatic["graphs_captured"] < automatic["graphs"]
