@@ -18,9 +18,13 @@ from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import pack_items
 
 REPLAY_REPEATS = 20
+REPLAY_LIMIT_MS = 300.0
+"""A replay is repeated until one of these is reached: long ones vary little, and a dozen of them would take minutes."""
+
 MOST_GRAPHS = 12
 MOST_CALL_SHAPES = 4
 MOST_HOST_CALLS = 100
+HOST_CALLS_LIMIT_S = 4.0
 
 HOST_STEPS = {
     "plan": "plan_call",
@@ -66,7 +70,7 @@ def measure_replays(
     for key in sorted(last_use, key=lambda key: -uses[key])[:MOST_GRAPHS]:
         manager.execute(inputs.make(last_use[key]))
         graph = manager.graphs[key].graph
-        replay = timer.median_ms(graph.replay, REPLAY_REPEATS)
+        replay = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
         trace = busy_time(graph.replay, manager.model.device)
         found[key] = {
             "replay_ms": replay,
@@ -101,14 +105,15 @@ def measure_call_overheads(
         keys = [run.key for batch in plan.batches for run in batch.runs.values() if run.key is not None]
         if not all(batch.is_hit for batch in plan.batches):
             continue
-        call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS)
+        call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS, REPLAY_LIMIT_MS)
         replays_ms = 0.0
         for batch in plan.batches:
             selected = manager.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
             manager.execute(selected)
             for run in batch.runs.values():
                 if run.key is not None:
-                    replays_ms += timer.median_ms(manager.graphs[run.key].graph.replay, REPLAY_REPEATS)
+                    replay = manager.graphs[run.key].graph.replay
+                    replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
         found.append(
             {
                 "items": len(items),
@@ -146,7 +151,11 @@ def measure_host_steps(
     candidates = [call for call in calls if not call.has_images] or list(calls)
     chosen = candidates[:: max(1, len(candidates) // MOST_HOST_CALLS)][:MOST_HOST_CALLS]
     seconds: dict[str, float] = {}
+    begun, timed = time.perf_counter(), 0
     for call in chosen:
+        if timed and time.perf_counter() - begun > HOST_CALLS_LIMIT_S:
+            break
+        timed += 1
         mm_kwargs = inputs.make(call)
         # The first run meets the sizes, so that the second finds everything made.
         manager.execute(mm_kwargs)
@@ -160,7 +169,7 @@ def measure_host_steps(
     steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
     steps["other"] = seconds["call"] - sum(steps.values())
     order = (*steps, "call", "specs_new", "packing_new", "metadata_new")
-    return {name: 1e3 * (seconds | steps)[name] / len(chosen) for name in order}
+    return {name: 1e3 * (seconds | steps)[name] / timed for name in order}
 
 
 def _synchronize(device: torch.device) -> None:

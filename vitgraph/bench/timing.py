@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,10 +55,12 @@ class CallTimer:
         del result
         return CallTime(wall_ms, start.elapsed_time(end))
 
-    def median_ms(self, call: Callable[[], object], repeats: int) -> float:
-        """Median wall clock of `repeats` calls."""
-        times = sorted(self.time(call).wall_ms for _ in range(repeats))
-        return times[len(times) // 2]
+    def median_ms(self, call: Callable[[], object], repeats: int, limit_ms: float = math.inf) -> float:
+        """Median wall clock of up to `repeats` calls; of fewer, but at least 3, once they took `limit_ms` together."""
+        times: list[float] = []
+        while len(times) < repeats and (len(times) < 3 or sum(times) < limit_ms):
+            times.append(self.time(call).wall_ms)
+        return sorted(times)[len(times) // 2]
 
 
 MATMUL_SIZE = 8192
