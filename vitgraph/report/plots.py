@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from vitgraph.records import RunRecord, Sample
+from vitgraph.report.paths_view import all_graphs
 from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
-from vitgraph.samples import EAGER, GRAPH, RequestTimes, request_times
+from vitgraph.samples import EAGER, GRAPH, MONOLITHIC, RequestTimes, compared_modes, request_times
 from vitgraph.stats import FloatArray, Summary, summarize
 
 if TYPE_CHECKING:
@@ -28,8 +29,15 @@ LATENCY_DISTRIBUTION = "latency_distribution"
 BUDGETS = "budgets"
 PNG_DPI = 150
 
-# Vermillion, blue, green and grey of Okabe and Ito's palette: distinct for every common colour vision.
+# Vermillion, blue, green, grey and purple of Okabe and Ito's palette: distinct for every common colour vision.
 _EAGER_COLOR, _GRAPH_COLOR, _WASTE_COLOR, _GREY = "#D55E00", "#0072B2", "#009E73", "#5F5F5F"
+_MONOLITHIC_COLOR = "#CC79A7"
+_LINES = {
+    EAGER: (_EAGER_COLOR, (0, (5, 2)), 12),
+    GRAPH: (_GRAPH_COLOR, "solid", 8),
+    MONOLITHIC: (_MONOLITHIC_COLOR, (0, (1, 1)), 10),
+}
+"""Colour, line and marker size of a mode in the distribution."""
 _LABELLED_BARS = 14
 _NAMED_BARS = 20
 _UPRIGHT_CHARACTERS = 70
@@ -70,7 +78,7 @@ def write_plots(
     """
     from matplotlib import rc_context
 
-    pair = request_times(samples, (EAGER, GRAPH))
+    pair = request_times(samples, compared_modes(samples))
     with rc_context(cast(Any, _STYLE)):
         figures: dict[str, Figure] = {}
         if pair.requests:
@@ -82,7 +90,7 @@ def write_plots(
 
 
 def draw_latency_by_tokens(record: RunRecord, samples: Sequence[Sample], pair: RequestTimes) -> Figure:
-    """Scatter of a request's latency over its output tokens, both modes, with the budgets as vertical lines."""
+    """Scatter of a request's latency over its output tokens, every mode, with the budgets as vertical lines."""
     rows = {sample.request: sample for sample in samples if sample.mode == GRAPH}
     tokens = np.array([rows[request].tokens for request in pair.requests], dtype=np.float64)
     has_miss = np.array([rows[request].misses > 0 for request in pair.requests])
@@ -90,7 +98,7 @@ def draw_latency_by_tokens(record: RunRecord, samples: Sequence[Sample], pair: R
     figure, axes = _new_figure(record, "Latency by tokens")
     axes.set(xlabel="Output tokens a request", ylabel="Latency a request (ms)")
     _scale_axis(axes, "x", tokens)
-    _scale_axis(axes, "y", np.concatenate([eager, graph]))
+    _scale_axis(axes, "y", np.concatenate(list(pair.times.values())))
     low, high = tokens.min(), _BUDGET_REACH * tokens.max()
     budgets = [budget for budget in _captured_budgets(record["graph"]) if low <= budget <= high]
     for budget in budgets:
@@ -103,17 +111,21 @@ def draw_latency_by_tokens(record: RunRecord, samples: Sequence[Sample], pair: R
     if has_miss.any():
         label = "graph, with an\neager fallback"
         axes.scatter(tokens[has_miss], graph[has_miss], marker="x", color=_GRAPH_COLOR, label=label, **common)
+    if MONOLITHIC in pair.times:
+        style: dict[str, Any] = {"marker": "s", "facecolors": "none", "edgecolors": _MONOLITHIC_COLOR}
+        axes.scatter(tokens, pair.times[MONOLITHIC], label="monolithic", **style, **common)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
     return figure
 
 
 def draw_latency_distribution(record: RunRecord, pair: RequestTimes) -> Figure:
-    """Cumulative share of requests over latency, both modes, with mean and P99 (or the maximum) marked."""
+    """Cumulative share of requests over latency, every mode, with mean and P99 (or the maximum) marked."""
     figure, axes = _new_figure(record, "Latency distribution")
     axes.set(xlabel="Latency a request (ms)", ylabel="Share of requests (%)", ylim=(0, 103))
-    _scale_axis(axes, "x", np.concatenate([pair.times[EAGER], pair.times[GRAPH]]))
-    for mode, color, dashes, size in ((EAGER, _EAGER_COLOR, (0, (5, 2)), 12), (GRAPH, _GRAPH_COLOR, "solid", 8)):
-        ordered = np.sort(pair.times[mode])
+    _scale_axis(axes, "x", np.concatenate(list(pair.times.values())))
+    for mode, times in pair.times.items():
+        color, dashes, size = _LINES[mode]
+        ordered = np.sort(times)
         summary = summarize(ordered)
         share = 100.0 * np.arange(ordered.size + 1) / ordered.size
         label = _describe(mode, summary)
@@ -190,7 +202,7 @@ def _draw_outcomes(axes: Axes, hits: int, reasons: Sequence[tuple[int, str]]) ->
 def _budget_bars(graph: Mapping[str, Any]) -> tuple[list[str], list[int], list[float]]:
     """Names, items and waste in percent of the paths and budgets that were replayed, ascending."""
     totals: dict[tuple[str, int], tuple[int, int, int]] = {}
-    for entry in graph["per_budget"]:
+    for entry in all_graphs(graph, "per_budget"):
         if entry["replays"]:
             key = entry["path"], entry["token_budget"]
             replays, items, tokens = totals.get(key, (0, 0, 0))

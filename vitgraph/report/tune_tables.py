@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.report.console import print_paths
 from vitgraph.report.units import (
     NO_VALUE,
     bytes_text,
@@ -293,6 +294,7 @@ def render_explanation(data: Mapping[str, Any], console: Console) -> None:
             f"waste {share_text(counts['waste'])}"
         )
     )
+    print_paths(counts, console)
     if "batches" not in data:
         _print_budgets(counts["per_budget"], console)
         _print_misses(data["misses"], console)

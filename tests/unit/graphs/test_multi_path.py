@@ -164,6 +164,11 @@ def test_one_path_goes_eager_alone(encoder: TwoPathEncoder) -> None:
     counters = count_calls([plan.batches])
     assert (counters.hits, dict(counters.misses_by_reason), counters.partial_hits) == (1, {"too_many_tokens": 1}, 1)
     assert (counters.path_runs, counters.path_replays) == (3, 2)
+    whole, crop = counters.as_dict()["per_path"]
+    assert [whole[name] for name in ("path", "items", "hits", "runs", "replays")] == [GLOBAL, 2, 2, 2, 2]
+    assert [crop[name] for name in ("path", "items", "hits", "runs", "replays")] == [LOCAL, 1, 0, 1, 0]
+    assert (whole["tokens_replayed"], whole["waste"]) == (2 * tokens[GLOBAL], 0.0)
+    assert (crop["tokens_replayed"], crop["budget_tokens_replayed"], crop["waste"]) == (0, 0, None)
     assert_equal(manager.execute(call), encode_eagerly(encoder, call))
 
 
