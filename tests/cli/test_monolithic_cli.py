@@ -133,7 +133,7 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> No
     assert [row["metric"] for row in read_csv(folder / "monolithic.csv")] == ["mean", "p50", "p99"]
     budgets = {row["path"] for row in read_csv(folder / "per_budget.csv")}
     assert budgets == {"global", "local", "monolithic"}
-    for name in ("latency_by_tokens", "latency_distribution", "budgets"):
+    for name in ("latency_by_tokens", "latency_distribution", "budgets", "paths"):
         assert "monolithic" in (folder / "plots" / f"{name}.svg").read_text("utf-8")
 
 

@@ -18,7 +18,7 @@ from vitgraph.report.comparison_view import (
     comparison_rows,
 )
 from vitgraph.report.html_page import runs_page
-from vitgraph.report.plots import BUDGETS, LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, write_plots
+from vitgraph.report.plots import BUDGETS, LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, PATHS, write_plots
 from vitgraph.report.text_tables import latex_tables, markdown_tables
 from vitgraph.report.tidy_tables import COLUMNS_TABLE, TABLES, csv_bytes, describe_columns, parquet_bytes
 from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
@@ -79,7 +79,7 @@ def export_runs(
     if HTML in formats:
         files[PAGE_FILE] = runs_page(runs).encode("utf-8")
     plot_folders = _plot_folders(runs, folder) if PLOTS in formats else {}
-    names = (LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, BUDGETS)
+    names = (LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, BUDGETS, PATHS)
     plots = [target / f"{name}.{end}" for target in plot_folders.values() for name in names for end in ("png", "svg")]
     written = _write(folder, files, plots, overwrite)
     for run in runs:

@@ -1,4 +1,4 @@
-"""Draws a saved run as three figures, each as PNG and SVG: latency by tokens, latency distribution, budgets in use.
+"""Draws a saved run, each figure as PNG and SVG: latency by tokens, latency distribution, budgets in use, paths.
 
 Eager and graph differ in marker and line as well as in colour, so the figures also read in grey.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from vitgraph.records import RunRecord, Sample
-from vitgraph.report.paths_view import all_graphs
+from vitgraph.report.paths_view import all_graphs, path_rows
 from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
 from vitgraph.samples import EAGER, GRAPH, MONOLITHIC, RequestTimes, compared_modes, request_times
 from vitgraph.stats import FloatArray, Summary, summarize
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LATENCY_BY_TOKENS = "latency_by_tokens"
 LATENCY_DISTRIBUTION = "latency_distribution"
 BUDGETS = "budgets"
+PATHS = "paths"
 PNG_DPI = 150
 
 # Vermillion, blue, green, grey and purple of Okabe and Ito's palette: distinct for every common colour vision.
@@ -86,6 +87,8 @@ def write_plots(
             figures[LATENCY_DISTRIBUTION] = draw_latency_distribution(record, pair)
         if record["graph"] and record["graph"]["items"]:
             figures[BUDGETS] = draw_budgets(record)
+            if path_rows(record["graph"]):
+                figures[PATHS] = draw_paths(record)
         return _save(figures, Path(folder), overwrite)
 
 
@@ -157,9 +160,11 @@ def draw_budgets(record: RunRecord) -> Figure:
 
     graph = record["graph"]
     reasons = sorted(((count, name) for name, count in graph["misses_by_reason"].items() if count), reverse=True)
-    figure = Figure(figsize=(9.6, 6.4 + 0.3 * len(reasons)), layout="constrained")
+    others = [("partly replayed misses", graph["partial_hits"])] if graph["partial_hits"] else []
+    rows = len(reasons) + len(others)
+    figure = Figure(figsize=(9.6, 6.4 + 0.3 * rows), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(3, 1, height_ratios=(3.0, 3.0, 0.7 + 0.5 * len(reasons)))
+    grid = figure.add_gridspec(3, 1, height_ratios=(3.0, 3.0, 0.7 + 0.5 * rows))
     items_axes, waste_axes, outcome_axes = (figure.add_subplot(grid[row, 0]) for row in range(3))
     names, items, waste = _budget_bars(graph)
     _draw_bars(items_axes, names, items, "%d", color=_GRAPH_COLOR)
@@ -168,7 +173,42 @@ def draw_budgets(record: RunRecord) -> Figure:
     items_axes.set_ylabel("Items replayed")
     items_axes.tick_params(axis="x", labelbottom=False)
     waste_axes.set(ylabel="Waste (%)", xlabel="Token budget")
-    _draw_outcomes(outcome_axes, graph["hits"], reasons)
+    _draw_outcomes(outcome_axes, graph["hits"], reasons, others)
+    if MONOLITHIC in graph:
+        outcome_axes.set_xlabel("Items, with two paths")
+    return figure
+
+
+def draw_paths(record: RunRecord) -> Figure:
+    """Waste of each encoder path, inside monolithic graphs too where they were measured, and its replays' time."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    graph = record["graph"]
+    paths = graph["per_path"]
+    has_times = all(row.get("replay_ms") is not None for row in paths)
+    figure = Figure(figsize=(9.6, 4.2 + 2.4 * has_times), layout="constrained")
+    FigureCanvasAgg(figure)
+    waste_axes, *time_axes = figure.subplots(1 + has_times, 1, squeeze=False)[:, 0]
+    _add_title(waste_axes, record, "Encoder paths")
+    sides = {"two paths": paths, **({MONOLITHIC: graph["monolithic"]["parts"]} if MONOLITHIC in graph else {})}
+    names = list(dict.fromkeys(row["path"] for rows in sides.values() for row in rows))
+    styles = {"two paths": {"color": _WASTE_COLOR, "hatch": "//"}, MONOLITHIC: {"color": _MONOLITHIC_COLOR}}
+    width = 0.8 / len(sides)
+    for number, (side, rows) in enumerate(sides.items()):
+        waste = {row["path"]: 100 * row["waste"] for row in rows if row["waste"] is not None}
+        places = [names.index(path) + (number - (len(sides) - 1) / 2) * width for path in waste]
+        bars = waste_axes.bar(places, waste.values(), width=width, edgecolor="white", label=side, **styles[side])
+        waste_axes.bar_label(bars, fmt="%.1f", fontsize=10, padding=1)
+    waste_axes.set(ylabel="Waste (%)", ylim=(0, 108))
+    waste_axes.set_xticks(range(len(names)), names)
+    waste_axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0)
+    for axes in time_axes:
+        bars = axes.bar(range(len(paths)), [row["replay_ms"] for row in paths], width=0.6, color=_GRAPH_COLOR)
+        axes.bar_label(bars, fmt="%.2f", fontsize=10, padding=1)
+        axes.set_xticks(range(len(paths)), [row["path"] for row in paths])
+        axes.set_ylabel("Replays alone\n(ms a request)")
+        axes.margins(y=0.12)
     return figure
 
 
@@ -185,11 +225,16 @@ def _draw_bars(axes: Axes, names: Sequence[str], heights: Sequence[float], label
     axes.margins(x=0.02, y=0.12)
 
 
-def _draw_outcomes(axes: Axes, hits: int, reasons: Sequence[tuple[int, str]]) -> None:
-    names = ["hit", *(f"miss: {name.replace('_', ' ')}" for _, name in reasons)]
+def _draw_outcomes(
+    axes: Axes, hits: int, reasons: Sequence[tuple[int, str]], others: Sequence[tuple[str, int]] = ()
+) -> None:
+    """Bars of hits and misses; `others` are parts of these and count towards no total."""
+    names = ["hit", *(f"miss: {name.replace('_', ' ')}" for _, name in reasons), *(name for name, _ in others)]
     counts = [hits, *(count for count, _ in reasons)]
-    bars = axes.barh(range(len(names)), counts, height=0.7, color=[_GRAPH_COLOR, *[_EAGER_COLOR] * len(reasons)])
     total = sum(counts)
+    counts += [count for _, count in others]
+    colors = [_GRAPH_COLOR, *[_EAGER_COLOR] * len(reasons), *[_GREY] * len(others)]
+    bars = axes.barh(range(len(names)), counts, height=0.7, color=colors)
     labels = [f"{count} ({100 * count / total:.1f}%)" for count in counts]
     axes.bar_label(bars, labels=labels, fontsize=10, padding=4)
     axes.set_yticks(range(len(names)), names)
