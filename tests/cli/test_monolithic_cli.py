@@ -11,9 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from vitgraph.bench import diagnostics
+from vitgraph.bench.engine import _Run
 from vitgraph.cli import app
+from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.records import RunRecord, Sample
 from vitgraph.report.html_page import runs_page
 from vitgraph.saved_runs import open_runs
@@ -194,6 +198,35 @@ def test_wrong_monolithic_outputs_are_never_timed(tmp_path: Path, monkeypatch: p
     assert (record["correctness"]["status"], record["summary"]) == ("incorrect", {})
     assert record["correctness"]["max_rel_l2"] <= record["correctness"]["tolerance"]
     assert record["correctness"]["monolithic_max_rel_l2"] > 0.5
+
+
+def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays are timed on a GPU only; here each graph of budget b is said to take b milliseconds."""
+
+    def timed(manager: EncoderCudaGraphManager, *_: Any) -> dict[GraphKey, dict[str, Any]]:
+        timings = {"gpu_busy_ms": None, "kernels": None, "launch_gap": 1.0}
+        return {key: {"replay_ms": float(key.token_budget), **timings} for key in manager.graphs}
+
+    def speed_of_light(self: Any, *_: Any) -> None:
+        self.record["environment"]["matrix_rate_tflops"] = None
+
+    def captured(self: _Run) -> None:
+        # From here on only the record asks a manager for its device.
+        monkeypatch.setattr(EncoderCudaGraphManager, "is_cuda", True)
+
+    monkeypatch.setattr(_Run, "_save_before_measuring", captured)
+    monkeypatch.setattr(_Run, "_speed_of_light", speed_of_light)
+    monkeypatch.setattr(diagnostics, "measure_replays", timed)
+    monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: [])
+    result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")
+    assert result.exit_code == 0, result.output
+    graph = json.loads(result.stdout)["graph"]
+    two, one = ({row["path"]: row for row in side["per_path"]} for side in (graph, graph["monolithic"]))
+    for rows in (two, one):
+        for row in rows.values():
+            assert row["replay_ms"] == pytest.approx(row["budget_tokens_replayed"] / REQUESTS)
+    assert graph["launch_gap"] == graph["monolithic"]["launch_gap"] == 1.0
+    assert graph["monolithic"]["host_steps_ms"]["replay"] > 0
 
 
 @pytest.mark.parametrize(
