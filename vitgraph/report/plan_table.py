@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitgraph.report.console import cell_table, print_paths
+from vitgraph.report.paths_view import MONOLITHIC_TITLE
 from vitgraph.report.units import share_text
 
 
@@ -45,7 +46,7 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
     console.print(facts)
     print_paths(expected, console)
     if "monolithic" in expected:
-        console.print(_monolithic_table(resolved, expected))
+        _print_monolithic(resolved["monolithic"], resolved["graphs"], expected, console)
     if expected["per_budget"]:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in ("path", "budget", "slots", "replays", "items", "tokens", "waste"):
@@ -65,21 +66,21 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
         console.print(f"note: {warning}", markup=False)
 
 
-def _monolithic_table(resolved: Mapping[str, Any], expected: Mapping[str, Any]) -> Table:
+def _print_monolithic(planned: Mapping[str, Any], graphs: int, expected: Mapping[str, Any], console: Console) -> None:
     """What is expected of the monolithic graphs, beside the two paths."""
-    own, planned = expected["monolithic"], resolved["monolithic"]
+    own = expected["monolithic"]
     (budgets,) = planned["token_budgets"].values()
     rows = [
-        ("graphs to capture", str(resolved["graphs"]), str(planned["graphs"])),
+        ("graphs to capture", str(graphs), str(planned["graphs"])),
         *((f"expected {name}", str(expected[name]), str(own[name])) for name in ("hits", "misses", "replays")),
         ("rows computed", f"{expected['budget_tokens_replayed']:,}", f"{own['budget_tokens_replayed']:,}"),
         ("expected waste", share_text(expected["waste"]), share_text(own["waste"])),
     ]
-    title = (
+    console.print(cell_table(MONOLITHIC_TITLE, ("", "Two paths", "Monolithic"), rows))
+    console.print(
         f"Monolithic graphs: {planned['max_crops']} crops and {planned['item_tokens']} rows an image, budgets "
         f"{', '.join(map(str, budgets))}"
     )
-    return cell_table(title, ("", "Two paths", "Monolithic"), rows)
 
 
 def _limits(resolved: Mapping[str, Any]) -> str:
