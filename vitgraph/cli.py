@@ -131,6 +131,7 @@ def bench(
     rounds: opt.Rounds = 2,
     requests_per_call: opt.RequestsPerCall = 1,
     baseline: opt.Baseline = "eager",
+    monolithic_crops: opt.MonolithicCrops = None,
     seed: opt.Seed = 0,
     output_dir: opt.OutputDir = None,
     overwrite: opt.Overwrite = False,

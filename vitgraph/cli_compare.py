@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from vitgraph.bench.engine import Progress
 
 PART_OPTIONS_FILE = "options.json"
-_FIXED_OPTIONS = {"mm_encoder_attn_backend": "auto", "baseline": "eager", "fail_on_slower": False}
+_FIXED_OPTIONS = {
+    "mm_encoder_attn_backend": "auto",
+    "baseline": "eager",
+    "monolithic_crops": None,
+    "fail_on_slower": False,
+}
 """Options of `bench` that a comparison does not have."""
 
 

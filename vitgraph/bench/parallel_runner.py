@@ -169,7 +169,7 @@ class ParallelBenchRunner(BenchRunner):
 
     def _measure_call(
         self, call: EncoderCall, round_index: int, is_control: bool, record: Callable[[Sample], None]
-    ) -> list[PackedBatch]:
+    ) -> dict[str, list[PackedBatch]]:
         mm_kwargs = self.inputs.make(call)
         selected = self.sharing.select(mm_kwargs)
         own = [] if selected is None else self.manager.plan_call(selected).batches
@@ -180,7 +180,7 @@ class ParallelBenchRunner(BenchRunner):
             times.append(self._rank_timer.last)
         everyone = self.group.exchange((times, own), f"request {call.index} of round {round_index}")
         if not self.group.is_leader:
-            return own
+            return {GRAPH: own}
         shares = self.sharing.divide(call.items).shares
         batches = [batch for _, of_rank in everyone for batch in of_rank]
         for position, mode in enumerate(modes):
@@ -193,7 +193,7 @@ class ParallelBenchRunner(BenchRunner):
             gpu = [rank_time.gpu_ms for rank_time in of_ranks if rank_time.gpu_ms is not None]
             slowest = CallTime(max(rank_time.wall_ms for rank_time in of_ranks), max(gpu, default=None))
             record(make_sample(call, round_index, mode, position, slowest, batches))
-        return batches
+        return {GRAPH: batches}
 
 
 def _rank_sample(sample: Sample, rank: int, rank_time: RankTime, requests: int) -> RankSample:

@@ -21,8 +21,8 @@ from vitgraph.bench.engine import Progress
 from vitgraph.bench.runner import BenchRunner
 from vitgraph.bench.timing import CallTimer
 from vitgraph.environment import read_gpu_state, validity_problems
-from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.models.base import EncoderInputs, GraphCapacity
+from vitgraph.graphs.manager import EncoderCudaGraphManager, reserve_together
+from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
@@ -174,24 +174,11 @@ class _Verification:
 
     def capture(self) -> None:
         """Captures every strategy's graphs; they live side by side, so that the measuring can alternate."""
-        self._reserve()
+        reserve_together(self._managers())
         for manager in self._managers():
             if self.progress is not None:
                 self.progress.phase("capturing graphs", len(manager.plan.graph_keys()))
             manager.capture(lambda done, total, key: self.progress.step() if self.progress is not None else None)
-
-    def _reserve(self) -> None:
-        """What an attention backend keeps for all graphs must be large enough from the first capture on.
-
-        A later, larger reservation would replace memory that earlier graphs write to.
-        """
-        rows = 0
-        for manager in self._managers():
-            for key in manager.plan.graph_keys():
-                capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-                pixels = self.encoder.prepare_encoder_cudagraph_capture_inputs(capacity).pixels
-                rows = max(rows, *(field.rows for field in pixels.values()))
-        self.encoder.reserve_for_capture(rows)
 
     def clear(self) -> None:
         """Releases all graphs; not before the last of them has been replayed, since they share reservations."""
