@@ -114,6 +114,7 @@ def test_the_launcher_of_every_supported_torch_takes_the_settings(monkeypatch: p
 def test_ranks_get_the_environment_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a host forbids NCCL to use must hold in every rank."""
     (tmp_path / "vitgraph").mkdir()
+    (tmp_path / "vitgraph" / "__init__.py").touch()
     program = "import json, os; open(f\"seen-{os.environ['RANK']}\", 'w').write(json.dumps(dict(os.environ)))"
     (tmp_path / "vitgraph" / "__main__.py").write_text(program)
     monkeypatch.chdir(tmp_path)
