@@ -334,6 +334,10 @@ def compare_backends(
     max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
     video_pruning_rate: opt.VideoPruningRate = 0.0,
     single_slot_tier: opt.SingleSlotTier = False,
+    tensor_parallel_size: opt.TensorParallelSize = 1,
+    mm_encoder_tp_mode: opt.TpMode = "weights",
+    dp_assignment: opt.DpAssignment = "size",
+    rank_timeout: opt.RankTimeout = 60.0,
     rounds: opt.Rounds = 1,
     requests_per_call: opt.RequestsPerCall = 1,
     seed: opt.Seed = 0,
@@ -353,7 +357,9 @@ def compare_backends(
         from vitgraph.cli_compare import run_comparison
         from vitgraph.config_file import with_config_file
 
-        _show(run_comparison(with_config_file(context, config, dict(locals()))), json_output)
+        shown = run_comparison(with_config_file(context, config, dict(locals())))
+        if shown is not None:
+            _show(shown, json_output)
 
 
 def _show(shown: Shown, json_output: bool) -> None:

@@ -161,3 +161,30 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_what_was_measured(tmp_path
     assert record["status"] == "error"
     assert record["status_reason"].startswith("rank 1 (") and "killed, or hanging" in record["status_reason"]
     assert record["summary"]["graph"]["n"] >= 5
+
+
+@pytest.mark.slow
+def test_backends_are_compared_under_torchrun(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = [*TINY[1:], *DATA, "2", "--num-prompts", "6", "--backends", "TORCH_SDPA", "--quiet"]
+    command = [*torchrun, "-m", "vitgraph", "compare-backends", *options, "--output-dir", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("vitgraph compare-backends:") == 1
+    assert "TORCH_SDPA, graph, by rank" in result.stdout
+    assert {"run.json", "backend_samples.csv", "backend_samples-ranks.csv"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--micro"], "leave --tensor-parallel-size out"), (["--tensor-parallel-size", "3", "--isolate"], "--isolate")],
+)
+def test_comparisons_that_ranks_cannot_do_are_refused(
+    arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = run("compare-backends", *TINY[1:], *DATA, "2", *arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr

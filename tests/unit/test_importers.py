@@ -41,7 +41,7 @@ def test_a_serve_line_gives_its_encoder_settings() -> None:
 
 
 def test_the_json_alone_is_enough_and_a_model_is_asked_for() -> None:
-    found = import_settings(' {"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [4096]} ')
+    found = import_settings(' {"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [64]} ')
     assert found.options == {"--token-budgets": "64", **UPSTREAM}
     assert "no model is named in the line; add --model" in found.notes
 
@@ -193,7 +193,8 @@ def test_an_imported_command_of_several_gpus_is_one_that_bench_takes() -> None:
         "vllm serve qwen3-vl-debug --tensor-parallel-size 2 --mm-encoder-tp-mode data --load-format dummy "
         """--compilation-config '{"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [4096]}'"""
     )
-    result = CliRunner().invoke(app, ["bench", *found.arguments(), "--device", "cpu", "--num-prompts", "4", "--dry-run"])
+    here = ["--device", "cpu", "--num-prompts", "4", "--dry-run"]
+    result = CliRunner().invoke(app, ["bench", *found.arguments(), *here])
     assert result.exit_code == 0, result.stderr
     assert "2 ranks share the items of each call" in " ".join(result.stdout.split())
 

@@ -89,14 +89,18 @@ class RankSampleWriter:
     Args:
         folder: Folder of the record.
         overwrite: Replace an existing file.
+        name: Name of the file.
+        leading: Columns before those of a sample.
 
     Raises:
         UsageError: The file exists and `overwrite` is off.
         RecordFileError: It cannot be written.
     """
 
-    def __init__(self, folder: Path, overwrite: bool = False) -> None:
-        self.path = folder / RANK_SAMPLES_FILE
+    def __init__(
+        self, folder: Path, overwrite: bool = False, name: str = RANK_SAMPLES_FILE, leading: Sequence[str] = ()
+    ) -> None:
+        self.path = folder / name
         if not overwrite:
             refuse_to_replace(self.path)
         try:
@@ -106,15 +110,15 @@ class RankSampleWriter:
             raise RecordFileError(
                 f"cannot start {self.path}: {os_reason(error)}; nothing has been measured yet"
             ) from error
-        self._append(RANK_SAMPLE_COLUMNS)
+        self._append((*leading, *RANK_SAMPLE_COLUMNS))
 
-    def write(self, sample: RankSample) -> None:
-        """Appends one sample.
+    def write(self, sample: RankSample, leading: Sequence[str] = ()) -> None:
+        """Appends one sample, after the cells of the leading columns.
 
         Raises:
             RecordFileError: The row could not be written.
         """
-        self._append(sample.to_row())
+        self._append([*leading, *sample.to_row()])
 
     def _append(self, cells: Sequence[str]) -> None:
         left = memoryview((",".join(cells) + "\n").encode("ascii"))

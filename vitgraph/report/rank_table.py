@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vitgraph.bench.compare_record import CompareRecord
 from vitgraph.records import RunRecord
 from vitgraph.report.units import count_text, ms_text, number_text
 from vitgraph.samples import EAGER, GRAPH, HF
@@ -29,18 +30,8 @@ def render_ranks(record: RunRecord, console: Console) -> None:
         return
     assignment = record["settings"]["parallel"]["assignment"]
     for mode, entry in record["summary"].items():
-        shared = entry.get("parallel")
-        if shared is None:
-            continue
-        console.print()
-        console.print(_mode_table(mode, shared))
-        console.print(
-            Text(
-                f"Gather {ms_text(shared['gather_ms'])} ms once the last rank is there; the slowest rank encodes "
-                f"{number_text(shared['time_imbalance'], 2)} times the mean of the ranks "
-                f"(pixel rows {number_text(shared['input_imbalance'], 2)}, shared by {assignment})"
-            )
-        )
+        if "parallel" in entry:
+            _render_mode(_TITLES[mode], mode, entry["parallel"], assignment, console)
     for facts in ranks:
         for dropped in facts["dropped"]:
             console.print(
@@ -48,10 +39,30 @@ def render_ranks(record: RunRecord, console: Console) -> None:
             )
 
 
-def _mode_table(mode: str, shared: Mapping[str, Any]) -> Table:
+def render_compared_ranks(record: CompareRecord, console: Console) -> None:
+    """Prints the ranks' part of a backend comparison; nothing for a run of one process."""
+    assignment = record["settings"].get("parallel", {}).get("assignment")
+    for row in record.rows:
+        for mode, shared in row.get("parallel", {}).items():
+            _render_mode(f"{row['requested']}, {mode}", mode, shared, assignment, console)
+
+
+def _render_mode(title: str, mode: str, shared: Mapping[str, Any], assignment: str | None, console: Console) -> None:
+    console.print()
+    console.print(_mode_table(title, mode, shared))
+    console.print(
+        Text(
+            f"Gather {ms_text(shared['gather_ms'])} ms once the last rank is there; the slowest rank encodes "
+            f"{number_text(shared['time_imbalance'], 2)} times the mean of the ranks "
+            f"(pixel rows {number_text(shared['input_imbalance'], 2)}, shared by {assignment})"
+        )
+    )
+
+
+def _mode_table(title: str, mode: str, shared: Mapping[str, Any]) -> Table:
     counts = ("items", "hits", "misses", "replays") if mode == GRAPH else ("items",)
     table = Table(
-        title=f"{_TITLES[mode]}, by rank (milliseconds a request)",
+        title=f"{title}, by rank (milliseconds a request)",
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
