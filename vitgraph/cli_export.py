@@ -58,16 +58,21 @@ def export(
             raise UsageError(f"--across is {across!r}, but only --compare compares runs")
         written = _compare(compare, across, formats, output_dir, overwrite, json_output) if compare else None
         if written is None:
-            written = _export(runs or [], formats, output_dir, overwrite)
+            written = _export(runs or [], formats, output_dir, overwrite, json_output)
         if json_output and not compare:
             typer.echo(json.dumps([str(path) for path in written], indent=1))
         elif not json_output:
             _list_files(written)
 
 
-def _export(paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool) -> list[Path]:
+def _export(
+    paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool, json_output: bool
+) -> list[Path]:
+    from rich.console import Console
+
     from vitgraph.cli_specs import new_run_folder
     from vitgraph.report.export import export_runs, parse_formats
+    from vitgraph.report.scaling import render_scaling, scaling_tables
     from vitgraph.saved_runs import open_runs
 
     chosen = parse_formats(formats)
@@ -78,7 +83,10 @@ def _export(paths: Sequence[Path], formats: str | None, output_dir: Path | None,
     if folder is None:
         own = runs[0].record.folder
         folder = own / "export" if len(runs) == 1 and own is not None else new_run_folder("export", "runs")
-    return export_runs(runs, folder, chosen, overwrite=overwrite)
+    written = export_runs(runs, folder, chosen, overwrite=overwrite)
+    if not json_output:
+        render_scaling(scaling_tables(runs), Console())
+    return written
 
 
 def _compare(

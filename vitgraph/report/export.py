@@ -19,6 +19,7 @@ from vitgraph.report.comparison_view import (
 )
 from vitgraph.report.html_page import runs_page
 from vitgraph.report.plots import BUDGETS, LATENCY_BY_TOKENS, LATENCY_DISTRIBUTION, write_plots
+from vitgraph.report.scaling import SCALING_COLUMNS, ScalingTable, scaling_markdown, scaling_tables
 from vitgraph.report.text_tables import latex_tables, markdown_tables
 from vitgraph.report.tidy_tables import COLUMNS_TABLE, TABLES, csv_bytes, describe_columns, parquet_bytes
 from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
@@ -27,6 +28,7 @@ from vitgraph.saved_runs import SavedRun
 CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markdown", "latex", "plots", "html")
 PAGE_FILE = "report.html"
 COMPARISON_NAME = "comparison"
+SCALING_NAME = "scaling"
 PLOTS_FOLDER = "plots"
 
 
@@ -76,6 +78,7 @@ def export_runs(
         files["table.md"] = markdown_tables(runs).encode("utf-8")
     if LATEX in formats:
         files["table.tex"] = latex_tables(runs).encode("utf-8")
+    files |= _scaling_files(scaling_tables(runs), formats)
     if HTML in formats:
         files[PAGE_FILE] = runs_page(runs).encode("utf-8")
     plot_folders = _plot_folders(runs, folder) if PLOTS in formats else {}
@@ -109,6 +112,20 @@ def export_comparison(
     }
     chosen = [contents[name] for name in formats if name in contents]
     return _write(folder, {f"{COMPARISON_NAME}.{ending}": make() for ending, make in chosen}, [], overwrite)
+
+
+def _scaling_files(tables: Sequence[ScalingTable], formats: Sequence[str]) -> dict[str, bytes]:
+    """What runs on different numbers of GPUs have beside the rest; nothing where there are none."""
+    rows = [row for table in tables for row in table.rows]
+    if not rows:
+        return {}
+    contents = {
+        CSV: lambda: csv_bytes(SCALING_COLUMNS, rows),
+        PARQUET: lambda: parquet_bytes(SCALING_COLUMNS, rows),
+        MARKDOWN: lambda: scaling_markdown(tables).encode("utf-8"),
+    }
+    endings = {CSV: "csv", PARQUET: "parquet", MARKDOWN: "md"}
+    return {f"{SCALING_NAME}.{endings[name]}": contents[name]() for name in formats if name in contents}
 
 
 def _plot_folders(runs: Sequence[SavedRun], folder: Path) -> dict[str, Path]:
