@@ -168,7 +168,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
     from vitgraph.report.console import render_bench
     from vitgraph.report.derived import write_derived_or_say
     from vitgraph.report.plan_table import render_plan
-    from vitgraph.report.rank_table import render_ranks
+    from vitgraph.report.rank_table import render_ranks, render_sharing
 
     folder = spec.run.output_dir or new_run_folder("bench", spec.model.model)
     if not dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, overwrite=spec.run.overwrite):
@@ -197,6 +197,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
     else:
         render_bench(record, Console())
         render_ranks(record, Console())
+        render_sharing(prepared.sharing, Console())
         print(f"record: {folder}")
     if record["status"] == "interrupted":
         raise typer.Exit(errors.EXIT_INTERRUPTED)

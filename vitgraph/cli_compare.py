@@ -109,15 +109,16 @@ def run_comparison(options: Mapping[str, Any]) -> Shown | None:
         return None
     is_interrupted = record["status"] == "interrupted"
     failure = None if is_interrupted else record.failure()
-    return Shown(record.data, partial(_render, record), folder, is_interrupted, failure)
+    return Shown(record.data, partial(_render, record, prepared.bench.sharing), folder, is_interrupted, failure)
 
 
-def _render(record: CompareRecord, console: Console) -> None:
+def _render(record: CompareRecord, sharing: Mapping[str, Any] | None, console: Console) -> None:
     from vitgraph.report.compare_table import render_compare
-    from vitgraph.report.rank_table import render_compared_ranks
+    from vitgraph.report.rank_table import render_compared_ranks, render_sharing
 
     render_compare(record, console)
     render_compared_ranks(record, console)
+    render_sharing(sharing, console)
 
 
 def _run(

@@ -188,3 +188,29 @@ def test_comparisons_that_ranks_cannot_do_are_refused(
     result = run("compare-backends", *TINY[1:], *DATA, "2", *arguments)
     assert result.exit_code == 2
     assert named in result.stderr
+
+
+def test_plan_shows_the_ranks_and_what_sharing_by_cost_changes() -> None:
+    """The shipped calibration: a long video and a large image of as many pixel rows do not cost the same."""
+    options = ["--model", "qwen3-vl-30b-a3b", "--items", "2048x2048,512x512x32,512x512,512x512", *DATA, "2"]
+    by_cost = run("plan", *options, "--dp-assignment", "cost")
+    assert by_cost.exit_code == 0, by_cost.stderr
+    text = " ".join(by_cost.stdout.split())
+    assert "Rank 0: items" in text and "Rank 1: items" in text
+    assert "size, as vLLM" in text and "slowest rank gains" in text
+    found = json.loads(run("plan", *options, "--dp-assignment", "cost", "--json").stdout)
+    assert sorted(item for rank in found["ranks"] for item in rank["items"]) == [0, 1, 2, 3]
+    predicted = found["sharing"]["by_cost"]["predicted_slowest_ms"]
+    assert 0 < predicted["cost"] <= predicted["size"]
+    by_size = json.loads(run("plan", *options, "--json").stdout)
+    assert by_size["sharing"]["by_cost"] is None
+
+
+def test_plan_of_a_workload_counts_each_rank() -> None:
+    options = ["--model", "qwen3-vl-30b-a3b", "--dataset-path", "mixed-chat", "--num-prompts", "20", *DATA, "2"]
+    result = run("plan", *options, "--requests-per-call", "4", "--dp-assignment", "cost", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    counts = [rank["explanation"]["counts"] for rank in found["ranks"]]
+    assert sum(count["items"] for count in counts) >= 20
+    assert found["sharing"]["by_cost"]["calls"] == 5

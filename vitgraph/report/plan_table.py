@@ -9,6 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from vitgraph.report.rank_table import render_sharing
+
 
 def render_plan(description: Mapping[str, Any], console: Console) -> None:
     """Prints a `--dry-run` description.
@@ -55,6 +57,7 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
                 f"{row['waste']:.1%}",
             )
         console.print(table)
+    render_sharing(description["sharing"], console)
     for warning in description["warnings"]:
         console.print(f"note: {warning}", markup=False)
 

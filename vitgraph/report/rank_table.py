@@ -39,6 +39,43 @@ def render_ranks(record: RunRecord, console: Console) -> None:
             )
 
 
+def render_sharing(sharing: Mapping[str, Any] | None, console: Console) -> None:
+    """Prints what assigning by cost changes against vLLM's load balance by size, as predicted; nothing without a cost.
+
+    Args:
+        sharing: `PreparedBench.sharing`.
+        console: Where to print.
+    """
+    by_cost = (sharing or {}).get("by_cost")
+    if sharing is None or by_cost is None:
+        return
+    table = Table(
+        title=f"Predicted for {count_text(by_cost['calls'], 'call')} on {sharing['ranks']} ranks",
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+    table.add_column("Assignment")
+    for name in ("Slowest rank ms", "over the mean", "Pixel rows over the mean"):
+        table.add_column(name, justify="right")
+    for assignment, label in (("size", "size, as vLLM"), ("cost", "cost")):
+        imbalance, rows = by_cost["predicted_imbalance"][assignment], by_cost["input_imbalance"][assignment]
+        slowest = ms_text(by_cost["predicted_slowest_ms"][assignment])
+        table.add_row(label, slowest, number_text(imbalance, 3), number_text(rows, 3))
+    console.print()
+    console.print(table)
+    before, after = (by_cost["predicted_slowest_ms"][assignment] for assignment in ("size", "cost"))
+    gain = f"{100 * (1 - after / before):+.1f}%" if before else "nothing"
+    console.print(
+        Text(
+            f"Sharing by cost gives some rank other items in {by_cost['changed_calls']} of {by_cost['calls']} calls; "
+            f"the slowest rank gains {gain} (positive = faster)"
+        )
+    )
+
+
 def render_compared_ranks(record: CompareRecord, console: Console) -> None:
     """Prints the ranks' part of a backend comparison; nothing for a run of one process."""
     assignment = record["settings"].get("parallel", {}).get("assignment")
