@@ -46,6 +46,9 @@ SCALING_NOTE = (
 )
 _HEADERS = ("Backend", "GPUs", "Mean ms", "Mean gain", "P99 ms", "P99 gain", "Efficiency", "Gather ms", "Imbalance")
 
+WIDE_CONSOLE = 120
+_NARROW_HEADERS = {"Efficiency": "Effi-\nciency", "Imbalance": "Imba-\nlance"}
+
 PUBLISHED_SOURCE = "vLLM's page, 4 GB200"
 _PUBLISHED_RANKS = 4
 _PUBLISHED: Mapping[str, tuple[float, float, float, float, float, float]] = {
@@ -118,7 +121,9 @@ def _backend_rows(backend: str, runs: Sequence[SavedRun]) -> list[Mapping[str, A
             is_known = metric == "mean" or has_p99
             for mode in (EAGER, GRAPH):
                 row[f"{mode}_{metric}_ms"] = summary[mode][f"{metric}_ms"] if is_known else None
-            row[f"{metric}_improvement_pct"] = comparison[metric]["improvement_pct"] if is_known else None
+            # Replay on a CPU saves no launches, so no gain is claimed there.
+            is_claimed = is_known and not run.record.is_cpu_replay
+            row[f"{metric}_improvement_pct"] = comparison[metric]["improvement_pct"] if is_claimed else None
         for mode in (EAGER, GRAPH):
             before, after = (one.record["summary"][mode]["mean_ms"] for one in (first, run))
             row[f"{mode}_efficiency"] = before / (growth * after)
@@ -153,10 +158,16 @@ def render_scaling(tables: Sequence[ScalingTable], console: Console) -> None:
     """Prints the tables; nothing where there are none."""
     for found in tables:
         grid = Table(title=found.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        grid.collapse_padding = True
+        is_narrow = console.width < WIDE_CONSOLE
         for index, header in enumerate(_HEADERS):
-            grid.add_column(header, justify="right" if index > 1 else "left")
+            narrow = (
+                header.replace(" ", "\n").replace("Efficiency", "Effi-\nciency").replace("Imbalance", "Imba-\nlance")
+            )
+            grid.add_column(narrow if is_narrow else header, justify="right" if index > 1 else "left")
         for row in found.rows:
-            grid.add_row(*_cells(row), style="" if row["run"] else "dim")
+            cells = [cell.replace("→", "→\n").replace("_", "_\n") if is_narrow else cell for cell in _cells(row)]
+            grid.add_row(*cells, style="" if row["run"] else "dim")
         console.print(grid)
         console.print(Text(SCALING_NOTE, style="dim"))
         console.print()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from saved_run_folders import nothing_measured, write_run
+from saved_run_folders import nothing_measured, on_a_cpu, write_run
 
 from vitgraph.report.export import export_runs
 from vitgraph.report.scaling import PUBLISHED_SOURCE, render_scaling, scaling_markdown, scaling_tables
@@ -63,6 +63,28 @@ def test_the_published_figures_stand_beside_their_scenario(tmp_path: Path) -> No
     assert "\\+44.4%" in scaling_markdown([table]) or "+44.4%" in scaling_markdown([table])
     other = opened(tmp_path / "other", a=on_ranks(1, 1, model="m/m"), b=on_ranks(2, 1, model="m/m"))
     assert all(row["run"] for row in scaling_tables(other)[0].rows)
+
+
+def test_no_cell_is_cut_on_a_narrow_console(tmp_path: Path) -> None:
+    tables = scaling_tables(opened(tmp_path, one=on_ranks(1, 1.0), two=on_ranks(2, 1.5)))
+    console = Console(file=io.StringIO(), width=80)
+    render_scaling(tables, console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    for figure in ("28.39→", "23.16", "+18.4%", "238.78→", "205.28", "+14.0%", "0.75"):
+        assert figure in text
+
+
+def test_no_gain_is_claimed_on_a_cpu(tmp_path: Path) -> None:
+    def cpu(ranks: int) -> Callable[[dict[str, Any]], None]:
+        def change(record: dict[str, Any]) -> None:
+            on_ranks(ranks, 1.0)(record)
+            on_a_cpu(record)
+
+        return change
+
+    (table,) = scaling_tables(opened(tmp_path, one=cpu(1), two=cpu(2)))
+    assert [row["mean_improvement_pct"] for row in table.rows if row["run"]] == [None, None]
 
 
 def test_there_is_no_table_where_nothing_scales(tmp_path: Path) -> None:
