@@ -11,6 +11,7 @@ from rich.table import Table
 
 from vitgraph.report.console import cell_table, print_paths
 from vitgraph.report.paths_view import MONOLITHIC_TITLE
+from vitgraph.report.rank_table import render_sharing
 from vitgraph.report.units import share_text
 
 
@@ -62,6 +63,7 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
                 f"{row['waste']:.1%}",
             )
         console.print(table)
+    render_sharing(description["sharing"], console)
     for warning in description["warnings"]:
         console.print(f"note: {warning}", markup=False)
 
