@@ -131,6 +131,7 @@ def bench(
     rounds: opt.Rounds = 2,
     requests_per_call: opt.RequestsPerCall = 1,
     baseline: opt.Baseline = "eager",
+    monolithic_crops: opt.MonolithicCrops = None,
     seed: opt.Seed = 0,
     output_dir: opt.OutputDir = None,
     overwrite: opt.Overwrite = False,
@@ -168,7 +169,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
     from vitgraph.report.console import render_bench
     from vitgraph.report.derived import write_derived_or_say
     from vitgraph.report.plan_table import render_plan
-    from vitgraph.report.rank_table import render_ranks
+    from vitgraph.report.rank_table import render_ranks, render_sharing
 
     folder = spec.run.output_dir or new_run_folder("bench", spec.model.model)
     if not dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, overwrite=spec.run.overwrite):
@@ -197,6 +198,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
     else:
         render_bench(record, Console())
         render_ranks(record, Console())
+        render_sharing(prepared.sharing, Console())
         print(f"record: {folder}")
     if record["status"] == "interrupted":
         raise typer.Exit(errors.EXIT_INTERRUPTED)
@@ -334,6 +336,10 @@ def compare_backends(
     max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
     video_pruning_rate: opt.VideoPruningRate = 0.0,
     single_slot_tier: opt.SingleSlotTier = False,
+    tensor_parallel_size: opt.TensorParallelSize = 1,
+    mm_encoder_tp_mode: opt.TpMode = "weights",
+    dp_assignment: opt.DpAssignment = "size",
+    rank_timeout: opt.RankTimeout = 60.0,
     rounds: opt.Rounds = 1,
     requests_per_call: opt.RequestsPerCall = 1,
     seed: opt.Seed = 0,
@@ -353,7 +359,9 @@ def compare_backends(
         from vitgraph.cli_compare import run_comparison
         from vitgraph.config_file import with_config_file
 
-        _show(run_comparison(with_config_file(context, config, dict(locals()))), json_output)
+        shown = run_comparison(with_config_file(context, config, dict(locals())))
+        if shown is not None:
+            _show(shown, json_output)
 
 
 def _show(shown: Shown, json_output: bool) -> None:

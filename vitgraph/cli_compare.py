@@ -6,10 +6,12 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError, VitgraphError
+from vitgraph.parallel.launch import is_follower, is_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +21,12 @@ if TYPE_CHECKING:
     from vitgraph.bench.engine import Progress
 
 PART_OPTIONS_FILE = "options.json"
-_FIXED_OPTIONS = {"mm_encoder_attn_backend": "auto", "baseline": "eager", "fail_on_slower": False}
+_FIXED_OPTIONS = {
+    "mm_encoder_attn_backend": "auto",
+    "baseline": "eager",
+    "monolithic_crops": None,
+    "fail_on_slower": False,
+}
 """Options of `bench` that a comparison does not have."""
 
 
@@ -55,12 +62,19 @@ def compare_spec(options: Mapping[str, Any]) -> CompareSpec:
         if options["micro"] and options[name]:
             option = f"--{name.replace('_', '-')}"
             raise UsageError(f"--micro times attention alone, in this process and without a plan; leave {option} out")
+    if options["micro"] and options["tensor_parallel_size"] > 1:
+        raise UsageError("--micro times attention alone, on one GPU; leave --tensor-parallel-size out")
+    if options["isolate"] and is_rank():
+        raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
     backends = choose_backends(options["backends"])
     return CompareSpec(bench_spec({**options, **_FIXED_OPTIONS}), backends, options["isolate"])
 
 
-def run_comparison(options: Mapping[str, Any]) -> Shown:
+def run_comparison(options: Mapping[str, Any]) -> Shown | None:
     """Runs what the options ask for and saves it.
+
+    Returns:
+        What to show; None where another process shows it: rank 0, or the ranks that this one started.
 
     Raises:
         VitgraphError: What cannot be run at all.
@@ -68,8 +82,8 @@ def run_comparison(options: Mapping[str, Any]) -> Shown:
     from vitgraph.bench.compare import prepare_compare
     from vitgraph.bench.compare_micro import MICRO_KIND
     from vitgraph.bench.compare_record import KIND
+    from vitgraph.cli_parallel import ran_on_ranks, rank_progress
     from vitgraph.cli_specs import new_run_folder
-    from vitgraph.report.compare_table import render_compare
     from vitgraph.report.progress import ConsoleProgress
 
     if options["part_options"] is not None:
@@ -82,30 +96,54 @@ def run_comparison(options: Mapping[str, Any]) -> Shown:
     if options["micro"]:
         with ConsoleProgress(enabled=not options["quiet"]) as progress:
             return _run_micro(spec, folder, command, progress)
+    parallel, device, overwrite = spec.bench.parallel, spec.bench.model.device, spec.bench.run.overwrite
+    if not (options["dry_run"] or spec.isolate) and ran_on_ranks(parallel, device, folder, overwrite=overwrite):
+        return None
     prepared = prepare_compare(spec)
     if options["dry_run"]:
         return _describe(prepared)
-    with ConsoleProgress(enabled=not options["quiet"]) as progress:
+    with rank_progress(options["quiet"]) as progress:
         for warning in prepared.bench.warnings:
             progress.note(warning)
         try:
             record = _run(prepared, folder, command, options, progress)
         finally:
-            _write_derived(folder, progress)
+            if not is_follower():
+                _write_derived(folder, progress)
+    if record is None:
+        return None
     is_interrupted = record["status"] == "interrupted"
     failure = None if is_interrupted else record.failure()
-    return Shown(record.data, lambda console: render_compare(record, console), folder, is_interrupted, failure)
+    return Shown(record.data, partial(_render, record, prepared.bench.sharing), folder, is_interrupted, failure)
+
+
+def _render(record: CompareRecord, sharing: Mapping[str, Any] | None, console: Console) -> None:
+    from vitgraph.report.compare_table import render_compare
+    from vitgraph.report.rank_table import render_compared_ranks, render_sharing
+
+    render_compare(record, console)
+    render_compared_ranks(record, console)
+    render_sharing(sharing, console)
 
 
 def _run(
     prepared: PreparedCompare, folder: Path, command: Sequence[str], options: Mapping[str, Any], progress: Progress
-) -> CompareRecord:
+) -> CompareRecord | None:
     from vitgraph.bench.compare import run_compare
     from vitgraph.bench.compare_isolated import run_isolated
+    from vitgraph.cli_parallel import joined, naming_folder
 
-    if not prepared.spec.isolate:
-        return run_compare(prepared, folder, command, progress)
-    return run_isolated(prepared, folder, command, progress, lambda name, part: _part_command(name, part, options))
+    if prepared.spec.isolate:
+        return run_isolated(prepared, folder, command, progress, lambda name, part: _part_command(name, part, options))
+    with naming_folder(folder), joined(prepared.spec.bench.parallel, prepared.spec.bench.model.device) as group:
+        if group is None:
+            return run_compare(prepared, folder, command, progress)
+        from vitgraph.bench.compare_parallel import follow_compare, lead_compare
+
+        if group.is_leader:
+            return lead_compare(prepared, folder, command, progress, group)
+        follow_compare(prepared, command, group, progress)
+        return None
 
 
 def _part_command(backend: str, part: Path, options: Mapping[str, Any]) -> list[str]:

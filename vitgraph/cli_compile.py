@@ -11,6 +11,7 @@ from vitgraph.errors import UsageError
 
 _UNUSED = {
     "baseline": ("eager", "--baseline"),
+    "monolithic_crops": (None, "--monolithic-crops"),
     "fail_on_slower": (False, "--fail-on-slower"),
     "tensor_parallel_size": (1, "--tensor-parallel-size"),
 }

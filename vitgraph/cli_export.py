@@ -77,8 +77,11 @@ def export(
 def _export(
     paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool, json_output: bool
 ) -> list[Path]:
+    from rich.console import Console
+
     from vitgraph.cli_specs import new_run_folder
     from vitgraph.report.export import export_runs, parse_formats
+    from vitgraph.report.scaling import render_scaling, scaling_tables
     from vitgraph.saved_runs import BENCH_KIND, open_runs, record_file, record_kind
 
     chosen = parse_formats(formats)
@@ -92,7 +95,10 @@ def _export(
     if folder is None:
         own = runs[0].record.folder
         folder = own / "export" if len(runs) == 1 and own is not None else new_run_folder("export", "runs")
-    return export_runs(runs, folder, chosen, overwrite=overwrite)
+    written = export_runs(runs, folder, chosen, overwrite=overwrite)
+    if not json_output:
+        render_scaling(scaling_tables(runs), Console())
+    return written
 
 
 def _export_other(

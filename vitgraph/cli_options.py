@@ -214,7 +214,19 @@ Config = Annotated[
 Rounds = Annotated[int, typer.Option(help="Times that every request is measured in every mode.", rich_help_panel=RUN)]
 RequestsPerCall = Annotated[int, typer.Option(help="Requests that are encoded together.", rich_help_panel=RUN)]
 Baseline = Annotated[
-    str, typer.Option(help="eager; or hf, to measure transformers' stock forward too.", rich_help_panel=RUN)
+    str,
+    typer.Option(
+        help="eager; hf, to measure transformers' stock forward too; or monolithic, to measure one graph of both paths "
+        "of a two-path model too.",
+        rich_help_panel=RUN,
+    ),
+]
+MonolithicCrops = Annotated[
+    int | None,
+    typer.Option(
+        help="Crops that the monolithic graph computes for every image; default: the most that the workload needs.",
+        rich_help_panel=RUN,
+    ),
 ]
 OutputDir = Annotated[
     Path | None, typer.Option(help="Folder of the record; default: a new one under runs/.", rich_help_panel=RUN)

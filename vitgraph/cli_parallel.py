@@ -100,12 +100,18 @@ def bench_on_rank(
     from vitgraph.bench.engine import follow_bench, run_bench
 
     spec = prepared.spec
+    with naming_folder(folder), joined(spec.parallel, spec.model.device) as group:
+        if group is None or group.is_leader:
+            return run_bench(prepared, folder, command, progress, group)
+        follow_bench(prepared, group, progress)
+        return None
+
+
+@contextmanager
+def naming_folder(folder: Path) -> Iterator[None]:
+    """Adds to the failure of a rank where the run is saved all the same."""
     try:
-        with joined(spec.parallel, spec.model.device) as group:
-            if group is None or group.is_leader:
-                return run_bench(prepared, folder, command, progress, group)
-            follow_bench(prepared, group, progress)
-            return None
+        yield
     except RankFailedError as error:
         raise RankFailedError(f"{error}. What was measured is saved in {folder}", error.exit_status) from error
 

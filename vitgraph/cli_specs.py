@@ -112,6 +112,7 @@ def run_spec(options: Mapping[str, Any]) -> RunSpec:
         rounds=options["rounds"],
         requests_per_call=options["requests_per_call"],
         baseline=options["baseline"],
+        monolithic_crops=options["monolithic_crops"],
         output_dir=options["output_dir"],
         overwrite=options["overwrite"],
         fail_on_slower=options["fail_on_slower"],

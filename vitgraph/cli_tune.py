@@ -215,11 +215,17 @@ def plan(
     max_model_len: opt.MaxModelLen = 32768,
     max_num_batched_tokens: opt.MaxBatchedTokens = 16384,
     single_slot_tier: opt.SingleSlotTier = False,
+    tensor_parallel_size: opt.TensorParallelSize = 1,
+    mm_encoder_tp_mode: opt.TpMode = "weights",
+    dp_assignment: opt.DpAssignment = "size",
     revision: opt.Revision = None,
     seed: opt.Seed = 0,
     json_output: opt.JsonOutput = False,
 ) -> None:
-    """Show which items would go into which replay, with hits, misses and waste; needs no GPU."""
+    """Show which items would go into which replay, with hits, misses and waste; needs no GPU.
+
+    On several GPUs (--tensor-parallel-size), also which rank would get which items, and what sharing by cost changes.
+    """
     from vitgraph.cli import reported_errors
 
     with reported_errors():
@@ -235,6 +241,9 @@ def plan(
         if model is None:
             raise UsageError("no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)")
         options = with_bench_defaults(dict(locals()))
+        if tensor_parallel_size > 1:
+            _plan_ranks(options, items, json_output)
+            return
         cost = packing_cost(calibration, model) if calibration is not None else None
         if items is not None:
             rule = resolve_source(model_spec(options)).rule()
@@ -249,6 +258,56 @@ def plan(
             _print(data)
         else:
             render_explanation(data, Console())
+
+
+def _plan_ranks(options: Mapping[str, Any], items: str | None, json_output: bool) -> None:
+    """`plan` on several GPUs: what each rank would do with its share."""
+    from rich.console import Console
+
+    from vitgraph.bench.parallel_bench import choose_assigner, describe_sharing
+    from vitgraph.bench.session import plan_graphs, resolve_source
+    from vitgraph.cli_specs import bench_spec
+    from vitgraph.report.rank_table import render_sharing
+    from vitgraph.report.tune_tables import render_explanation
+    from vitgraph.tuning.explain import explain_plan, explain_workload
+    from vitgraph.tuning.shipped import packing_cost
+
+    spec = bench_spec(options)
+    ranks, policy = spec.parallel.ranks, spec.graph.packing
+    source = resolve_source(spec.model)
+    cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
+    assign, assigning_cost = choose_assigner(spec, source.name)
+    if items is not None:
+        rule = source.rule()
+        calls = [tuple(rule.item_spec(rule.geometry(*size)) for size in parse_items(items))]
+        graphs = plan_graphs(rule, spec.graph, calls[0])
+    else:
+        prepared = _prepare_workload(options)
+        calls, graphs = [call.specs for call in prepared.calls], prepared.plan
+    sharing = describe_sharing(calls, ranks, assign, assigning_cost)
+    shared = [assign(specs, ranks) for specs in calls]
+    explained: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        parts = [tuple(specs[index] for index in shares[rank]) for specs, shares in zip(calls, shared, strict=True)]
+        parts = [part for part in parts if part]
+        found = None
+        if parts and items is not None:
+            found = explain_plan(parts[0], graphs, policy, cost)
+        elif parts:
+            found = explain_workload(parts, graphs, policy, cost)
+        own = list(shared[0][rank]) if items is not None else None
+        explained.append({"rank": rank, "items": own, "explanation": found})
+    if json_output:
+        _print({"sharing": sharing, "ranks": explained})
+        return
+    console = Console()
+    for entry in explained:
+        of_call = "" if entry["items"] is None else f": items {', '.join(map(str, entry['items'])) or 'none'}"
+        console.print(f"Rank {entry['rank']}{of_call}", style="bold", highlight=False)
+        if entry["explanation"] is not None:
+            render_explanation(entry["explanation"], console)
+    console.print(f"Pixel rows of the heaviest rank over the mean: {sharing['input_imbalance']:.3f}")
+    render_sharing(sharing, console)
 
 
 def parse_items(text: str) -> list[tuple[int, ...]]:

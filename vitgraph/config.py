@@ -90,6 +90,10 @@ class GraphSpec:
         return min(self.max_model_len, self.max_num_batched_tokens)
 
 
+EAGER_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = ("eager", "hf", "monolithic")
+"""What graphs are measured against: eager alone, transformers' stock forward too, or one graph of both paths too."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunSpec:
     """How the measuring is done and where its result goes.
@@ -97,7 +101,8 @@ class RunSpec:
     Attributes:
         rounds: Times that every request is measured in every mode.
         requests_per_call: Requests that are encoded together.
-        baseline: `eager`, or `hf` to measure the stock transformers forward beside it.
+        baseline: One of `BASELINES`: what is measured beside graph mode.
+        monolithic_crops: Crops that a monolithic graph computes for every image; None is the most of the workload.
         output_dir: Folder of the record; None makes one under `runs/`.
         overwrite: Replace an existing record.
         fail_on_slower: Exit non-zero when graph mode is slower than eager.
@@ -105,7 +110,8 @@ class RunSpec:
 
     rounds: int = 2
     requests_per_call: int = 1
-    baseline: str = "eager"
+    baseline: str = EAGER_BASELINE
+    monolithic_crops: int | None = None
     output_dir: Path | None = None
     overwrite: bool = False
     fail_on_slower: bool = False
@@ -115,8 +121,19 @@ class RunSpec:
             raise UsageError(f"--rounds is {self.rounds}; it must be at least 1")
         if self.requests_per_call < 1:
             raise UsageError(f"--requests-per-call is {self.requests_per_call}; it must be at least 1")
-        if self.baseline not in ("eager", "hf"):
-            raise UsageError(f"--baseline is {self.baseline!r}; known: eager, hf")
+        if self.baseline not in BASELINES:
+            raise UsageError(f"--baseline is {self.baseline!r}; known: {', '.join(BASELINES)}")
+        if self.monolithic_crops is None:
+            return
+        if self.baseline != MONOLITHIC_BASELINE:
+            raise UsageError(
+                f"--monolithic-crops is {self.monolithic_crops}, but no monolithic graph is measured; add "
+                f"--baseline {MONOLITHIC_BASELINE} or leave it out"
+            )
+        if self.monolithic_crops < 1:
+            raise UsageError(
+                f"--monolithic-crops is {self.monolithic_crops}; a graph of both paths computes at least 1 crop"
+            )
 
 
 ASSIGNMENTS = ("size", "cost")
@@ -168,10 +185,22 @@ class BenchSpec:
 
     def __post_init__(self) -> None:
         # The stock forward runs the very blocks that are compiled, so it would be neither stock nor plain.
-        if self.model.compile and self.run.baseline == "hf":
+        if self.model.compile and self.run.baseline == HF_BASELINE:
             raise UsageError(
                 "--baseline hf measures the stock forward, but --compile compiles the blocks that it runs too; leave "
                 "one of them out, or measure the stock forward in a run of its own"
+            )
+        if self.run.baseline != MONOLITHIC_BASELINE:
+            return
+        if self.parallel.ranks > 1:
+            raise UsageError(
+                f"--baseline {MONOLITHIC_BASELINE} compares graphs in one process, but --tensor-parallel-size is "
+                f"{self.parallel.ranks}; leave one of the two out"
+            )
+        if self.graph.packing == "optimal":
+            raise UsageError(
+                f"--packing optimal weighs times that a calibration has of the two paths and of no monolithic graph; "
+                f"use another packing with --baseline {MONOLITHIC_BASELINE}"
             )
 
     def as_dict(self) -> dict[str, Any]:

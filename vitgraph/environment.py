@@ -41,6 +41,9 @@ _GPU_QUERY = (
 THROTTLE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown")
 """Reasons that make a run invalid; a power cap under full load is how the card is set, and only recorded."""
 
+OWN_PROCESSES: set[int] = set()
+"""Processes that belong to this run beside this one, its other ranks. The driver may list a peer on this GPU too."""
+
 
 def library_versions() -> dict[str, str | None]:
     """Installed version of each library that matters to a result; None where it is not installed."""
@@ -59,7 +62,7 @@ class GpuState:
 
     Attributes:
         values: Query name to text, as `nvidia-smi` prints it without units.
-        other_processes: Other processes that compute on the GPU.
+        other_processes: Processes of other programs that compute on the GPU.
     """
 
     values: dict[str, str]
@@ -91,8 +94,8 @@ def read_gpu_state(device: torch.device) -> GpuState | None:
         return None
     values = dict(zip(_GPU_QUERY, (value.strip() for value in answer.split(",")), strict=False))
     apps = _nvidia_smi("--query-compute-apps=pid", "--id=" + index) or ""
-    pids = {line.strip() for line in apps.splitlines() if line.strip().isdigit()}
-    return GpuState(values, len(pids - {str(os.getpid())}))
+    pids = {int(line) for line in apps.splitlines() if line.strip().isdigit()}
+    return GpuState(values, len(pids - OWN_PROCESSES - {os.getpid()}))
 
 
 def _nvidia_smi(*arguments: str) -> str | None:

@@ -26,6 +26,7 @@ _PROGRAMS = (
     *_SHELL_WORDS,
 )
 _LEVELS = tuple("{0123456789")
+_DATA = "data"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _HUMAN_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
@@ -184,13 +185,6 @@ class _Reader:
         else:
             self.settings.left_out.append(f"{names[0]} {value}")
 
-    def drop(self, reason: str, *names: str) -> None:
-        """Notes options that mean something, and that nothing here stands for."""
-        for name in names:
-            value = self.take(name)
-            if value is not None:
-                self.settings.notes.append(f"{' '.join(filter(None, (name, value)))}: {reason}")
-
     def finish(self) -> ImportedSettings:
         """The settings, with everything that was not taken named."""
         self.settings.left_out += [" ".join([name, *values]) for name, values in self.given.items()]
@@ -223,9 +217,8 @@ def _import_vllm(
         "--packing greedy-defer --single-slot-tier are what vLLM 0.33 does; without them the run uses vitgraph's own "
         "packing and segment-slot tiers"
     )
-    reader.drop(
-        "one GPU is measured here; see docs/run-on-several-gpus.md", "--tensor-parallel-size", "--mm-encoder-tp-mode"
-    )
+    size, mode = reader.take("--tensor-parallel-size", "-tp"), reader.take("--mm-encoder-tp-mode")
+    _add_ranks(settings, size, mode == _DATA, "--mm-encoder-tp-mode weights")
     settings.left_out += environment
     reader.finish()
     # An argument without a name may also follow an option and its value.
@@ -272,9 +265,8 @@ def _import_sglang(options: dict[str, list[str]], environment: Sequence[str]) ->
         )
     else:
         notes.append("SGLang's budgets count output tokens after the merge, as here")
-    reader.drop(
-        "one GPU is measured here; see docs/run-on-several-gpus.md", "--tp-size", "--tp", "--mm-enable-dp-encoder"
-    )
+    size = reader.take("--tensor-parallel-size", "--tp-size", "--tp")
+    _add_ranks(settings, size, reader.take("--mm-enable-dp-encoder") is not None, "no --mm-enable-dp-encoder")
     settings.left_out += [word for word in environment if word not in by_variable]
     return reader.finish()
 
@@ -325,6 +317,30 @@ def _add_graph_options(settings: ImportedSettings, fields: Mapping[str, Any]) ->
         settings.options["--max-vision-items-per-batch"] = str(fields[_MAX_ITEMS])
     if fields.get(_MAX_FRAMES) is not None:
         settings.options["--max-frames-per-batch"] = str(fields[_MAX_FRAMES])
+
+
+def _add_ranks(settings: ImportedSettings, size: str | None, shares_items: bool, split_by: str) -> None:
+    """Several GPUs as ranks that share the items, where the server does so too.
+
+    Args:
+        settings: Filled.
+        size: Value of the option that says how many GPUs; None where it is not given.
+        shares_items: Each GPU of the server has a whole encoder.
+        split_by: Why it has not, in the server's words.
+    """
+    if size is None:
+        return
+    ranks = _integers("--tensor-parallel-size", [size])[0]
+    if ranks == 1:
+        return
+    if shares_items:
+        settings.options |= {"--mm-encoder-tp-mode": _DATA, "--tensor-parallel-size": str(ranks)}
+        return
+    settings.notes.append(
+        f"the server splits the encoder's weights over {ranks} GPUs ({split_by}), which is not measured here: the "
+        f"command measures a whole encoder on one GPU. To share the items among the GPUs instead, as "
+        f"--mm-encoder-tp-mode data does, add --mm-encoder-tp-mode data --tensor-parallel-size {ranks}"
+    )
 
 
 def _add_sglang_backend(settings: ImportedSettings, backend: str) -> None:

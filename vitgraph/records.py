@@ -24,6 +24,7 @@ from vitgraph.samples import (
     GRAPH,
     HF,
     MODES,
+    MONOLITHIC,
     RUN_FILE,
     SAMPLE_COLUMNS,
     SAMPLES_FILE,
@@ -31,6 +32,7 @@ from vitgraph.samples import (
     RequestTimes,
     Sample,
     SampleWriter,
+    compared_modes,
     load_samples,
     request_times,
 )
@@ -90,10 +92,11 @@ class RunRecord:
         comparison: From `build_comparison`, or null.
         graph: `mode` (`cuda` or `cpu-replay`), `policy`; counters `items`, `hits`, `misses`, `hit_rate`,
             `misses_by_reason`, `partial_hits` (misses with some path replayed), `replays`, `path_runs`; rows
-            `tokens_replayed`, `budget_tokens_replayed`, `waste`; `per_budget`, `captured` and `dropped`, one entry
-            a graph (`path`, `token_budget`, `segment_slots`, `axis_key`, then its figures or its `reason`);
-            `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (wall over GPU time of a replay),
-            `host_steps_ms`, `call_overheads`. What a run did not reach is absent or null.
+            `tokens_replayed`, `budget_tokens_replayed`, `waste`; `per_path`, one entry an encoder path; `per_budget`,
+            `captured` and `dropped`, one entry a graph (`path`, `token_budget`, `segment_slots`, `axis_key`, then its
+            figures or its `reason`); `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (wall over GPU time of a
+            replay), `host_steps_ms`, `call_overheads`. `monolithic` holds the same of the monolithic graphs, with the
+            rows of either path in them as `parts`. What a run did not reach is absent or null.
         correctness: `checked` calls, `max_rel_l2`, `tolerance`, `status`; null where nothing was checked.
 
     Attributes:
@@ -213,15 +216,15 @@ class RunRecord:
 def build_summary(samples: Sequence[Sample]) -> Json:
     """Latency of each measured mode over requests, each request being the mean of its rounds.
 
-    Eager and graph count the requests and rounds in which both were measured, so that the two can be compared.
+    Eager, graph and monolithic count the requests and rounds in which all were measured, so that they can be compared.
 
     Returns:
-        `{"eager": {...}, "graph": {...}, "hf": {...}}` without the modes that have no samples. `p99_ms` is always
-        the plain percentile; `p99_supported` says whether there are enough requests to speak of it.
+        One entry for each of `eager`, `graph`, `monolithic` and `hf` that has samples. `p99_ms` is always the plain
+        percentile; `p99_supported` says whether there are enough requests to speak of it.
     """
     present = {sample.mode for sample in samples}
-    pair = [mode for mode in (EAGER, GRAPH) if mode in present]
-    groups = [pair, [HF] if HF in present else []]
+    compared = [mode for mode in compared_modes(samples) if mode in present]
+    groups = [compared, [HF] if HF in present else []]
     summary: Json = {}
     for modes in filter(None, groups):
         wall = request_times(samples, modes)
@@ -234,6 +237,9 @@ def build_summary(samples: Sequence[Sample]) -> Json:
 def build_comparison(samples: Sequence[Sample], seed: int = 0, invalid_reasons: Iterable[str] = ()) -> Json:
     """Graph against eager: differences with their intervals, noise floors and verdicts.
 
+    Where monolithic graphs were measured, `monolithic_against_eager` and `two_paths_against_monolithic` hold the same
+    of these pairs, over the requests that all three modes have.
+
     Args:
         samples: All samples of the run.
         seed: Seed of the bootstrap.
@@ -243,26 +249,41 @@ def build_comparison(samples: Sequence[Sample], seed: int = 0, invalid_reasons: 
     Returns:
         The `comparison` section; `delta_pct` and `ci95` are graph minus eager, negative is faster.
     """
-    pair = request_times(samples, (EAGER, GRAPH))
+    pair = request_times(samples, compared_modes(samples))
     control = request_times(samples, (EAGER, EAGER_REPEAT))
     reasons = tuple(invalid_reasons)
     n = len(pair.requests)
-    comparison: Json = {"requests": n, "rounds": pair.rounds, "unpaired_samples": pair.unpaired}
-    for metric in stats.METRICS:
-        delta = stats.metric_delta(pair.times[EAGER], pair.times[GRAPH], metric, seed)
-        floor = stats.noise_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed)
-        comparison[metric] = {
-            "improvement_pct": delta.improvement_pct,
-            "delta_pct": delta.delta_pct,
-            "ci95": None if delta.ci95 is None else list(delta.ci95),
-            "noise_floor_pct": floor,
-            "verdict": "invalid" if reasons else stats.verdict(delta.delta_pct, delta.ci95, floor),
+    floors = {
+        metric: stats.noise_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed)
+        for metric in stats.METRICS
+    }
+
+    def differences(base: str, other: str) -> Json:
+        return {
+            metric: _difference(stats.metric_delta(pair.times[base], pair.times[other], metric, seed), floor, reasons)
+            for metric, floor in floors.items()
         }
+
+    comparison: Json = {"requests": n, "rounds": pair.rounds, "unpaired_samples": pair.unpaired}
+    comparison |= differences(EAGER, GRAPH)
+    if MONOLITHIC in pair.times:
+        comparison["monolithic_against_eager"] = differences(EAGER, MONOLITHIC)
+        comparison["two_paths_against_monolithic"] = differences(MONOLITHIC, GRAPH)
     noise_pct = stats.request_noise_pct(control.times[EAGER], control.times[EAGER_REPEAT])
     comparison["slower_than_eager"] = asdict(stats.slower_than_eager(pair.times[EAGER], pair.times[GRAPH], noise_pct))
     comparison["verdict"] = comparison["mean"]["verdict"]
     comparison["verdict_reason"] = "; ".join(reasons) if reasons else _verdict_reason(pair, comparison["mean"])
     return comparison
+
+
+def _difference(delta: stats.Delta, floor: float | None, reasons: Sequence[str]) -> Json:
+    return {
+        "improvement_pct": delta.improvement_pct,
+        "delta_pct": delta.delta_pct,
+        "ci95": None if delta.ci95 is None else list(delta.ci95),
+        "noise_floor_pct": floor,
+        "verdict": "invalid" if reasons else stats.verdict(delta.delta_pct, delta.ci95, floor),
+    }
 
 
 def _latency_entry(wall: stats.Summary, gpu_mean_ms: float | None) -> Json:
@@ -377,6 +398,8 @@ def _check_record(data: Json) -> None:
         raise UsageError("a complete record needs its summary and graph sections; use status 'interrupted' or 'error'")
     if data["graph"]:
         _check_counters(data["graph"])
+        if "monolithic" in data["graph"]:
+            _check_counters(data["graph"]["monolithic"])
 
 
 def _check_counters(graph: Json) -> None:

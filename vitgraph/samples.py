@@ -18,7 +18,9 @@ from vitgraph.stats import FloatArray
 
 RUN_FILE = "run.json"
 SAMPLES_FILE = "samples.csv"
-EAGER, GRAPH, EAGER_REPEAT, HF = MODES = ("eager", "graph", "eager_repeat", "hf")
+EAGER, GRAPH, EAGER_REPEAT, HF, MONOLITHIC = MODES = ("eager", "graph", "eager_repeat", "hf", "monolithic")
+GRAPH_MODES = (GRAPH, MONOLITHIC)
+"""Modes that replay: a model's graphs, and one graph that holds both of its paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +30,15 @@ class Sample:
     Attributes:
         round: Round of the run, from 0.
         request: Index of the request in the workload.
-        mode: `eager`, `graph`, `eager_repeat` (the eager-against-eager control) or `hf`.
+        mode: `eager`, `graph`, `eager_repeat` (the eager-against-eager control), `hf` or `monolithic`.
         position: Place in the interleaving of the modes, from 0.
         wall_ms: Wall time between two device synchronisations, milliseconds a request.
         gpu_ms: Time between device events, milliseconds a request; None where it was not measured.
         items: Items of the request.
         tokens: Output tokens of the request.
         input_rows: Rows of the pixel tensors of the request.
-        hits: Items that replayed on every path; 0 outside graph mode.
-        misses: Items with an eager path; 0 outside graph mode.
+        hits: Items that replayed on every path; 0 in modes without graphs.
+        misses: Items with an eager path; 0 in modes without graphs.
         replays: Graph replays of the call.
     """
 
@@ -221,6 +223,12 @@ class RequestTimes:
     rounds: int
     times: dict[str, FloatArray]
     unpaired: int
+
+
+def compared_modes(samples: Iterable[Sample]) -> tuple[str, ...]:
+    """Modes that a run sets against one another request by request: monolithic where it was measured."""
+    has_monolithic = any(sample.mode == MONOLITHIC for sample in samples)
+    return (EAGER, GRAPH, MONOLITHIC) if has_monolithic else (EAGER, GRAPH)
 
 
 def request_times(

@@ -161,3 +161,56 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_what_was_measured(tmp_path
     assert record["status"] == "error"
     assert record["status_reason"].startswith("rank 1 (") and "killed, or hanging" in record["status_reason"]
     assert record["summary"]["graph"]["n"] >= 5
+
+
+@pytest.mark.slow
+def test_backends_are_compared_under_torchrun(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = [*TINY[1:], *DATA, "2", "--num-prompts", "6", "--backends", "TORCH_SDPA", "--quiet"]
+    command = [*torchrun, "-m", "vitgraph", "compare-backends", *options, "--output-dir", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("vitgraph compare-backends:") == 1
+    assert "TORCH_SDPA, graph, by rank" in result.stdout
+    assert {"run.json", "backend_samples.csv", "backend_samples-ranks.csv"} <= {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--micro"], "leave --tensor-parallel-size out"), (["--tensor-parallel-size", "3", "--isolate"], "--isolate")],
+)
+def test_comparisons_that_ranks_cannot_do_are_refused(
+    arguments: list[str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = run("compare-backends", *TINY[1:], *DATA, "2", *arguments)
+    assert result.exit_code == 2
+    assert named in result.stderr
+
+
+def test_plan_shows_the_ranks_and_what_sharing_by_cost_changes() -> None:
+    """The shipped calibration: a long video and a large image of as many pixel rows do not cost the same."""
+    options = ["--model", "qwen3-vl-30b-a3b", "--items", "2048x2048,512x512x32,512x512,512x512", *DATA, "2"]
+    by_cost = run("plan", *options, "--dp-assignment", "cost")
+    assert by_cost.exit_code == 0, by_cost.stderr
+    text = " ".join(by_cost.stdout.split())
+    assert "Rank 0: items" in text and "Rank 1: items" in text
+    assert "size, as vLLM" in text and "slowest rank gains" in text
+    found = json.loads(run("plan", *options, "--dp-assignment", "cost", "--json").stdout)
+    assert sorted(item for rank in found["ranks"] for item in rank["items"]) == [0, 1, 2, 3]
+    predicted = found["sharing"]["by_cost"]["predicted_slowest_ms"]
+    assert 0 < predicted["cost"] <= predicted["size"]
+    by_size = json.loads(run("plan", *options, "--json").stdout)
+    assert by_size["sharing"]["by_cost"] is None
+
+
+def test_plan_of_a_workload_counts_each_rank() -> None:
+    options = ["--model", "qwen3-vl-30b-a3b", "--dataset-path", "mixed-chat", "--num-prompts", "20", *DATA, "2"]
+    result = run("plan", *options, "--requests-per-call", "4", "--dp-assignment", "cost", "--json")
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    counts = [rank["explanation"]["counts"] for rank in found["ranks"]]
+    assert sum(count["items"] for count in counts) >= 20
+    assert found["sharing"]["by_cost"]["calls"] == 5

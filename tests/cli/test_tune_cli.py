@@ -108,6 +108,19 @@ def test_plan_refuses_sizes_that_are_none(items: str) -> None:
     assert "336x336" in result.stderr
 
 
+def test_plan_counts_the_paths_of_a_model_with_two() -> None:
+    result = run("plan", "--model", "deepseek-ocr", "--items", "512x512,1280x1280", "--json")
+    assert result.exit_code == 0, result.output
+    paths = {row["path"]: row for row in json.loads(result.stdout)["counts"]["per_path"]}
+    assert {path: (row["items"], row["hits"], row["replays"]) for path, row in paths.items()} == {
+        "global": (2, 2, 1),
+        "local": (1, 1, 1),
+    }
+    assert paths["local"]["tokens_replayed"] == 400
+    shown = run("plan", "--model", "deepseek-ocr", "--items", "512x512,1280x1280")
+    assert "Encoder paths" in shown.stdout
+
+
 def test_optimal_packing_needs_a_calibration_and_never_packs_for_worse() -> None:
     without = run("bench", "--model", "qwen3-vl-30b-a3b", "--packing", "optimal", "--dry-run", "--num-prompts", "20")
     assert without.exit_code == 2

@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+ROOT = str(Path(__file__).parents[2])
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [ROOT, os.environ.get("PYTHONPATH")]))}
 PROGRAM = [sys.executable, "-m", "vitgraph"]
 TWO_RANKS = ["--mm-encoder-tp-mode", "data", "--tensor-parallel-size", "2", "--quiet"]
 LONG_BENCH = [

@@ -142,10 +142,61 @@ def test_options_of_the_encoder_and_of_the_benchmark_are_kept() -> None:
     }
 
 
-def test_several_gpus_are_named_as_not_measured() -> None:
-    notes = import_settings("vllm serve m/m --tensor-parallel-size=4 --mm-encoder-tp-mode data").notes
-    assert any(note.startswith("--tensor-parallel-size 4: one GPU") for note in notes)
-    assert any(note.startswith("--mm-encoder-tp-mode data: one GPU") for note in notes)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm serve m/m --tensor-parallel-size=4 --mm-encoder-tp-mode data",
+        "vllm serve m/m -tp 4 --mm-encoder-tp-mode=data",
+        "vllm bench mm-processor --model m/m --mm_encoder_tp_mode data --tensor_parallel_size 4",
+        "python -m sglang.launch_server --model-path m/m --tp 4 --mm-enable-dp-encoder",
+        "python -m sglang.launch_server --model-path m/m --tp-size 4 --mm-enable-dp-encoder",
+        "python -m sglang.launch_server --model-path m/m --tensor-parallel-size 4 --mm-enable-dp-encoder",
+    ],
+)
+def test_gpus_that_share_the_items_are_carried_through(line: str) -> None:
+    found = import_settings(line)
+    assert found.options["--mm-encoder-tp-mode"] == "data"
+    assert found.options["--tensor-parallel-size"] == "4"
+    assert "--mm-encoder-tp-mode data --tensor-parallel-size 4" in found.command()
+    assert not any("GPU" in note for note in found.notes)
+    assert not any("tp" in option or "tensor" in option for option in found.left_out)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("vllm serve m/m --tensor-parallel-size 4", "--mm-encoder-tp-mode weights"),
+        ("vllm serve m/m --tensor-parallel-size 4 --mm-encoder-tp-mode weights", "--mm-encoder-tp-mode weights"),
+        ("sglang serve --model-path m/m --tp 4", "no --mm-enable-dp-encoder"),
+    ],
+)
+def test_gpus_that_split_the_encoder_are_named_as_not_measured(line: str, why: str) -> None:
+    found = import_settings(line)
+    assert not {"--mm-encoder-tp-mode", "--tensor-parallel-size"} & set(found.options)
+    (note,) = (note for note in found.notes if "GPUs" in note)
+    assert f"over 4 GPUs ({why}), which is not measured here" in note
+    assert "add --mm-encoder-tp-mode data --tensor-parallel-size 4" in note
+
+
+def test_one_gpu_needs_no_word() -> None:
+    found = import_settings("vllm serve m/m --tensor-parallel-size 1 --mm-encoder-tp-mode data")
+    assert "--tensor-parallel-size" not in found.options
+    assert not any("GPU" in note for note in found.notes)
+
+
+def test_an_imported_command_of_several_gpus_is_one_that_bench_takes() -> None:
+    from typer.testing import CliRunner
+
+    from vitgraph.cli import app
+
+    found = import_settings(
+        "vllm serve qwen3-vl-debug --tensor-parallel-size 2 --mm-encoder-tp-mode data --load-format dummy "
+        """--compilation-config '{"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [4096]}'"""
+    )
+    here = ["--device", "cpu", "--num-prompts", "4", "--dry-run"]
+    result = CliRunner().invoke(app, ["bench", *found.arguments(), *here])
+    assert result.exit_code == 0, result.stderr
+    assert "2 ranks share the items of each call" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("budgets", ["1024 2048 4096", "1024,2048,4096", "'[1024, 2048, 4096]'"])
@@ -161,7 +212,7 @@ def test_sglangs_budgets_count_the_same_tokens(budgets: str) -> None:
         "--token-budgets": "1024,2048,4096",
         "--max-vision-items-per-batch": "16",
     }
-    assert any("--tp 2: one GPU" in note for note in found.notes)
+    assert any("splits the encoder's weights over 2 GPUs" in note for note in found.notes)
     assert not any("without graphs" in note for note in found.notes)
 
 

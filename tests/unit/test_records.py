@@ -319,6 +319,23 @@ def test_the_stock_forward_is_summarized_beside() -> None:
     assert summary["hf"]["gpu_mean_ms"] is None
 
 
+def test_monolithic_graphs_are_compared_with_eager_and_two_paths_over_the_same_requests() -> None:
+    samples = [*make_run([10.0, 10.0], [5.0, 4.0]), make_sample(0, "monolithic", 8.0)]
+    summary, comparison = build_summary(samples), build_comparison(samples)
+    assert {mode: (entry["n"], entry["mean_ms"]) for mode, entry in summary.items()} == {
+        "eager": (1, 10.0),
+        "graph": (1, 5.0),
+        "monolithic": (1, 8.0),
+    }
+    assert (comparison["requests"], comparison["unpaired_samples"]) == (1, 2)
+    deltas = [
+        comparison[name]["mean"]["delta_pct"] for name in ("monolithic_against_eager", "two_paths_against_monolithic")
+    ]
+    assert deltas == [pytest.approx(-20.0), pytest.approx(-37.5)]
+    assert comparison["mean"]["delta_pct"] == pytest.approx(-50.0)
+    assert "monolithic_against_eager" not in build_comparison(make_run([10.0], [5.0]))
+
+
 def test_no_samples_compare_to_nothing() -> None:
     assert build_summary([]) == {}
     comparison = build_comparison([])

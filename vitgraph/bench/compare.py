@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from vitgraph.config import BenchSpec
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.records import CPU_REPLAY_REASON
 from vitgraph.result_files import refuse_to_replace
-from vitgraph.samples import GRAPH, RUN_FILE, Sample
+from vitgraph.samples import RUN_FILE
 
 if TYPE_CHECKING:
     from vitgraph.bench.compare_candidates import Candidate
@@ -141,7 +141,7 @@ def run_compare(
     folder: Path,
     command: Sequence[str],
     progress: Progress,
-    comparison: type[Comparison] | None = None,
+    comparison: Callable[[PreparedCompare, CompareRecord, Progress], Comparison] | None = None,
 ) -> CompareRecord:
     """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
 
@@ -150,7 +150,7 @@ def run_compare(
         folder: Where the record goes.
         command: The command line, for the record.
         progress: Told about the work.
-        comparison: What runs it; `Comparison` unless given.
+        comparison: Makes what runs it; `Comparison` unless given.
 
     Returns:
         The record; also where no backend could be measured, which `CompareRecord.failure` tells.
@@ -161,12 +161,12 @@ def run_compare(
     overwrite = prepared.spec.bench.run.overwrite
     if not overwrite:
         refuse_to_replace(folder / RUN_FILE)
-    runs = comparison or Comparison
     record = new_record(prepared, command)
-    record.data["kind"] = runs.kind
     with BackendSampleWriter(folder, overwrite=overwrite) as writer:
         try:
-            runs(prepared, record, progress).execute(writer)
+            running = (comparison or Comparison)(prepared, record, progress)
+            record.data["kind"] = running.kind
+            running.execute(writer)
         except VitgraphError as error:
             record.data |= {"status": "error", "status_reason": str(error)}
             raise
@@ -223,7 +223,12 @@ class Comparison:
     def live(self) -> list[Candidate]:
         return [candidate for candidate in self.candidates if candidate.modes]
 
-    def execute(self, writer: BackendSampleWriter) -> None:
+    def execute(self, writer: BackendSampleWriter | None) -> None:
+        """Runs it all.
+
+        Args:
+            writer: Takes the samples; None where this process has none to save.
+        """
         import torch
 
         data = self.record.data
@@ -278,12 +283,16 @@ class Comparison:
 
         return Candidate(name, self.prepared.bench, inputs)
 
+    def own_calls(self) -> list[EncoderCall]:
+        """The measured calls as this process encodes them."""
+        return self.calls
+
     def _warm_up(self, inputs: CallInputs) -> None:
         """Plans and tuning of every backend, then warm-up calls in every mode."""
         warmups = self.prepared.bench.warmups
         self.progress.phase("warming up", len(self.live) + len(warmups))
         for candidate in self.live:
-            candidate.prepare(self.calls)
+            candidate.prepare(self.own_calls())
             self.progress.step()
         for call in warmups:
             call_inputs = inputs.make(call)
@@ -295,7 +304,7 @@ class Comparison:
     def _time(self, candidate: Candidate, mode: str, inputs: EncoderInputs) -> CallTime | None:
         return candidate.attempt(mode, partial(self.timer.time, partial(candidate.run, mode, inputs)))
 
-    def _measure(self, inputs: CallInputs, writer: BackendSampleWriter) -> None:
+    def _measure(self, inputs: CallInputs, writer: BackendSampleWriter | None) -> None:
         from vitgraph.bench.runner import STATE_READS
         from vitgraph.environment import read_gpu_state
 
@@ -315,7 +324,8 @@ class Comparison:
                 round_index, index = divmod(done, len(self.calls))
                 for sample in self._measure_call(self.calls[index], round_index, done % repeat_every == 0, inputs):
                     self.samples.append(sample)
-                    writer.write(sample)
+                    if writer is not None:
+                        writer.write(sample)
                 self.progress.step()
         except KeyboardInterrupt:
             self.is_interrupted = True
@@ -327,20 +337,27 @@ class Comparison:
         self, call: EncoderCall, round_index: int, is_repeated: bool, inputs: CallInputs
     ) -> Iterator[BackendSample]:
         """Runs one call with every backend in every mode, and yields each sample as soon as it is measured."""
+        from vitgraph.bench.runner import make_sample
+
         candidates = {candidate.name: candidate for candidate in self.live}
-        backends = [(name, candidate.modes) for name, candidate in candidates.items()]
+        call_inputs = inputs.make(call)
+        for position, (name, mode, is_repeat) in enumerate(self._order(call, round_index, is_repeated)):
+            candidate = candidates[name]
+            time = self._time(candidate, mode, call_inputs) if mode in candidate.modes else None
+            if time is not None:
+                batches = candidate.batches_of(call)
+                yield BackendSample(name, is_repeat, make_sample(call, round_index, mode, position, time, batches))
+
+    def _order(self, call: EncoderCall, round_index: int, is_repeated: bool) -> list[tuple[str, str, bool]]:
+        """Backends and modes of one call in the order of measuring, and whether each is a repeat."""
+        backends = [(candidate.name, candidate.modes) for candidate in self.live]
         step = call.index + round_index
         order = [(*series, False) for series in call_order(step, backends)]
         if is_repeated:
             again = (*repeated(step, backends), True)
             # At the far end of the call, so that drift within it shows in the noise, and in either direction.
             order.insert(0, again) if step % 2 else order.append(again)
-        call_inputs = inputs.make(call)
-        for position, (name, mode, is_repeat) in enumerate(order):
-            candidate = candidates[name]
-            time = self._time(candidate, mode, call_inputs) if mode in candidate.modes else None
-            if time is not None:
-                yield BackendSample(name, is_repeat, _sample(call, round_index, mode, position, time, candidate))
+        return order
 
     def summarize(self) -> None:
         """Fills what the samples tell into the record."""
@@ -368,31 +385,7 @@ class Comparison:
         self.progress.phase("timing replays alone", len(self.live))
         for candidate in self.live:
             try:
-                diagnose(candidate, inputs, self.calls, self.samples, self.device)
+                diagnose(candidate, inputs, self.own_calls(), self.samples, self.device)
             except Exception as error:  # the latencies are measured already, and are worth more than their diagnosis
                 self.progress.note(f"{candidate.name}: GPU-busy time was not measured ({first_line(error)})")
             self.progress.step()
-
-
-def _sample(
-    call: EncoderCall, round_index: int, mode: str, position: int, time: CallTime, candidate: Candidate
-) -> Sample:
-    hits = replays = 0
-    if mode == GRAPH:
-        batches = candidate.plan(call).batches
-        hits = sum(batch.miss_reason_of(item) is None for batch in batches for item in batch.items)
-        replays = sum(run.key is not None for batch in batches for run in batch.runs.values())
-    return Sample(
-        round=round_index,
-        request=call.index,
-        mode=mode,
-        position=position,
-        wall_ms=time.wall_ms / call.requests,
-        gpu_ms=None if time.gpu_ms is None else time.gpu_ms / call.requests,
-        items=len(call.items),
-        tokens=call.tokens,
-        input_rows=call.input_rows,
-        hits=hits,
-        misses=len(call.items) - hits if mode == GRAPH else 0,
-        replays=replays,
-    )

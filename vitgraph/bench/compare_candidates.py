@@ -35,6 +35,7 @@ from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
+from vitgraph.planning.packing import PackedBatch
 from vitgraph.samples import GRAPH
 
 Outcome = TypeVar("Outcome")
@@ -85,6 +86,10 @@ class Candidate:
 
     def run(self, mode: str, inputs: EncoderInputs) -> Sequence[torch.Tensor]:
         """Encodes one call."""
+        return self.encode_alone(mode, inputs)
+
+    def encode_alone(self, mode: str, inputs: EncoderInputs) -> list[torch.Tensor]:
+        """Encodes one call in this process."""
         assert self._runner is not None
         return self.manager.execute(inputs) if mode == GRAPH else self._runner.run_eager(inputs)
 
@@ -137,6 +142,10 @@ class Candidate:
         """How a call is packed; its pixels are not needed for that."""
         return self.manager.plan_call(EncoderInputs(call.items, {}, {}, tuple(range(len(call.items)))))
 
+    def batches_of(self, call: EncoderCall) -> list[PackedBatch]:
+        """What is packed together of a call."""
+        return self.plan(call).batches
+
     def count(self) -> None:
         """Puts hits, misses and the use of the graphs over all calls into the row."""
         if GRAPH in self.modes:
@@ -148,7 +157,7 @@ class Candidate:
         """Hits, misses and the use of the graphs over all calls."""
         counters = GraphCounters()
         for call in self._prepared.calls:
-            counters.add(self.plan(call).batches)
+            counters.add(self.batches_of(call))
         return counters
 
     # -- opening ---------------------------------------------------------------------------------------------------
@@ -210,7 +219,7 @@ class Candidate:
             self.fail((GRAPH,), ERROR, text)
 
     def _check(self, mode: str, reference: Reference) -> None:
-        error = self.attempt(mode, lambda: largest_error(partial(self.run, mode), reference, self._inputs))
+        error = self.attempt(mode, lambda: largest_error(partial(self.encode_alone, mode), reference, self._inputs))
         if error is None:
             return
         self.row["error_vs_float32"][mode] = error

@@ -47,7 +47,7 @@ def diagnose(
     for mode in candidate.modes:
         busy_sum = wall_sum = 0.0
         for call in chosen:
-            found = busy_time(partial(candidate.run, mode, inputs.make(call)), device, BUSY_REPEATS)
+            found = busy_time(partial(candidate.encode_alone, mode, inputs.make(call)), device, BUSY_REPEATS)
             walls = [
                 row.sample.wall_ms * call.requests
                 for row in samples

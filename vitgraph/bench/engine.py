@@ -23,7 +23,12 @@ from vitgraph.result_files import refuse_to_replace
 from vitgraph.samples import RUN_FILE, SAMPLES_FILE, Sample, SampleWriter
 
 if TYPE_CHECKING:
-    from vitgraph.bench.runner import BenchRunner
+    import torch
+
+    from vitgraph.bench.calls import CallInputs
+    from vitgraph.bench.runner import BenchOutcome, BenchRunner
+    from vitgraph.graphs.manager import EncoderCudaGraphManager
+    from vitgraph.models.encoder import VisionEncoder
     from vitgraph.parallel.group import ParallelGroup
 
 __all__ = ["PreparedBench", "Progress", "follow_bench", "prepare_bench", "run_bench"]
@@ -134,7 +139,7 @@ class _Run:
         from vitgraph.bench.calls import CallInputs
         from vitgraph.bench.runner import TOLERANCE, BenchOutcome
         from vitgraph.environment import snapshot
-        from vitgraph.graphs.manager import EncoderCudaGraphManager
+        from vitgraph.graphs.manager import EncoderCudaGraphManager, reserve_together
 
         prepared, record, spec = self.prepared, self.record, self.prepared.spec
         device = resolve_device(spec.model.device) if self.ranks is None else self.ranks.group.device
@@ -143,20 +148,22 @@ class _Run:
         encoder, facts = self._load(device, dtype)
         record["environment"] = {**snapshot(device), **facts}
         manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing, cost=prepared.cost)
-        self._capture(manager)
+        monolithic = self._monolithic_manager(encoder)
+        if monolithic is not None:
+            reserve_together([manager, monolithic])
+        self._capture(manager, record["graph"], "capturing graphs")
+        if self.ranks is not None:
+            self.ranks.meet(record)
+        if monolithic is not None:
+            self._capture(monolithic, record["graph"]["monolithic"], "capturing monolithic graphs")
         inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
-        runner = self._runner(encoder, manager, inputs)
+        runner = self._runner(encoder, manager, inputs, monolithic)
         outcome = BenchOutcome()
         self.progress.phase("comparing replay with eager")
         try:
             runner.check_outputs(prepared.warmups or prepared.calls, outcome)
         finally:
-            record["correctness"] = {
-                "checked": outcome.checked_calls,
-                "max_rel_l2": outcome.max_rel_l2,
-                "tolerance": TOLERANCE[dtype],
-                "status": _correctness(outcome.max_rel_l2, TOLERANCE[dtype]),
-            }
+            record["correctness"] = _correctness(outcome, TOLERANCE[dtype])
         runner.prepare_attention(prepared.calls)
         record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
         self.progress.phase("warming up", len(prepared.warmups))
@@ -175,22 +182,36 @@ class _Run:
                 self.ranks.after_measuring(record, outcome)
         finally:
             if writer is not None:
-                self._summarize(manager, outcome)
+                self._summarize(manager.is_cuda, outcome)
         if outcome.is_interrupted:
             record["status"], record["status_reason"] = "interrupted", "stopped by the user while measuring"
             return
-        if writer is not None:
-            self._diagnose(manager, inputs, runner.own_calls(prepared.calls))
+        if writer is not None and manager.is_cuda:
+            calls = runner.own_calls(prepared.calls)
+            self._diagnose(manager, inputs, calls, record["graph"])
+            if monolithic is not None:
+                self._diagnose(monolithic, inputs, calls, record["graph"]["monolithic"])
+            self._speed_of_light(device, dtype)
         record["status"], record["status_reason"] = "complete", None
 
-    def _capture(self, manager: Any) -> None:
-        total = len(self.prepared.plan.graph_keys())
-        self.progress.phase("capturing graphs", total)
+    def _monolithic_manager(self, encoder: VisionEncoder) -> EncoderCudaGraphManager | None:
+        from vitgraph.graphs.manager import EncoderCudaGraphManager
+        from vitgraph.models.monolithic import MonolithicEncoder
+
+        planned = self.prepared.monolithic
+        if planned is None:
+            return None
+        whole = MonolithicEncoder(encoder, planned.rule.max_crops)
+        return EncoderCudaGraphManager(whole, planned.plan, policy=self.prepared.spec.graph.packing)
+
+    def _capture(self, manager: EncoderCudaGraphManager, section: dict[str, Any], phase: str) -> None:
+        """Captures a manager's graphs, and tells of them in a section of the record."""
+        self.progress.phase(phase, len(manager.plan.graph_keys()))
         try:
             manager.capture(lambda done, of, key: self.progress.step())
         finally:
             captured = [graph.as_dict() for graph in manager.graphs.values()]
-            self.record["graph"] |= {
+            section |= {
                 "mode": CUDA if manager.is_cuda else CPU_REPLAY,
                 "captured": captured,
                 "dropped": [dropped.as_dict() for dropped in manager.dropped],
@@ -199,9 +220,7 @@ class _Run:
                 "capture_s": sum(graph["capture_ms"] for graph in captured) / 1e3,
             }
         for dropped in manager.dropped:
-            self.progress.note(f"budget {dropped.key.token_budget} was dropped: {dropped.reason}")
-        if self.ranks is not None:
-            self.ranks.meet(self.record)
+            self.progress.note(f"{phase}: budget {dropped.key.token_budget} was dropped: {dropped.reason}")
 
     def _load(self, device: Any, dtype: Any) -> tuple[Any, Mapping[str, Any]]:
         prepared, spec = self.prepared, self.prepared.spec.model
@@ -217,21 +236,27 @@ class _Run:
             # The samples were begun, so that the folder is this run's.
             RunRecord(self.record).save(self.folder, overwrite=True)
 
-    def _runner(self, encoder: Any, manager: Any, inputs: Any) -> BenchRunner:
+    def _runner(
+        self,
+        encoder: VisionEncoder,
+        manager: EncoderCudaGraphManager,
+        inputs: CallInputs,
+        monolithic: EncoderCudaGraphManager | None,
+    ) -> BenchRunner:
         from vitgraph.bench.runner import BenchRunner
 
         baseline = self.prepared.spec.run.baseline
         if self.ranks is None:
-            return BenchRunner(encoder, manager, inputs, baseline=baseline)
+            return BenchRunner(encoder, manager, inputs, baseline=baseline, monolithic=monolithic)
         return self.ranks.runner(encoder, manager, inputs, baseline=baseline)
 
-    def _summarize(self, manager: Any, outcome: Any) -> None:
+    def _summarize(self, is_cuda: bool, outcome: BenchOutcome) -> None:
         from vitgraph.environment import validity_problems
         from vitgraph.models.compilation import compile_facts
 
         record = self.record
         reasons = validity_problems(outcome.gpu_states)
-        if not manager.is_cuda:
+        if not is_cuda:
             reasons.insert(0, CPU_REPLAY_REASON)
         record["summary"] = build_summary(self.samples)
         if self.ranks is not None:
@@ -239,6 +264,8 @@ class _Run:
             self.ranks.summarize(record["summary"])
         record["comparison"] = build_comparison(self.samples, self.prepared.spec.model.seed, reasons)
         record["graph"] |= outcome.counters.as_dict()
+        if self.prepared.monolithic is not None and outcome.monolithic is not None:
+            record["graph"]["monolithic"] |= self.prepared.monolithic.describe_counters(outcome.monolithic)
         record["environment"]["gpu_states"] = [
             None if state is None else {**state.values, "other_processes": state.other_processes}
             for state in outcome.gpu_states
@@ -246,13 +273,16 @@ class _Run:
         if self.prepared.spec.model.compile:
             record["environment"] |= compile_facts()
 
-    def _diagnose(self, manager: Any, inputs: Any, calls: Sequence[EncoderCall]) -> None:
+    def _diagnose(
+        self,
+        manager: EncoderCudaGraphManager,
+        inputs: CallInputs,
+        calls: Sequence[EncoderCall],
+        graph: dict[str, Any],
+    ) -> None:
+        """Times a manager's replays alone and its steps on the host, into its section of the record."""
         from vitgraph.bench.diagnostics import measure_call_overheads, measure_host_steps, measure_replays
-        from vitgraph.bench.timing import matrix_rate_flops
 
-        if not manager.is_cuda:
-            return
-        graph = self.record["graph"]
         self.progress.phase("timing replays alone")
         found = measure_replays(manager, inputs, calls)
         for row in graph["per_budget"]:
@@ -269,14 +299,19 @@ class _Run:
         ]
         if gaps:
             graph["launch_gap"] = float(np.average([gap for gap, _ in gaps], weights=[uses for _, uses in gaps]))
+        requests = sum(call.requests for call in self.prepared.calls)
+        for row in graph["per_path"]:
+            row["replay_ms"] = _replay_ms(row["path"], graph["per_budget"], requests)
         graph["call_overheads"] = measure_call_overheads(manager, inputs, calls)
         graph["host_steps_ms"] = measure_host_steps(manager, inputs, calls)
-        rate = matrix_rate_flops(manager.model.device, manager.model.dtype)
-        if rate:
-            self._speed_of_light(rate)
 
-    def _speed_of_light(self, rate: float) -> None:
-        """Adds the arithmetic limit of the unpadded items: its mean, and how far both modes are from it."""
+    def _speed_of_light(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Adds the arithmetic limit of the unpadded items: its mean, and how far each mode is from it."""
+        from vitgraph.bench.timing import matrix_rate_flops
+
+        rate = matrix_rate_flops(device, dtype)
+        if not rate:
+            return
         rule = self.prepared.source.rule()
         limits = [sum(rule.flops(item) for item in call.items) / call.requests for call in self.prepared.calls]
         mean_ms = float(np.mean(limits)) / (rate * self.prepared.spec.parallel.ranks) * 1e3
@@ -286,10 +321,28 @@ class _Run:
             mode["times_speed_of_light"] = mode["mean_ms"] / mean_ms
 
 
-def _correctness(distance: float | None, tolerance: float) -> str:
-    if distance is None:
-        return "unchecked"
-    return "ok" if distance <= tolerance else "incorrect"
+def _correctness(outcome: BenchOutcome, tolerance: float) -> dict[str, Any]:
+    distances = [outcome.max_rel_l2, outcome.monolithic_max_rel_l2]
+    measured = [distance for distance in distances if distance is not None]
+    status = "ok" if all(distance <= tolerance for distance in measured) else "incorrect"
+    found = {
+        "checked": outcome.checked_calls,
+        "max_rel_l2": outcome.max_rel_l2,
+        "tolerance": tolerance,
+        "status": status if measured else "unchecked",
+    }
+    if outcome.monolithic_max_rel_l2 is not None:
+        found["monolithic_max_rel_l2"] = outcome.monolithic_max_rel_l2
+    return found
+
+
+def _replay_ms(path: str, per_budget: Sequence[Mapping[str, Any]], requests: int) -> float | None:
+    """Time that a mean request spends in the replays of a path; None unless each of its graphs was timed alone."""
+    graphs = [row for row in per_budget if row["path"] == path]
+    times = [row.get("replay_ms") for row in graphs]
+    if not requests or None in times:
+        return None
+    return sum(row["replays"] * time_ms for row, time_ms in zip(graphs, times, strict=True)) / requests
 
 
 def _empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, Any]:
@@ -306,19 +359,30 @@ def _empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, 
         "workload": workload_facts(prepared),
         "summary": {},
         "comparison": {},
-        "graph": {
-            "mode": None,
-            "policy": prepared.spec.graph.packing,
-            **GraphCounters().as_dict(),
-            "captured": [],
-            "dropped": [],
-            "pool_bytes": None,
-            "buffer_bytes": None,
-            "capture_s": None,
-            "launch_gap": None,
-            "call_overheads": None,
-            "host_steps_ms": None,
-        },
+        "graph": _empty_graph(prepared, GraphCounters().as_dict()) | _empty_monolithic(prepared),
         "correctness": None,
         "samples_file": SAMPLES_FILE,
     }
+
+
+def _empty_graph(prepared: PreparedBench, counters: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "mode": None,
+        "policy": prepared.spec.graph.packing,
+        **counters,
+        "captured": [],
+        "dropped": [],
+        "pool_bytes": None,
+        "buffer_bytes": None,
+        "capture_s": None,
+        "launch_gap": None,
+        "call_overheads": None,
+        "host_steps_ms": None,
+    }
+
+
+def _empty_monolithic(prepared: PreparedBench) -> dict[str, Any]:
+    """The section of the monolithic graphs, where the run measures them."""
+    if prepared.monolithic is None:
+        return {}
+    return {"monolithic": _empty_graph(prepared, prepared.monolithic.describe_counters(GraphCounters()))}

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.bench.rank_samples import RankSample, RankSampleWriter, summarize_ranks
 from vitgraph.bench.session import load
 from vitgraph.config import BenchSpec, ModelSpec
-from vitgraph.parallel.assignment import Assigner, ShareByCost, assignment_effect, imbalance_of, share_by_size
+from vitgraph.parallel.assignment import (
+    Assigner,
+    ShareByCost,
+    assignment_effect,
+    imbalance_of,
+    input_loads,
+    share_by_size,
+)
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.tuning.cost_model import CostModel
 from vitgraph.tuning.shipped import find_profile
@@ -54,10 +61,7 @@ def describe_sharing(
 ) -> dict[str, Any]:
     """How the calls would be shared, for `--dry-run`: idle ranks, imbalance, and what assigning by cost changes."""
     shared = [assign(specs, ranks) for specs in calls]
-    loads = [
-        [sum(specs[index].input_size for index in share) for share in shares]
-        for specs, shares in zip(calls, shared, strict=True)
-    ]
+    loads = [input_loads(specs, shares) for specs, shares in zip(calls, shared, strict=True)]
     described: dict[str, Any] = {
         "ranks": ranks,
         "calls_with_idle_ranks": sum(not all(shares) for shares in shared),
@@ -72,6 +76,7 @@ def describe_sharing(
             "changed_calls": effect.changed,
             "predicted_slowest_ms": {"size": effect.size_ms, "cost": effect.cost_ms},
             "predicted_imbalance": {"size": effect.size_imbalance, "cost": effect.cost_imbalance},
+            "input_imbalance": {"size": effect.size_input_imbalance, "cost": effect.cost_input_imbalance},
         }
     return described
 

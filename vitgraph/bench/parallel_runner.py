@@ -16,7 +16,7 @@ from vitgraph.bench.timing import CallTime, CallTimer
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.parallel.assignment import Assigner
+from vitgraph.parallel.assignment import Assigner, Shares
 from vitgraph.parallel.gather import RowGather
 from vitgraph.parallel.group import ParallelGroup
 from vitgraph.parallel.manager import CallSharing, DataParallelEncoder
@@ -157,19 +157,11 @@ class ParallelBenchRunner(BenchRunner):
 
     def share_of(self, call: EncoderCall) -> EncoderCall | None:
         """This rank's part of a call; None where it has none."""
-        share = self.sharing.divide(call.items).shares[self.group.rank]
-        if not share:
-            return None
-        return replace(
-            call,
-            media=tuple(call.media[index] for index in share),
-            items=tuple(call.items[index] for index in share),
-            specs=tuple(call.specs[index] for index in share),
-        )
+        return part_of(call, self.sharing.divide(call.items).shares[self.group.rank])
 
     def _measure_call(
         self, call: EncoderCall, round_index: int, is_control: bool, record: Callable[[Sample], None]
-    ) -> list[PackedBatch]:
+    ) -> dict[str, list[PackedBatch]]:
         mm_kwargs = self.inputs.make(call)
         selected = self.sharing.select(mm_kwargs)
         own = [] if selected is None else self.manager.plan_call(selected).batches
@@ -180,20 +172,54 @@ class ParallelBenchRunner(BenchRunner):
             times.append(self._rank_timer.last)
         everyone = self.group.exchange((times, own), f"request {call.index} of round {round_index}")
         if not self.group.is_leader:
-            return own
+            return {GRAPH: own}
         shares = self.sharing.divide(call.items).shares
         batches = [batch for _, of_rank in everyone for batch in of_rank]
         for position, mode in enumerate(modes):
-            of_ranks = [found[position] for found, _ in everyone]
-            for rank, (rank_time, (_, rank_batches)) in enumerate(zip(of_ranks, everyone, strict=True)):
-                items = [call.specs[index] for index in shares[rank]]
-                part = replace(call, specs=tuple(items), items=tuple(call.items[index] for index in shares[rank]))
-                sample = make_sample(part, round_index, mode, position, CallTime(rank_time.wall_ms, None), rank_batches)
-                self._on_rank_sample(_rank_sample(sample, rank, rank_time, call.requests))
-            gpu = [rank_time.gpu_ms for rank_time in of_ranks if rank_time.gpu_ms is not None]
-            slowest = CallTime(max(rank_time.wall_ms for rank_time in of_ranks), max(gpu, default=None))
-            record(make_sample(call, round_index, mode, position, slowest, batches))
-        return batches
+            of_ranks = [RankPart(found[position], rank_batches) for found, rank_batches in everyone]
+            for sample in rank_samples(call, round_index, mode, position, shares, of_ranks):
+                self._on_rank_sample(sample)
+            record(make_sample(call, round_index, mode, position, slowest(of_ranks), batches))
+        return {GRAPH: batches}
+
+
+def part_of(call: EncoderCall, share: Sequence[int]) -> EncoderCall | None:
+    """Some items of a call as a call of its own; None without any."""
+    if not share:
+        return None
+    return replace(
+        call,
+        media=tuple(call.media[index] for index in share),
+        items=tuple(call.items[index] for index in share),
+        specs=tuple(call.specs[index] for index in share),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankPart:
+    """One rank's part of a timed call: its times, and the batches that it packed its items into."""
+
+    time: RankTime
+    batches: Sequence[PackedBatch]
+
+
+def slowest(parts: Sequence[RankPart]) -> CallTime:
+    """The time of a call: the longest of its ranks."""
+    gpu = [part.time.gpu_ms for part in parts if part.time.gpu_ms is not None]
+    return CallTime(max(part.time.wall_ms for part in parts), max(gpu, default=None))
+
+
+def rank_samples(
+    call: EncoderCall, round_index: int, mode: str, position: int, shares: Shares, parts: Sequence[RankPart]
+) -> list[RankSample]:
+    """Every rank's sample of a timed call."""
+    samples = []
+    for rank, (share, part) in enumerate(zip(shares, parts, strict=True)):
+        own = part_of(call, share) or replace(call, media=(), items=(), specs=())
+        time = CallTime(part.time.wall_ms, None)
+        sample = make_sample(own, round_index, mode, position, time, part.batches)
+        samples.append(_rank_sample(sample, rank, part.time, call.requests))
+    return samples
 
 
 def _rank_sample(sample: Sample, rank: int, rank_time: RankTime, requests: int) -> RankSample:

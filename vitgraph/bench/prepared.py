@@ -10,9 +10,10 @@ import numpy as np
 
 from vitgraph import __version__
 from vitgraph.bench.calls import EncoderCall, make_calls
+from vitgraph.bench.monolithic import MonolithicBench, plan_monolithic
 from vitgraph.bench.parallel_bench import choose_assigner, describe_sharing, sharing_notes
 from vitgraph.bench.session import plan_graphs, planning_warnings, resolve_source
-from vitgraph.config import BenchSpec
+from vitgraph.config import MONOLITHIC_BASELINE, BenchSpec
 from vitgraph.models.registry import ModelSource
 from vitgraph.parallel.assignment import Assigner
 from vitgraph.planning.accounting import GraphCounters, count_calls
@@ -41,6 +42,7 @@ class PreparedBench:
         cost: Predicted times of the calibration that was given, for packing.
         assign: Which rank encodes what; None in one process.
         sharing: How the calls are shared, for `--dry-run`; None in one process.
+        monolithic: The monolithic graphs that are measured too; None without them.
     """
 
     spec: BenchSpec
@@ -54,6 +56,7 @@ class PreparedBench:
     cost: PackingCost | None = None
     assign: Assigner | None = None
     sharing: dict[str, Any] | None = None
+    monolithic: MonolithicBench | None = None
 
     def expected_counters(self) -> GraphCounters:
         """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory."""
@@ -77,10 +80,17 @@ class PreparedBench:
             "settings": self.spec.as_dict(),
             "resolved": dict(resolved_facts(self)),
             "workload": workload_facts(self),
-            "expected": self.expected_counters().as_dict(),
+            "expected": self._expected(),
             "sharing": self.sharing,
             "warnings": self.warnings,
         }
+
+    def _expected(self) -> dict[str, Any]:
+        expected = self.expected_counters().as_dict()
+        if self.monolithic is not None:
+            counters = self.monolithic.expected_counters(self.calls, self.spec.graph.packing)
+            expected["monolithic"] = self.monolithic.describe_counters(counters)
+        return expected
 
 
 def prepare_bench(spec: BenchSpec) -> PreparedBench:
@@ -95,12 +105,25 @@ def prepare_bench(spec: BenchSpec) -> PreparedBench:
     skipped = [*workload.skipped, *refused]
     cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
     prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
+    if spec.run.baseline == MONOLITHIC_BASELINE:
+        prepared.monolithic = plan_monolithic(spec, source.name, rule, plan, [*calls, *warmups])
+        warnings += _crop_notes(prepared.monolithic)
     if spec.parallel.ranks > 1:
         prepared.assign, assigning_cost = choose_assigner(spec, source.name)
         items = [call.specs for call in calls]
         prepared.sharing = describe_sharing(items, spec.parallel.ranks, prepared.assign, assigning_cost)
         warnings += sharing_notes(prepared.sharing)
     return prepared
+
+
+def _crop_notes(monolithic: MonolithicBench) -> list[str]:
+    most, captured = monolithic.most_crops, monolithic.rule.max_crops
+    if most <= captured:
+        return []
+    return [
+        f"an image of the workload has {most} crops, the monolithic graph {captured}; images with more than {captured} "
+        "run eagerly in monolithic mode"
+    ]
 
 
 def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
@@ -133,7 +156,7 @@ def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
 
 
 def resolved_facts(prepared: PreparedBench) -> Mapping[str, Any]:
-    plan = prepared.plan
+    plan, monolithic = prepared.plan, prepared.monolithic
     return {
         "architecture": prepared.source.architecture,
         "row": prepared.source.row.name,
@@ -142,4 +165,5 @@ def resolved_facts(prepared: PreparedBench) -> Mapping[str, Any]:
         "max_vision_items_per_batch": plan.max_items,
         "max_frames_per_batch": plan.max_frames,
         "graphs": len(plan.graph_keys()),
+        **({"monolithic": monolithic.resolved()} if monolithic is not None else {}),
     }

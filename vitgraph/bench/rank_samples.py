@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from vitgraph.errors import UsageError
 from vitgraph.parallel.assignment import imbalance_of
-from vitgraph.result_files import RecordFileError, os_reason, read_text, refuse_to_replace
-from vitgraph.samples import MODES
+from vitgraph.result_files import read_text
+from vitgraph.samples import MODES, RowWriter
 
 RANK_SAMPLES_FILE = "samples-ranks.csv"
 
@@ -83,54 +81,26 @@ class RankSample:
 RANK_SAMPLE_COLUMNS = tuple(RankSample.__dataclass_fields__)
 
 
-class RankSampleWriter:
-    """Appends the ranks' samples while measuring; each row is handed to the operating system at once.
+class RankSampleWriter(RowWriter):
+    """Appends the ranks' samples while measuring."""
 
-    Args:
-        folder: Folder of the record.
-        overwrite: Replace an existing file.
-
-    Raises:
-        UsageError: The file exists and `overwrite` is off.
-        RecordFileError: It cannot be written.
-    """
-
-    def __init__(self, folder: Path, overwrite: bool = False) -> None:
-        self.path = folder / RANK_SAMPLES_FILE
-        if not overwrite:
-            refuse_to_replace(self.path)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = io.FileIO(self.path, "w")
-        except OSError as error:
-            raise RecordFileError(
-                f"cannot start {self.path}: {os_reason(error)}; nothing has been measured yet"
-            ) from error
-        self._append(RANK_SAMPLE_COLUMNS)
-
-    def write(self, sample: RankSample) -> None:
-        """Appends one sample.
-
-        Raises:
-            RecordFileError: The row could not be written.
-        """
-        self._append(sample.to_row())
-
-    def _append(self, cells: Sequence[str]) -> None:
-        left = memoryview((",".join(cells) + "\n").encode("ascii"))
-        try:
-            while left:
-                left = left[self._file.write(left) or 0 :]
-        except OSError as error:
-            raise RecordFileError(f"cannot write {self.path}: {os_reason(error)}; the rows before are saved") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, folder: Path, overwrite: bool = False, name: str = RANK_SAMPLES_FILE, leading: Sequence[str] = ()
     ) -> None:
-        self._file.close()
+        """Opens the file of a folder; raises as `RowWriter` does.
+
+        Args:
+            folder: Folder of the record.
+            overwrite: Replace an existing file.
+            name: Name of the file.
+            leading: Columns before those of a sample.
+        """
+        super().__init__(folder / name, (*leading, *RANK_SAMPLE_COLUMNS), overwrite)
+
+    def write(self, sample: RankSample, leading: Sequence[str] = ()) -> None:
+        """Appends one sample, after the cells of the leading columns; raises as `append` does."""
+        name = f"rank {sample.rank} in request {sample.request} of round {sample.round} ({sample.mode})"
+        self.append([*leading, *sample.to_row()], name)
 
 
 def load_rank_samples(folder: Path) -> list[RankSample]:

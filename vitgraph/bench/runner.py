@@ -11,6 +11,7 @@ import torch
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.bench.calls import CallInputs, EncoderCall
+from vitgraph.bench.monolithic import real_rows
 from vitgraph.bench.timing import CallTime, CallTimer
 from vitgraph.environment import GpuState, read_gpu_state
 from vitgraph.errors import IncorrectOutputError
@@ -20,7 +21,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.samples import EAGER, EAGER_REPEAT, GRAPH, HF, Sample
+from vitgraph.samples import EAGER, EAGER_REPEAT, GRAPH, GRAPH_MODES, HF, MONOLITHIC, Sample
 
 CONTROL_SHARE = 0.1
 MIN_CONTROL_CALLS = 40
@@ -42,14 +43,18 @@ class BenchOutcome:
 
     Attributes:
         counters: Hits, misses and use of the graphs, over one round.
+        monolithic: The same of the monolithic graphs; None where there are none.
         max_rel_l2: Largest distance of replay and eager on the checked calls; None where none was checked.
+        monolithic_max_rel_l2: The same of the monolithic graphs.
         checked_calls: Calls whose outputs were compared.
         gpu_states: Readings of the GPU during the run.
         is_interrupted: The user stopped the run; the samples until then are valid.
     """
 
     counters: GraphCounters = field(default_factory=GraphCounters)
+    monolithic: GraphCounters | None = None
     max_rel_l2: float | None = None
+    monolithic_max_rel_l2: float | None = None
     checked_calls: int = 0
     gpu_states: list[GpuState | None] = field(default_factory=list)
     is_interrupted: bool = False
@@ -63,21 +68,29 @@ class BenchRunner:
         manager: The captured graphs.
         inputs: Makes the calls' pixels.
         baseline: `eager`, or `hf` to measure transformers' stock forward too.
+        monolithic: Captured monolithic graphs of the same encoder, to be measured too.
     """
 
     def __init__(
-        self, encoder: VisionEncoder, manager: EncoderCudaGraphManager, inputs: CallInputs, *, baseline: str = "eager"
+        self,
+        encoder: VisionEncoder,
+        manager: EncoderCudaGraphManager,
+        inputs: CallInputs,
+        *,
+        baseline: str = "eager",
+        monolithic: EncoderCudaGraphManager | None = None,
     ) -> None:
         self.encoder = encoder
         self.manager = manager
         self.inputs = inputs
+        self.managers = {GRAPH: manager} if monolithic is None else {GRAPH: manager, MONOLITHIC: monolithic}
         self._timer = CallTimer(encoder.device)
-        self._extra_modes = (HF,) if baseline == HF else ()
+        self._extra_modes = [*([HF] if baseline == HF else []), *([MONOLITHIC] if monolithic is not None else [])]
 
     def _run(self, mode: str, mm_kwargs: EncoderInputs) -> object:
         """The work that is timed in a mode."""
-        if mode == GRAPH:
-            return self.manager.execute(mm_kwargs)
+        if mode in self.managers:
+            return self.managers[mode].execute(mm_kwargs)
         if mode == HF:
             return self.encoder.stock_forward(mm_kwargs)
         return self.run_eager(mm_kwargs)
@@ -108,23 +121,30 @@ class BenchRunner:
         Raises:
             IncorrectOutputError: An output is not finite, or farther from eager than the dtype's tolerance.
         """
-        tolerance = TOLERANCE[self.encoder.dtype]
         chosen = {call.items: call for call in calls}
         for call in list(chosen.values())[:CORRECTNESS_CALLS]:
             mm_kwargs = self.inputs.make(call)
             graph, eager = self._checked_outputs(mm_kwargs), self.run_eager(mm_kwargs)
             for index, (replayed, reference) in enumerate(zip(graph, eager, strict=True)):
                 distance = relative_l2(replayed, reference)
-                # A NaN must stay: it compares with nothing, and `max` would drop it.
-                if outcome.max_rel_l2 is None or not distance <= outcome.max_rel_l2:
-                    outcome.max_rel_l2 = distance
-                if not distance <= tolerance:
-                    raise IncorrectOutputError(
-                        f"item {index} of a call with {call.tokens} tokens: graph and eager differ by {distance:.3g} "
-                        f"(relative L2, at most {tolerance:g} for {self.encoder.dtype}); nothing was timed. "
-                        "Try another --mm-encoder-attn-backend, and `vitgraph verify` for the details"
-                    )
+                outcome.max_rel_l2 = worse(outcome.max_rel_l2, distance)
+                self._require_equal(GRAPH, distance, index, call)
+            if MONOLITHIC in self.managers:
+                whole = self.managers[MONOLITHIC].execute(mm_kwargs)
+                for index, (replayed, reference) in enumerate(zip(whole, eager, strict=True)):
+                    distance = relative_l2(replayed, reference)
+                    outcome.monolithic_max_rel_l2 = worse(outcome.monolithic_max_rel_l2, distance)
+                    self._require_equal(MONOLITHIC, distance, index, call)
             outcome.checked_calls += 1
+
+    def _require_equal(self, mode: str, distance: float, index: int, call: EncoderCall) -> None:
+        tolerance = TOLERANCE[self.encoder.dtype]
+        if not distance <= tolerance:
+            raise IncorrectOutputError(
+                f"item {index} of a call with {call.tokens} tokens: {mode} and eager differ by {distance:.3g} "
+                f"(relative L2, at most {tolerance:g} for {self.encoder.dtype}); nothing was timed. "
+                "Try another --mm-encoder-attn-backend, and `vitgraph verify` for the details"
+            )
 
     def _checked_outputs(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
         """What graph mode gives for a call, to be compared with eager."""
@@ -198,7 +218,10 @@ class BenchRunner:
                     is_control = (call.index + round_index) % control_every == 0
                     batches = self._measure_call(call, round_index, is_control, record)
                     if round_index == 0:
-                        outcome.counters.add(batches)
+                        outcome.counters.add(batches[GRAPH])
+                    if round_index == 0 and MONOLITHIC in batches:
+                        outcome.monolithic = outcome.monolithic or GraphCounters()
+                        outcome.monolithic.add(batches[MONOLITHIC], real_rows(call))
                     if tick is not None:
                         tick()
         except KeyboardInterrupt:
@@ -209,17 +232,23 @@ class BenchRunner:
 
     def _measure_call(
         self, call: EncoderCall, round_index: int, is_control: bool, record: Callable[[Sample], None]
-    ) -> list[PackedBatch]:
+    ) -> dict[str, list[PackedBatch]]:
+        """Times a call in every mode, and returns the packed batches of those that replay."""
         mm_kwargs = self.inputs.make(call)
-        batches = self.manager.plan_call(mm_kwargs).batches
+        batches = {mode: manager.plan_call(mm_kwargs).batches for mode, manager in self.managers.items()}
         for position, mode in enumerate(self._order_modes(call, round_index, is_control)):
             time = self._timer.time(partial(self._run, mode, mm_kwargs))
-            record(make_sample(call, round_index, mode, position, time, batches))
+            record(make_sample(call, round_index, mode, position, time, batches.get(mode, ())))
         return batches
 
     def _order_modes(self, call: EncoderCall, round_index: int, is_control: bool) -> list[str]:
-        modes = [EAGER, GRAPH, *self._extra_modes]
-        if (call.index + round_index) % 2:
+        turn = call.index + round_index
+        modes = [GRAPH, *self._extra_modes]
+        # Of three modes the other two change places too, so that neither always follows eager.
+        if turn // 2 % 2:
+            modes.reverse()
+        modes.insert(0, EAGER)
+        if turn % 2:
             modes.reverse()
         if is_control:
             # The control runs on the other side of the graph call, as far from the first eager one as graph is.
@@ -231,7 +260,7 @@ def make_sample(
     call: EncoderCall, round_index: int, mode: str, position: int, time: CallTime, batches: Sequence[PackedBatch]
 ) -> Sample:
     """The sample of a timed call; its packed batches tell hits and replays."""
-    in_graph = mode == GRAPH
+    in_graph = mode in GRAPH_MODES
     hits = sum(batch.miss_reason_of(item) is None for batch in batches for item in batch.items)
     replays = sum(run.key is not None for batch in batches for run in batch.runs.values())
     return Sample(
@@ -248,6 +277,11 @@ def make_sample(
         misses=len(call.items) - hits if in_graph else 0,
         replays=replays if in_graph else 0,
     )
+
+
+def worse(known: float | None, distance: float) -> float:
+    """The larger of two distances; a NaN stays, which compares with nothing and which `max` would drop."""
+    return distance if known is None or not distance <= known else known
 
 
 def relative_l2(value: torch.Tensor, reference: torch.Tensor) -> float:

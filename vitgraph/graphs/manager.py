@@ -18,7 +18,14 @@ from vitgraph.errors import CaptureError, NothingReplayedError
 from vitgraph.graphs.buffers import StaticBuffers
 from vitgraph.graphs.call_plan import CallPlan, PreparedReplay
 from vitgraph.graphs.capture import BudgetGraphMetadata, capture_budget
-from vitgraph.models.base import EncoderInputs, GraphCapacity, PixelField, PixelRows, SupportsEncoderCudaGraph
+from vitgraph.models.base import (
+    EncoderCudaGraphCaptureInputs,
+    EncoderInputs,
+    GraphCapacity,
+    PixelField,
+    PixelRows,
+    SupportsEncoderCudaGraph,
+)
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
@@ -31,6 +38,16 @@ BUFFER_OVERFLOW = "buffer_overflow"
 """Miss reason of a batch that the packing let through and a buffer cannot hold."""
 
 PLAN_CACHE_ENTRIES = 16384
+
+
+def reserve_together(managers: Sequence[EncoderCudaGraphManager]) -> None:
+    """To be called before managers of one encoder capture, where their graphs live side by side.
+
+    What an attention backend keeps for all graphs must be large enough from the first capture on: a later, larger
+    reservation would be made beside the one that earlier graphs write to. The managers share it until the last of their
+    graphs was replayed, so that none may be cleared before.
+    """
+    managers[0].model.reserve_for_capture(max(manager.most_pixel_rows() for manager in managers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,23 @@ class EncoderCudaGraphManager:
         """Bytes of the graph pool, which all graphs share."""
         return sum(graph.pool_bytes for graph in self.graphs.values())
 
+    def most_pixel_rows(self) -> int:
+        """Rows of the largest pixel buffer that any graph of the plan has."""
+        return max(field.rows for field in self._pixel_fields(self.plan.graph_keys()).values())
+
+    def _wanted(self, key: GraphKey) -> EncoderCudaGraphCaptureInputs:
+        capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
+        return self.model.prepare_encoder_cudagraph_capture_inputs(capacity)
+
+    def _pixel_fields(self, keys: Iterable[GraphKey]) -> dict[str, PixelField]:
+        """The largest pixel buffer of each name."""
+        pixels: dict[str, PixelField] = {}
+        for key in keys:
+            for name, pixel_field in self._wanted(key).pixels.items():
+                if name not in pixels or pixels[name].rows < pixel_field.rows:
+                    pixels[name] = pixel_field
+        return pixels
+
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int, GraphKey], None] | None = None) -> None:
         """Captures every graph of the plan, the largest first; those that do not fit are dropped and reported.
@@ -155,16 +189,8 @@ class EncoderCudaGraphManager:
         """Makes the shared buffers for the largest of `keys` that fits, and drops those above it."""
         remaining = list(keys)
         while remaining:
-            pixels: dict[str, PixelField] = {}
-            arena_bytes = 0
-            for key in remaining:
-                capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-                wanted = self.model.prepare_encoder_cudagraph_capture_inputs(capacity)
-                arena_bytes = max(arena_bytes, MetadataLayout(wanted.metadata).nbytes)
-                for name, pixel_field in wanted.pixels.items():
-                    known = pixels.get(name)
-                    if known is None or known.rows < pixel_field.rows:
-                        pixels[name] = pixel_field
+            pixels = self._pixel_fields(remaining)
+            arena_bytes = max(MetadataLayout(self._wanted(key).metadata).nbytes for key in remaining)
             try:
                 self._buffers = StaticBuffers(pixels, arena_bytes, self.model.device, self.model.dtype)
             except torch.OutOfMemoryError as error:

@@ -88,6 +88,10 @@ class MonolithicRule(GeometryRule):
             min_tokens_per_segment=self.item_tokens,
         )
 
+    def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
+        """Whole items: the rows that a budget has beyond them no graph computes, and they would count as waste."""
+        return self.item_tokens, max_call_tokens - max_call_tokens % self.item_tokens
+
     def flops(self, geometry: ItemGeometry) -> float:
         return self.inner.flops(geometry)
 

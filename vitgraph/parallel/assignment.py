@@ -88,6 +88,8 @@ class AssignmentEffect:
         cost_ms: The same, shares by cost.
         size_imbalance: Mean over the calls of the slowest rank's predicted time over the ranks' mean, by size.
         cost_imbalance: The same, by cost.
+        size_input_imbalance: The same of the pixel rows in place of the time, by size.
+        cost_input_imbalance: The same, by cost.
     """
 
     calls: int
@@ -96,6 +98,8 @@ class AssignmentEffect:
     cost_ms: float
     size_imbalance: float
     cost_imbalance: float
+    size_input_imbalance: float
+    cost_input_imbalance: float
 
 
 def assignment_effect(
@@ -103,20 +107,23 @@ def assignment_effect(
 ) -> AssignmentEffect | None:
     """Compares both assignments on some calls; None where there are no calls."""
     by_cost = ShareByCost(model)
-    changed, slowest, imbalance = 0, [], []
+    changed, slowest, imbalance, input_imbalance = 0, [], [], []
     for specs in calls:
         both = share_by_size(specs, ranks), by_cost(specs, ranks)
         changed += sorted(both[0]) != sorted(both[1])
         times = [predicted_rank_ms(model, specs, shares) for shares in both]
         slowest.append([max(each) for each in times])
         imbalance.append([imbalance_of(each) for each in times])
+        input_imbalance.append([imbalance_of(input_loads(specs, shares)) for shares in both])
     if not slowest:
         return None
-    size_ms, cost_ms = np.mean(slowest, axis=0)
-    size_imbalance, cost_imbalance = np.mean(imbalance, axis=0)
-    return AssignmentEffect(
-        len(slowest), changed, float(size_ms), float(cost_ms), float(size_imbalance), float(cost_imbalance)
-    )
+    means = (float(value) for found in (slowest, imbalance, input_imbalance) for value in np.mean(found, axis=0))
+    return AssignmentEffect(len(slowest), changed, *means)
+
+
+def input_loads(specs: Sequence[EncoderItemSpec], shares: Shares) -> list[int]:
+    """Pixel rows of each rank's share."""
+    return [sum(specs[index].input_size for index in share) for share in shares]
 
 
 def imbalance_of(loads: Sequence[float]) -> float:

@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
+from vitgraph import environment
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
 from vitgraph.parallel.faults import ERROR, LOST, STOPPED, find_fault, in_short
 
@@ -129,12 +130,28 @@ class ParallelGroup:
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=limit_s + ANSWER_S + _WATCHDOG_MARGIN_S),
+            # Without it NCCL guesses the device by rank wherever no tensor tells, and connects only when first used.
+            device_id=device if device.type == "cuda" else None,
         )
         group = cls(store, rank, size, device, limit_s)
-        group.places = group.exchange(f"rank {rank} ({socket.gethostname()}, {device})", "its place", slow=True)
-        # NCCL connects the ranks in their first collective.
-        group.align()
+        here = socket.gethostname()
+        everyone = group.exchange((f"rank {rank} ({here}, {device})", here, os.getpid()), "its place", slow=True)
+        group.places = [place for place, _, _ in everyone]
+        environment.OWN_PROCESSES.update(pid for _, host, pid in everyone if host == here)
+        group.connect()
         return group
+
+    def connect(self) -> None:
+        """Runs each kind of collective once; NCCL sets channels up in the first of a kind, which no call should pay."""
+        if self.device.type == "cuda":
+            with self.collective("the first collectives"):
+                sizes = [rank + 1 for rank in range(self.size)]
+                parts = self._token.new_empty(sum(sizes)).split_with_sizes(sizes)
+                unequal = dist.all_gather(list(parts), self._token.new_zeros(self.rank + 1), async_op=True)
+                equal = gather_equal_parts(self._token.new_empty(self.size), self._token, async_op=True)
+            for work in (unequal, equal):
+                self.finish(work, "the first collectives")
+        self.align()
 
     @property
     def is_leader(self) -> bool:

@@ -5,13 +5,13 @@ Under torchrun, also on several hosts, the ranks are there already, and this mod
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageError
@@ -23,7 +23,7 @@ SHUTDOWN_S = 20
 """Time that ranks have to save what they measured once another one failed, before they are killed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RanksEnded:
     """How a launched run ended.
 
@@ -81,6 +81,9 @@ def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence_launcher()
+    # torch 2.11 has no such setting and always waits 30 s.
+    has_setting = any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig))
+    shutdown: dict[str, Any] = {"shutdown_timeout": SHUTDOWN_S} if has_setting else {}
     with tempfile.TemporaryDirectory(prefix="vitgraph-ranks-") as logs:
         config = LaunchConfig(
             min_nodes=1,
@@ -93,7 +96,7 @@ def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:
             max_restarts=0,
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=logs),
-            shutdown_timeout=SHUTDOWN_S,
+            **shutdown,
         )
         try:
             elastic_launch(config, sys.executable)("-m", "vitgraph", *arguments)

@@ -29,6 +29,23 @@ class GraphUse:
 
 
 @dataclass(slots=True)
+class PathUse:
+    """How one encoder path was used.
+
+    Attributes:
+        items: Items that have rows on the path.
+        hits: Those of them whose rows were replayed.
+        runs: Executions of the path, replayed or eager.
+        replays: Those of them that were replayed.
+    """
+
+    items: int = 0
+    hits: int = 0
+    runs: int = 0
+    replays: int = 0
+
+
+@dataclass(slots=True)
 class GraphCounters:
     """Counts over many encoder calls. An item is a hit where every non-empty path of it was replayed.
 
@@ -37,8 +54,7 @@ class GraphCounters:
         hits: Items with every non-empty path replayed.
         misses_by_reason: Items with an eager path, by the reason of the first one.
         partial_hits: Misses of which at least one path was replayed.
-        path_runs: Path executions, replayed or eager.
-        path_replays: Path executions that were replayed.
+        paths: Items and executions of each path.
         use: Replays of each graph.
     """
 
@@ -46,8 +62,7 @@ class GraphCounters:
     hits: int = 0
     misses_by_reason: Counter[str] = field(default_factory=Counter)
     partial_hits: int = 0
-    path_runs: int = 0
-    path_replays: int = 0
+    paths: dict[str, PathUse] = field(default_factory=dict)
     use: dict[GraphKey, GraphUse] = field(default_factory=dict)
 
     @property
@@ -57,6 +72,16 @@ class GraphCounters:
     @property
     def replays(self) -> int:
         return sum(use.replays for use in self.use.values())
+
+    @property
+    def path_runs(self) -> int:
+        """Path executions, replayed or eager."""
+        return sum(path.runs for path in self.paths.values())
+
+    @property
+    def path_replays(self) -> int:
+        """Path executions that were replayed."""
+        return sum(path.replays for path in self.paths.values())
 
     @property
     def hit_rate(self) -> float | None:
@@ -75,11 +100,16 @@ class GraphCounters:
     @property
     def waste(self) -> float | None:
         """Share of the replayed rows that was padding; None where nothing was replayed."""
-        budget = self.budget_tokens_replayed
-        return 1 - self.tokens_replayed / budget if budget else None
+        return waste_of(self.tokens_replayed, self.budget_tokens_replayed)
 
-    def add(self, batches: Iterable[PackedBatch]) -> None:
-        """Counts the batches of one call."""
+    def add(self, batches: Iterable[PackedBatch], real_rows: Sequence[int] | None = None) -> None:
+        """Counts the batches of one call.
+
+        Args:
+            batches: All batches of the call.
+            real_rows: Output rows that each item of the call really has, where the packing counts more of them because
+                the graph always computes more; None where it counts the real ones.
+        """
         for batch in batches:
             self.items += len(batch.items)
             for item in batch.items:
@@ -89,14 +119,17 @@ class GraphCounters:
                 else:
                     self.misses_by_reason[reason] += 1
                     self.partial_hits += any(run.key is not None and item in run.items for run in batch.runs.values())
-            for run in batch.runs.values():
-                self.path_runs += 1
+            for name, run in batch.runs.items():
+                path = self.paths.setdefault(name, PathUse())
+                path.items += len(run.items)
+                path.runs += 1
                 if run.key is not None:
-                    self.path_replays += 1
+                    path.hits += len(run.items)
+                    path.replays += 1
                     use = self.use.setdefault(run.key, GraphUse())
                     use.replays += 1
                     use.items += len(run.items)
-                    use.tokens += run.tokens
+                    use.tokens += run.tokens if real_rows is None else sum(real_rows[item] for item in run.items)
                     use.segments += run.segments
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,6 +147,7 @@ class GraphCounters:
             "tokens_replayed": self.tokens_replayed,
             "budget_tokens_replayed": self.budget_tokens_replayed,
             "waste": self.waste,
+            "per_path": [self._path_row(name, path) for name, path in self.paths.items()],
             "per_budget": [
                 {
                     "path": key.path,
@@ -129,6 +163,26 @@ class GraphCounters:
                 for key, use in sorted(self.use.items())
             ],
         }
+
+    def _path_row(self, name: str, path: PathUse) -> dict[str, Any]:
+        graphs = {key: use for key, use in self.use.items() if key.path == name}
+        tokens = sum(use.tokens for use in graphs.values())
+        budget = sum(key.token_budget * use.replays for key, use in graphs.items())
+        return {
+            "path": name,
+            "items": path.items,
+            "hits": path.hits,
+            "runs": path.runs,
+            "replays": path.replays,
+            "tokens_replayed": tokens,
+            "budget_tokens_replayed": budget,
+            "waste": waste_of(tokens, budget),
+        }
+
+
+def waste_of(tokens: int, budget_tokens: int) -> float | None:
+    """Share of `budget_tokens` computed rows that was padding; None where none were computed."""
+    return 1 - tokens / budget_tokens if budget_tokens else None
 
 
 def count_calls(calls: Sequence[Sequence[PackedBatch]]) -> GraphCounters:

@@ -15,6 +15,18 @@ from rich.text import Text
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord
 from vitgraph.report.claims import Claim, backend_text, claim_of, workload_name
 from vitgraph.report.csv_tables import graph_key
+from vitgraph.report.paths_view import (
+    MONOLITHIC_HEADERS,
+    MONOLITHIC_TITLE,
+    PATH_HEADERS,
+    PATHS_NOTE,
+    PATHS_TITLE,
+    all_graphs,
+    has_monolithic,
+    monolithic_claims,
+    monolithic_rows,
+    path_rows,
+)
 from vitgraph.report.terminal import VERDICT_STYLES, add_numeric_columns, fact_list, line, new_table
 from vitgraph.report.units import (
     NO_VALUE,
@@ -57,18 +69,43 @@ def render_bench(record: RunRecord, console: Console) -> None:
     console.print(fact_list([*_fact_lines(record), ("Verdict", _verdict_text(record))]))
     if record.is_cpu_replay:
         console.print(line(f"{CPU_REPLAY_REASON[0].upper()}{CPU_REPLAY_REASON[1:]}."))
+    if has_monolithic(record):
+        console.print()
+        console.print(cell_table(MONOLITHIC_TITLE, MONOLITHIC_HEADERS, monolithic_rows(record)))
+        for claim in monolithic_claims(record):
+            console.print(line(claim))
     if record["graph"]:
         console.print()
+        print_paths(record["graph"], console)
         _print_per_budget(record["graph"], console)
         _print_dropped(record["graph"], console)
+
+
+def print_paths(graph: Mapping[str, Any], console: Console) -> None:
+    """Prints what was done on each encoder path; nothing for a model with one."""
+    rows = path_rows(graph)
+    if rows:
+        console.print(cell_table(PATHS_TITLE, PATH_HEADERS, rows))
+        console.print(line(PATHS_NOTE, "dim"))
+        console.print()
+
+
+def cell_table(title: str, headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of texts whose first column names the row."""
+    table = new_table(title, collapse_padding=True)
+    table.add_column(headers[0], no_wrap=True)
+    add_numeric_columns(table, headers[1:])
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def render_captures(record: RunRecord, console: Console) -> None:
     """Prints what was captured: time and memory of each graph, the totals, and what could not be captured."""
     graph = record["graph"] or {}
-    captured = graph.get("captured", [])
+    captured = all_graphs(graph, "captured")
     if captured:
-        replays = {graph_key(entry): entry["replays"] for entry in graph["per_budget"]}
+        replays = {graph_key(entry): entry["replays"] for entry in all_graphs(graph, "per_budget")}
         table = _graph_table(f"Captured graphs ({graph['mode']})", captured)
         add_numeric_columns(table, ("Capture ms", "Pool", "Buffers", "Replays"))
         for entry in captured:
@@ -118,7 +155,7 @@ def _fact_lines(record: RunRecord) -> Iterable[tuple[str, str]]:
         note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
         size = f"{count_text(comparison['requests'], 'request')} × {count_text(comparison['rounds'], 'round')}"
         yield "Measured", f"{size}, modes interleaved{note}"
-    for mode, label in (("eager", "Eager"), ("graph", "Graph"), ("hf", "Transformers")):
+    for mode, label in (("eager", "Eager"), ("graph", "Graph"), ("monolithic", "Monolithic"), ("hf", "Transformers")):
         if record["summary"].get(mode, {}).get("n"):
             yield label, _latency_fact(record["summary"][mode])
     if record["summary"].get("eager", {}).get("speed_of_light_ms") is not None:
@@ -257,7 +294,7 @@ def _has_axes(entries: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _print_per_budget(graph: Mapping[str, Any], console: Console) -> None:
-    replayed = [entry for entry in graph["per_budget"] if entry["replays"]]
+    replayed = [entry for entry in all_graphs(graph, "per_budget") if entry["replays"]]
     if not replayed:
         console.print(line("Nothing was replayed.", "bold yellow"))
         return
@@ -276,14 +313,14 @@ def _print_per_budget(graph: Mapping[str, Any], console: Console) -> None:
         )
     console.print(table)
     used = {graph_key(entry) for entry in replayed}
-    idle = [entry for entry in graph.get("captured", []) if graph_key(entry) not in used]
+    idle = [entry for entry in all_graphs(graph, "captured") if graph_key(entry) not in used]
     if idle:
         console.print(line(f"Captured and never replayed: {_list_graphs(idle)}"))
 
 
 def _print_dropped(graph: Mapping[str, Any], console: Console) -> None:
     by_reason: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in graph.get("dropped", []):
+    for entry in all_graphs(graph, "dropped"):
         by_reason.setdefault(entry["reason"], []).append(entry)
     for reason, entries in by_reason.items():
         console.print(line(f"Not captured: {_list_graphs(entries)}: {reason}", "yellow"))

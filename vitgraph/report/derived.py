@@ -7,17 +7,26 @@ from pathlib import Path
 
 from vitgraph.errors import VitgraphError
 from vitgraph.records import RunRecord
-from vitgraph.report.csv_tables import write_per_budget_csv, write_summary_csv
+from vitgraph.report.csv_tables import (
+    write_monolithic_csv,
+    write_per_budget_csv,
+    write_per_path_csv,
+    write_summary_csv,
+)
+from vitgraph.report.paths_view import has_monolithic
 from vitgraph.report.plots import write_plots
 from vitgraph.samples import RUN_FILE
 
 SUMMARY_FILE = "summary.csv"
 PER_BUDGET_FILE = "per_budget.csv"
+PER_PATH_FILE = "per_path.csv"
+MONOLITHIC_FILE = "monolithic.csv"
 PLOTS_FOLDER = "plots"
 
 
 def write_derived_files(record: RunRecord, folder: Path) -> list[Path]:
-    """Writes (again) `summary.csv`, `per_budget.csv` and the plots of a saved record into `folder`.
+    """Writes (again) `summary.csv`, `per_budget.csv`, `per_path.csv` and the plots of a saved record into `folder`, and
+    `monolithic.csv` where it has monolithic graphs.
 
     Returns:
         The files written; none where the run ended before it measured anything.
@@ -25,9 +34,13 @@ def write_derived_files(record: RunRecord, folder: Path) -> list[Path]:
     if not record["summary"]:
         return []
     folder.mkdir(parents=True, exist_ok=True)
-    tables = [folder / SUMMARY_FILE, folder / PER_BUDGET_FILE]
-    write_summary_csv(record, tables[0], overwrite=True)
-    write_per_budget_csv(record, tables[1], overwrite=True)
+    writers = {
+        SUMMARY_FILE: write_summary_csv,
+        PER_BUDGET_FILE: write_per_budget_csv,
+        PER_PATH_FILE: write_per_path_csv,
+        **({MONOLITHIC_FILE: write_monolithic_csv} if has_monolithic(record) else {}),
+    }
+    tables = [write(record, folder / name, overwrite=True) for name, write in writers.items()]
     samples = record.load_samples().samples
     return [*tables, *write_plots(record, samples, folder / PLOTS_FOLDER, overwrite=True)]
 

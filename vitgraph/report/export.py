@@ -20,6 +20,7 @@ from vitgraph.report.comparison_view import (
 from vitgraph.report.files import write_files
 from vitgraph.report.html_page import runs_page
 from vitgraph.report.plots import plot_files
+from vitgraph.report.scaling import SCALING_COLUMNS, ScalingTable, scaling_markdown, scaling_tables
 from vitgraph.report.text_tables import latex_tables, markdown_tables
 from vitgraph.report.tidy_tables import COLUMNS_TABLE, TABLES, describe_columns, parquet_bytes, table_csv
 from vitgraph.saved_runs import SavedRun
@@ -27,6 +28,7 @@ from vitgraph.saved_runs import SavedRun
 CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markdown", "latex", "plots", "html")
 PAGE_FILE = "report.html"
 COMPARISON_NAME = "comparison"
+SCALING_NAME = "scaling"
 PLOTS_FOLDER = "plots"
 
 
@@ -76,6 +78,7 @@ def export_runs(
         files["table.md"] = markdown_tables(runs).encode("utf-8")
     if LATEX in formats:
         files["table.tex"] = latex_tables(runs).encode("utf-8")
+    files |= _scaling_files(scaling_tables(runs), formats)
     if HTML in formats:
         files[PAGE_FILE] = runs_page(runs).encode("utf-8")
     if PLOTS in formats:
@@ -107,3 +110,17 @@ def export_comparison(
     }
     chosen = [contents[name] for name in formats if name in contents]
     return write_files({folder / f"{COMPARISON_NAME}.{ending}": make() for ending, make in chosen}, overwrite)
+
+
+def _scaling_files(tables: Sequence[ScalingTable], formats: Sequence[str]) -> dict[str, bytes]:
+    """What runs on different numbers of GPUs have beside the rest; nothing where there are none."""
+    rows = [row for table in tables for row in table.rows]
+    if not rows:
+        return {}
+    contents = {
+        CSV: ("csv", lambda: table_csv(SCALING_COLUMNS, rows)),
+        PARQUET: ("parquet", lambda: parquet_bytes(SCALING_COLUMNS, rows)),
+        MARKDOWN: ("md", lambda: scaling_markdown(tables).encode("utf-8")),
+    }
+    chosen = [contents[name] for name in formats if name in contents]
+    return {f"{SCALING_NAME}.{ending}": make() for ending, make in chosen}

@@ -41,6 +41,7 @@ from vitgraph.report.html_sections import (
     hits_section,
     latency_section,
     memory_section,
+    monolithic_section,
 )
 from vitgraph.report.units import NO_VALUE, bytes_text, count_text, is_number, share_text
 from vitgraph.saved_runs import SavedRun
@@ -106,6 +107,7 @@ def _run_sections(run: SavedRun) -> str:
     sections = [
         _verdict(record),
         latency_section(record),
+        monolithic_section(record),
         charts_section(run),
         hits_section(record),
         memory_section(record),

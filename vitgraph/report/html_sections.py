@@ -11,6 +11,18 @@ from vitgraph.records import RunRecord
 from vitgraph.report import svg_charts
 from vitgraph.report.claims import IMPROVEMENT_NOTE, backend_text, claim_of, dtype_of, workload_name
 from vitgraph.report.html_parts import Markup, claim_cell, details, escape, facts, table
+from vitgraph.report.paths_view import (
+    MONOLITHIC_HEADERS,
+    MONOLITHIC_TITLE,
+    PATH_HEADERS,
+    PATHS_NOTE,
+    PATHS_TITLE,
+    all_graphs,
+    has_monolithic,
+    monolithic_claims,
+    monolithic_rows,
+    path_rows,
+)
 from vitgraph.report.tidy_tables import budgets_text
 from vitgraph.report.units import (
     NO_VALUE,
@@ -22,11 +34,11 @@ from vitgraph.report.units import (
     ratio_text,
     share_text,
 )
-from vitgraph.samples import EAGER, GRAPH, request_times
+from vitgraph.samples import EAGER, GRAPH, MONOLITHIC, compared_modes, request_times
 from vitgraph.saved_runs import SavedRun
 
 _ROWS_SHOWN = 24
-MODE_LABELS = {"eager": "Eager", "graph": "Graph", "hf": "Transformers"}
+MODE_LABELS = {"eager": "Eager", "graph": "Graph", "monolithic": "Monolithic graph", "hf": "Transformers"}
 
 
 def claim_cells(record: RunRecord) -> tuple[Markup, Markup]:
@@ -73,19 +85,29 @@ def latency_section(record: RunRecord) -> str:
     return "".join(parts)
 
 
+def monolithic_section(record: RunRecord) -> str:
+    """Two paths beside one graph of both; nothing where that was not measured."""
+    if not has_monolithic(record):
+        return ""
+    claims = "".join(f"<p>{escape(claim)}</p>" for claim in monolithic_claims(record))
+    return f"<h2>{MONOLITHIC_TITLE}</h2>{table(MONOLITHIC_HEADERS, monolithic_rows(record))}{claims}"
+
+
 def charts_section(run: SavedRun) -> str:
     """Latency by tokens and its distribution; nothing without requests measured in both modes."""
-    pair = request_times(run.samples, (EAGER, GRAPH))
+    pair = request_times(run.samples, compared_modes(run.samples))
     if not pair.requests:
         return ""
     rows = {sample.request: sample for sample in run.samples if sample.mode == GRAPH}
     tokens = np.array([rows[request].tokens for request in pair.requests], dtype=np.float64)
     misses = np.array([rows[request].misses for request in pair.requests], dtype=np.float64)
     budgets = sorted({entry["token_budget"] for entry in (run.record["graph"] or {}).get("captured", [])})
-    series = [svg_charts.Series(mode, mode, pair.times[mode]) for mode in (EAGER, GRAPH)]
+    series = [svg_charts.Series(mode, mode, pair.times[mode]) for mode in pair.times]
     return (
         '<div class="charts">'
-        + svg_charts.latency_by_tokens(tokens, pair.times[EAGER], pair.times[GRAPH], misses, budgets)
+        + svg_charts.latency_by_tokens(
+            tokens, pair.times[EAGER], pair.times[GRAPH], misses, budgets, pair.times.get(MONOLITHIC)
+        )
         + svg_charts.latency_distribution(series)
         + "</div>"
     )
@@ -100,10 +122,13 @@ def hits_section(record: RunRecord) -> str:
     outcomes = [("hit", graph["hits"])]
     outcomes += [(f"miss: {name.replace('_', ' ')}", count) for name, count in reasons if count]
     figures = [svg_charts.outcome_bars(outcomes)]
-    replayed = [entry for entry in graph["per_budget"] if entry["replays"]]
+    replayed = [entry for entry in all_graphs(graph, "per_budget") if entry["replays"]]
     if replayed:
         figures.append(svg_charts.budget_bars(*_budget_totals(replayed)))
     parts = ["<h2>Hits and waste by token budget</h2>", f'<div class="charts">{"".join(figures)}</div>']
+    paths = path_rows(graph)
+    if paths:
+        parts.append(f'<h3>{PATHS_TITLE}</h3>{table(PATH_HEADERS, paths)}<p class="note">{PATHS_NOTE}</p>')
     if graph.get("partial_hits"):
         parts.append(f"<p>{graph['partial_hits']} of the misses had some path replayed.</p>")
     if replayed:
@@ -157,9 +182,10 @@ def _graph_cells(entry: Mapping[str, Any]) -> tuple[str, str]:
 def memory_section(record: RunRecord) -> str:
     """Memory and capture time of each graph, and the graphs that could not be captured."""
     graph = record["graph"] or {}
-    if not graph.get("captured") and not graph.get("dropped"):
+    captured, left_out = all_graphs(graph, "captured"), all_graphs(graph, "dropped")
+    if not captured and not left_out:
         return ""
-    uses = {_graph_cells(entry): entry["replays"] for entry in graph.get("per_budget", [])}
+    uses = {_graph_cells(entry): entry["replays"] for entry in all_graphs(graph, "per_budget")}
     rows = [
         (
             *_graph_cells(entry),
@@ -168,7 +194,7 @@ def memory_section(record: RunRecord) -> str:
             number_text(entry["capture_ms"], 1),
             str(uses.get(_graph_cells(entry), 0)),
         )
-        for entry in graph.get("captured", [])
+        for entry in captured
     ]
     headers = ("Graph", "Slots", "Pool added", "Buffers used", "Capture ms", "Replays")
     pool, buffers = (bytes_text(graph.get(name)) for name in ("pool_bytes", "buffer_bytes"))
@@ -176,7 +202,7 @@ def memory_section(record: RunRecord) -> str:
     dropped = "".join(
         f"<p>Not captured: {escape(_graph_cells(entry)[0])} ({count_text(entry['segment_slots'], 'slot')}): "
         f"{escape(entry['reason'])}</p>"
-        for entry in graph.get("dropped", [])
+        for entry in left_out
     )
     return f"<h2>Memory of each graph</h2><p>{escape(total)}</p>{_folded(table(headers, rows), len(rows))}{dropped}"
 

@@ -9,6 +9,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from vitgraph.report.console import cell_table, print_paths
+from vitgraph.report.paths_view import MONOLITHIC_TITLE
+from vitgraph.report.rank_table import render_sharing
+from vitgraph.report.units import share_text
+
 
 def render_plan(description: Mapping[str, Any], console: Console) -> None:
     """Prints a `--dry-run` description.
@@ -40,6 +45,9 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
     waste = expected["waste"]
     facts.add_row("expected waste", "–" if waste is None else f"{waste:.1%} of the replayed rows")
     console.print(facts)
+    print_paths(expected, console)
+    if "monolithic" in expected:
+        _print_monolithic(resolved["monolithic"], resolved["graphs"], expected, console)
     if expected["per_budget"]:
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in ("path", "budget", "slots", "replays", "items", "tokens", "waste"):
@@ -55,8 +63,26 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
                 f"{row['waste']:.1%}",
             )
         console.print(table)
+    render_sharing(description["sharing"], console)
     for warning in description["warnings"]:
         console.print(f"note: {warning}", markup=False)
+
+
+def _print_monolithic(planned: Mapping[str, Any], graphs: int, expected: Mapping[str, Any], console: Console) -> None:
+    """What is expected of the monolithic graphs, beside the two paths."""
+    own = expected["monolithic"]
+    (budgets,) = planned["token_budgets"].values()
+    rows = [
+        ("graphs to capture", str(graphs), str(planned["graphs"])),
+        *((f"expected {name}", str(expected[name]), str(own[name])) for name in ("hits", "misses", "replays")),
+        ("rows computed", f"{expected['budget_tokens_replayed']:,}", f"{own['budget_tokens_replayed']:,}"),
+        ("expected waste", share_text(expected["waste"]), share_text(own["waste"])),
+    ]
+    console.print(cell_table(MONOLITHIC_TITLE, ("", "Two paths", "Monolithic"), rows))
+    console.print(
+        f"Monolithic graphs: {planned['max_crops']} crops and {planned['item_tokens']} rows an image, budgets "
+        f"{', '.join(map(str, budgets))}"
+    )
 
 
 def _limits(resolved: Mapping[str, Any]) -> str:

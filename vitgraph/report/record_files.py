@@ -23,6 +23,7 @@ from vitgraph.report.compare_table import render_compare
 from vitgraph.report.export import CSV, PLOTS, PLOTS_FOLDER
 from vitgraph.report.files import write_files
 from vitgraph.report.micro_table import render_micro
+from vitgraph.report.rank_table import render_compared_ranks
 from vitgraph.report.tune_plots import tune_plot_files
 from vitgraph.report.tune_tables import render_tune, tune_csv_files
 from vitgraph.result_files import read_text
@@ -92,11 +93,12 @@ def export_record(
 
 def _open_comparison(file: Path) -> _Openable:
     record = CompareRecord.load(file)
-    return _Openable(
-        lambda: {BACKENDS_FILE: backends_csv(record)},
-        lambda: compare_plot_files(record),
-        lambda console: render_compare(record, console),
-    )
+
+    def render(console: Console) -> None:
+        render_compare(record, console)
+        render_compared_ranks(record, console)
+
+    return _Openable(lambda: {BACKENDS_FILE: backends_csv(record)}, lambda: compare_plot_files(record), render)
 
 
 def _open_micro(file: Path) -> _Openable:

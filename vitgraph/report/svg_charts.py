@@ -24,6 +24,8 @@ MARKERS = (
     '<path class="m-graph" d="M4.5 0.8L8.2 7.6H0.8z"/></marker>'
     '<marker id="m-miss" markerUnits="userSpaceOnUse" markerWidth="9" markerHeight="9" refX="4.5" refY="4.5">'
     '<path class="m-miss" d="M1.3 1.3L7.7 7.7M7.7 1.3L1.3 7.7"/></marker>'
+    '<marker id="m-monolithic" markerUnits="userSpaceOnUse" markerWidth="9" markerHeight="9" refX="4.5" refY="4.5">'
+    '<path class="m-monolithic" d="M1.3 1.3H7.7V7.7H1.3z"/></marker>'
     '<pattern id="p-waste" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<rect class="p-ground" width="6" height="6"/><rect class="p-line" width="2.6" height="6"/></pattern>'
     "</defs></svg>"
@@ -43,7 +45,7 @@ class Series:
 
     Attributes:
         label: Name in the legend.
-        style: CSS class of its line and markers: `eager` and `graph`, or `first` and `second`.
+        style: CSS class of its line and markers: `eager`, `graph` and `monolithic`, or `first` and `second`.
         times_ms: Milliseconds a request; shape `[n]`.
     """
 
@@ -104,7 +106,12 @@ class _Scale:
 
 
 def latency_by_tokens(
-    tokens: FloatArray, eager_ms: FloatArray, graph_ms: FloatArray, has_miss: FloatArray, budgets: Sequence[int]
+    tokens: FloatArray,
+    eager_ms: FloatArray,
+    graph_ms: FloatArray,
+    has_miss: FloatArray,
+    budgets: Sequence[int],
+    monolithic_ms: FloatArray | None = None,
 ) -> str:
     """Scatter of a request's latency over its output tokens, with the token budgets as vertical lines.
 
@@ -114,9 +121,11 @@ def latency_by_tokens(
         graph_ms: Milliseconds a request in graph mode.
         has_miss: Not 0 where an item of the request ran eagerly in graph mode.
         budgets: Token budgets that were captured.
+        monolithic_ms: Milliseconds a request with monolithic graphs; None where they were not measured.
     """
+    whole_ms = eager_ms[:0] if monolithic_ms is None else monolithic_ms
     x = _Scale.over(tokens, _LEFT, WIDTH - _RIGHT)
-    y = _Scale.over(np.concatenate([eager_ms, graph_ms]), _HEIGHT - _BOTTOM, _TOP, from_zero=True)
+    y = _Scale.over(np.concatenate([eager_ms, graph_ms, whole_ms]), _HEIGHT - _BOTTOM, _TOP, from_zero=True)
     reach = _BUDGET_REACH * float(np.max(tokens))
     lines = [budget for budget in budgets if x.low <= budget <= min(reach, x.high)]
     parts = [
@@ -128,6 +137,7 @@ def latency_by_tokens(
         ("eager", tokens, eager_ms),
         ("graph", tokens[replayed], graph_ms[replayed]),
         ("miss", tokens[~replayed], graph_ms[~replayed]),
+        ("monolithic", tokens[: whole_ms.size], whole_ms),
     )
     for style, xs, ys in groups:
         points = " ".join(_distinct(f"{x(a):.0f},{y(b):.0f}" for a, b in zip(xs, ys, strict=True)))
@@ -139,8 +149,11 @@ def latency_by_tokens(
             )
     entries = [("m-eager", "eager"), ("m-graph", "graph")]
     entries += [("m-miss", "graph, with an eager fallback")] if not replayed.all() else []
+    entries += [("m-monolithic", "monolithic")] if whole_ms.size else []
     entries += [("budget", "token budget")] if lines else []
-    label = "Latency of each request over its output tokens, eager and graph"
+    label = (
+        f"Latency of each request over its output tokens, eager and graph{' and monolithic' if whole_ms.size else ''}"
+    )
     return _figure("Latency by tokens", label, _HEIGHT, parts, entries)
 
 
@@ -273,6 +286,7 @@ def _key(style: str) -> str:
         "m-eager": '<circle class="m-eager" cx="11" cy="7" r="4"/>',
         "m-graph": '<path class="m-graph" d="M11 1.5L16 12.5H6z"/>',
         "m-miss": '<path class="m-miss" d="M6.5 2.5L15.5 11.5M15.5 2.5L6.5 11.5"/>',
+        "m-monolithic": '<path class="m-monolithic" d="M6.5 2.5H15.5V11.5H6.5z"/>',
         "budget": '<path class="budget" d="M11 0V14"/>',
         "floor": '<rect class="floor" y="2" width="22" height="10"/>',
         "dot": _dot(11, 7, "plain"),

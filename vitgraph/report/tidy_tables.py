@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from vitgraph.records import RunRecord
 from vitgraph.report.claims import dtype_of
-from vitgraph.report.csv_tables import per_budget_rows, summary_rows
+from vitgraph.report.csv_tables import monolithic_rows, per_budget_rows, per_path_rows, summary_rows
 from vitgraph.report.files import csv_bytes
+from vitgraph.report.paths_view import all_graphs
 from vitgraph.samples import SAMPLE_COLUMNS
 from vitgraph.saved_runs import SavedRun
 
@@ -163,7 +164,7 @@ def _miss_rows(run: SavedRun) -> Iterable[Row]:
 
 
 def _dropped_rows(run: SavedRun) -> Iterable[Row]:
-    for entry in (run.record["graph"] or {}).get("dropped", []):
+    for entry in all_graphs(run.record["graph"] or {}, "dropped"):
         yield {**entry, "axis_key": "x".join(map(str, entry["axis_key"]))}
 
 
@@ -178,7 +179,7 @@ def _columns(*columns: tuple[str, Kind, str, str]) -> tuple[Column, ...]:
 
 _RUN = Column("run", "text", "", "name of the run: the end of its folder's path")
 _GRAPH_KEY: tuple[tuple[str, Kind, str, str], ...] = (
-    ("path", "text", "", "encoder path; `default` where a model has one"),
+    ("path", "text", "", "encoder path; `default` where a model has one, `monolithic` for a graph of both"),
     ("token_budget", "integer", "tokens", "output tokens that the graph can hold"),
     ("segment_slots", "integer", "segments", "attention segments that the graph can hold"),
     ("axis_key", "text", "", "key on the model's further capture axes, as `28x36`; empty without any"),
@@ -236,7 +237,7 @@ TABLES = (
         "summary",
         "a run, mode and metric",
         _columns(
-            ("mode", "text", "", "`eager`, `graph`, or `hf` for the stock transformers forward"),
+            ("mode", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for the stock transformers forward"),
             ("metric", "text", "", "`mean`, `p50`, `p90`, `p99`, `max`, `std`, `gpu_mean` or `outliers`"),
             ("value", "number", "see `unit`", "the figure"),
             ("unit", "text", "", "`ms` a request, or `requests`"),
@@ -246,7 +247,7 @@ TABLES = (
                 "requests",
                 "requests that the figure describes; below 300 a P99 is a maximum in disguise",
             ),
-            ("delta_pct", "number", "%", "graph minus eager in percent of eager, negative = faster; graph rows only"),
+            ("delta_pct", "number", "%", "mode minus eager in percent of eager, negative = faster; graph modes only"),
             ("ci95_low_pct", "number", "%", "lower end of the 95 % interval of `delta_pct`"),
             ("ci95_high_pct", "number", "%", "upper end of the 95 % interval of `delta_pct`"),
             ("noise_floor_pct", "number", "%", "what eager differs from itself in the metric"),
@@ -274,6 +275,44 @@ TABLES = (
         lambda run: per_budget_rows(run.record["graph"] or {}),
     ),
     Table(
+        "per_path",
+        "a run, graph mode and encoder path, with one of path `all`",
+        _columns(
+            ("mode", "text", "", "`graph`, or `monolithic`, whose graphs hold every path"),
+            ("path", "text", "", "encoder path; `all` for the sum"),
+            ("items", "integer", "items", "items that have rows on the path"),
+            ("hits", "integer", "items", "items whose rows on the path were replayed"),
+            ("runs", "integer", "runs", "executions of the path, replayed or eager"),
+            ("replays", "integer", "replays", "replays of one round"),
+            ("tokens", "integer", "rows", "real output rows of the replays"),
+            ("budget_tokens", "integer", "rows", "rows that the replays computed"),
+            ("waste", "number", "share", "rows of the replays that were padding"),
+            ("replay_ms", "number", "ms", "time of a mean request in replays of the path"),
+        ),
+        lambda run: per_path_rows(run.record["graph"] or {}),
+    ),
+    Table(
+        "monolithic",
+        "a run and metric of two paths against monolithic graphs",
+        _columns(
+            ("metric", "text", "", "`mean`, `p50` or `p99`"),
+            ("n", "integer", "requests", "requests that it describes; below 300 a P99 is a maximum in disguise"),
+            ("two_paths_ms", "number", "ms", "the metric with a graph for each path, a request"),
+            ("monolithic_ms", "number", "ms", "the metric with one graph of both paths, a request"),
+            (
+                "delta_pct",
+                "number",
+                "%",
+                "two paths minus monolithic in percent of monolithic, negative = two paths faster",
+            ),
+            ("ci95_low_pct", "number", "%", "lower end of the 95 % interval of `delta_pct`"),
+            ("ci95_high_pct", "number", "%", "upper end of the 95 % interval of `delta_pct`"),
+            ("noise_floor_pct", "number", "%", "what eager differs from itself in the metric"),
+            ("verdict", "text", "", "`faster`, `slower`, `same`, `undecided` or `invalid`, of two paths"),
+        ),
+        lambda run: monolithic_rows(run.record),
+    ),
+    Table(
         "misses",
         "a run and reason",
         _columns(
@@ -294,16 +333,16 @@ TABLES = (
         _columns(
             ("round", "integer", "", "round of the run, from 0"),
             ("request", "integer", "", "index of the request, or of the call where requests are encoded together"),
-            ("mode", "text", "", "`eager`, `graph`, `eager_repeat` (eager against itself) or `hf`"),
+            ("mode", "text", "", "`eager`, `graph`, `eager_repeat` (eager against itself), `hf` or `monolithic`"),
             ("position", "integer", "", "place in the interleaving of the modes, from 0"),
             ("wall_ms", "number", "ms", "wall time between two synchronisations, a request"),
             ("gpu_ms", "number", "ms", "time between device events, a request"),
             ("items", "integer", "items", "items of the request"),
             ("tokens", "integer", "tokens", "output tokens of the request"),
             ("input_rows", "integer", "rows", "rows of its pixel tensors"),
-            ("hits", "integer", "items", "items that replayed on every path; 0 outside graph mode"),
-            ("misses", "integer", "items", "items with an eager path; 0 outside graph mode"),
-            ("replays", "integer", "replays", "graph replays of the call; 0 outside graph mode"),
+            ("hits", "integer", "items", "items that replayed on every path; 0 in modes without graphs"),
+            ("misses", "integer", "items", "items with an eager path; 0 in modes without graphs"),
+            ("replays", "integer", "replays", "graph replays of the call; 0 in modes without graphs"),
         ),
         _sample_rows,
         # A nanosecond in a time of seconds.

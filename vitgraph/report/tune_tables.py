@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from vitgraph.report.console import print_paths
 from vitgraph.report.files import csv_bytes, write_files
 from vitgraph.report.terminal import line
 from vitgraph.report.units import (
@@ -291,6 +292,7 @@ def render_explanation(data: Mapping[str, Any], console: Console) -> None:
             f"waste {share_text(counts['waste'])}"
         )
     )
+    print_paths(counts, console)
     if "batches" not in data:
         _print_budgets(counts["per_budget"], console)
         _print_misses(data["misses"], console)

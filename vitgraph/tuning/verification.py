@@ -22,8 +22,8 @@ from vitgraph.bench.engine import Progress
 from vitgraph.bench.runner import TOLERANCE, BenchRunner, relative_l2
 from vitgraph.bench.timing import CallTimer
 from vitgraph.environment import GpuState, read_gpu_state, validity_problems
-from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager
-from vitgraph.models.base import EncoderInputs, GraphCapacity
+from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager, reserve_together
+from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
@@ -99,16 +99,6 @@ class GraphShelf:
                 return manager
         self._managers.append(EncoderCudaGraphManager(self.encoder, plan))
         return self._managers[-1]
-
-    def reserve(self, plans: Iterable[BudgetPlan]) -> None:
-        """Makes what an attention backend keeps for all graphs large enough for all plans, before the first capture."""
-        rows = 0
-        for plan in plans:
-            for key in plan.graph_keys():
-                capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-                pixels = self.encoder.prepare_encoder_cudagraph_capture_inputs(capacity).pixels
-                rows = max(rows, *(field.rows for field in pixels.values()))
-        self.encoder.reserve_for_capture(rows)
 
     def clear(self) -> None:
         """Releases all graphs."""
@@ -312,7 +302,7 @@ class _Verification:
 
     def capture(self) -> None:
         """Captures the graphs that the calls meet, and of every plan the largest, which decides its memory."""
-        self.shelf.reserve([*(strategy.manager.plan for strategy in self.strategies), self.exact.plan])
+        reserve_together([*(strategy.manager for strategy in self.strategies), self.exact])
         wanted = [(self.exact, {key for call in self.calls for key in self._exact_keys(call).values()})]
         for strategy in self.strategies:
             used = {key for call in self.calls for key in self._keys(self._pack(strategy, call))}

@@ -12,7 +12,7 @@ from saved_run_folders import EXAMPLE, nothing_measured, on_a_cpu, scale, set_fi
 from vitgraph.comparison import compare_runs
 from vitgraph.errors import UsageError
 from vitgraph.report.comparison_view import COMPARISON_COLUMNS
-from vitgraph.report.csv_tables import PER_BUDGET_COLUMNS, SUMMARY_COLUMNS
+from vitgraph.report.csv_tables import MONOLITHIC_COLUMNS, PER_BUDGET_COLUMNS, PER_PATH_COLUMNS, SUMMARY_COLUMNS
 from vitgraph.report.export import FORMATS, export_comparison, export_runs, parse_formats
 from vitgraph.report.text_tables import latex_tables, latex_text, markdown_tables
 from vitgraph.report.tidy_tables import TABLES
@@ -21,7 +21,7 @@ from vitgraph.saved_runs import open_runs
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "data" / "golden" / "export"
-TABLE_NAMES = ("runs", "summary", "per_budget", "misses", "dropped", "samples")
+TABLE_NAMES = ("runs", "summary", "per_budget", "per_path", "monolithic", "misses", "dropped", "samples")
 
 
 def three_runs(folder: Path) -> list[Path]:
@@ -72,6 +72,8 @@ def test_tidy_tables_have_the_columns_of_a_run_folder_after_the_run() -> None:
     columns = {table.name: tuple(column.name for column in table.columns) for table in TABLES}
     assert columns["summary"] == ("run", *SUMMARY_COLUMNS)
     assert columns["per_budget"] == ("run", *PER_BUDGET_COLUMNS)
+    assert columns["per_path"] == ("run", *PER_PATH_COLUMNS)
+    assert columns["monolithic"] == ("run", *MONOLITHIC_COLUMNS)
     assert columns["samples"] == ("run", *SAMPLE_COLUMNS)
 
 

@@ -13,7 +13,7 @@ from vitgraph.attention.registry import create_backend
 from vitgraph.bench.session import plan_graphs
 from vitgraph.bench.verify_items import encode_eagerly
 from vitgraph.config import GraphSpec
-from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.graphs.manager import EncoderCudaGraphManager, reserve_together
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelRow, ModelSource, row_presets
@@ -164,6 +164,11 @@ def test_one_path_goes_eager_alone(encoder: TwoPathEncoder) -> None:
     counters = count_calls([plan.batches])
     assert (counters.hits, dict(counters.misses_by_reason), counters.partial_hits) == (1, {"too_many_tokens": 1}, 1)
     assert (counters.path_runs, counters.path_replays) == (3, 2)
+    whole, crop = counters.as_dict()["per_path"]
+    assert [whole[name] for name in ("path", "items", "hits", "runs", "replays")] == [GLOBAL, 2, 2, 2, 2]
+    assert [crop[name] for name in ("path", "items", "hits", "runs", "replays")] == [LOCAL, 1, 0, 1, 0]
+    assert (whole["tokens_replayed"], whole["waste"]) == (2 * tokens[GLOBAL], 0.0)
+    assert (crop["tokens_replayed"], crop["budget_tokens_replayed"], crop["waste"]) == (0, 0, None)
     assert_equal(manager.execute(call), encode_eagerly(encoder, call))
 
 
@@ -192,6 +197,21 @@ def test_a_dropped_graph_is_replaced_by_a_larger_one() -> None:
     used = batch.runs[LOCAL].key
     assert batch.is_hit and used is not None and used.token_budget == 16
     assert_equal(manager.execute(call), encode_eagerly(encoder, call))
+
+
+def test_managers_of_one_encoder_reserve_what_the_largest_of_them_needs(
+    encoder: TwoPathEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = (16 * encoder.rule.path_tokens[GLOBAL], 4 * encoder.rule.path_tokens[GLOBAL])
+    managers = [
+        EncoderCudaGraphManager(encoder, plan_graphs(encoder.rule, GraphSpec(token_budgets=(size,)), []))
+        for size in sizes
+    ]
+    reserved: list[int] = []
+    monkeypatch.setattr(encoder, "reserve_for_capture", reserved.append)
+    reserve_together(managers[::-1])
+    most = sizes[0] // encoder.rule.path_tokens[LOCAL]
+    assert reserved == [most] == [managers[0].most_pixel_rows()]
 
 
 # -- what the planner must keep apart ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
 
 from vitgraph.errors import UsageError
 from vitgraph.parallel import launch
@@ -93,3 +95,31 @@ def test_a_rank_leaves_its_error_where_the_launcher_looks(tmp_path: Path, monkey
     monkeypatch.delenv("RANK")
     launch.leave_word(UsageError("alone"))
     assert not path.exists()
+
+
+def test_the_launcher_of_every_supported_torch_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`LaunchConfig` of torch 2.11 has no `shutdown_timeout`."""
+    started: list[Any] = []
+    known = [field for field in dataclasses.fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
+    older = dataclasses.make_dataclass("LaunchConfig", [(field.name, Any, None) for field in known])
+    for config_class in (api.LaunchConfig, older):
+        monkeypatch.setattr(api, "LaunchConfig", config_class)
+        monkeypatch.setattr(api, "elastic_launch", lambda config, program: lambda *words: started.append(config))
+        assert launch.launch_ranks(2, ["bench"]) == RanksEnded()
+    assert [config.nproc_per_node for config in started] == [2, 2]
+    assert not hasattr(started[1], "shutdown_timeout")
+
+
+@pytest.mark.slow
+def test_ranks_get_the_environment_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a host forbids NCCL to use must hold in every rank."""
+    (tmp_path / "vitgraph").mkdir()
+    (tmp_path / "vitgraph" / "__init__.py").touch()
+    program = "import json, os; open(f\"seen-{os.environ['RANK']}\", 'w').write(json.dumps(dict(os.environ)))"
+    (tmp_path / "vitgraph" / "__main__.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    assert launch.launch_ranks(2, []) == RanksEnded()
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"seen-{rank}").read_text())
+        assert (seen["NCCL_NVLS_ENABLE"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == ("0", str(rank), "2")

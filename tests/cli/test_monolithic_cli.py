@@ -1,0 +1,255 @@
+"""`vitgraph bench --baseline monolithic` as a user runs it: both sides of one run, and whom it is not for."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from vitgraph.bench import diagnostics
+from vitgraph.bench.engine import _Run
+from vitgraph.cli import app
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.monolithic import MonolithicEncoder
+from vitgraph.models.registry import resolve_model
+from vitgraph.planning.budgets import GraphKey
+from vitgraph.records import RunRecord, Sample
+from vitgraph.report.html_page import runs_page
+from vitgraph.saved_runs import open_runs
+
+ROOT = Path(__file__).parents[2]
+MODELS = ("deepseek-ocr-debug", "step3-vl-debug")
+REQUESTS, ROUNDS = 6, 2
+
+
+def run(model: str, *arguments: str) -> Any:
+    fixed = [
+        "bench", "--model", model, "--load-format", "dummy", "--device", "cpu", "--num-prompts", str(REQUESTS),
+        "--num-warmups", "2", "--rounds", str(ROUNDS), "--baseline", "monolithic", "--quiet",
+    ]  # fmt: skip
+    budgets = [] if "--token-budgets" in arguments else ["--token-budgets", "300"]
+    return CliRunner().invoke(app, [*fixed, *budgets, *arguments])
+
+
+def small_images(side: int) -> list[str]:
+    """Random images of `side` x `side`."""
+    return ["--dataset-name", "random-mm", "--random-mm-bucket-config", f'{{"({side},{side},1)": 1.0}}']
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
+    """A model, the folder of its run on documents, and what was printed."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    result = run(request.param, "--dataset-path", "documents", "--output-dir", str(folder))
+    assert result.exit_code == 0, result.output
+    return request.param, folder, result.stdout
+
+
+def test_one_run_measures_eager_two_paths_and_the_monolithic_graph(finished: tuple[str, Path, str]) -> None:
+    _, folder, _ = finished
+    record = RunRecord.load(folder)
+    for mode in ("eager", "graph", "monolithic"):
+        entry = record["summary"][mode]
+        assert entry["n"] == REQUESTS
+        assert entry["mean_ms"] > 0 and 0 < entry["p50_ms"] <= entry["p99_ms"]
+    comparison = record["comparison"]
+    for name in ("monolithic_against_eager", "two_paths_against_monolithic"):
+        assert set(comparison[name]) == {"mean", "p50", "p99"}
+        assert comparison[name]["mean"]["verdict"] == "invalid"
+    means = {mode: record["summary"][mode]["mean_ms"] for mode in ("graph", "monolithic")}
+    delta = 100 * (means["graph"] / means["monolithic"] - 1)
+    assert comparison["two_paths_against_monolithic"]["mean"]["delta_pct"] == pytest.approx(delta)
+    assert record["correctness"]["status"] == "ok"
+    assert 0 <= record["correctness"]["monolithic_max_rel_l2"] <= record["correctness"]["tolerance"]
+
+
+def test_the_modes_are_interleaved_and_change_places(finished: tuple[str, Path, str]) -> None:
+    _, folder, _ = finished
+    calls: dict[tuple[int, int], list[Sample]] = {}
+    for sample in RunRecord.load(folder).load_samples().samples:
+        calls.setdefault((sample.round, sample.request), []).append(sample)
+    assert len(calls) == REQUESTS * ROUNDS
+    orders = []
+    for samples in calls.values():
+        order = [sample.mode for sample in samples if sample.mode != "eager_repeat"]
+        assert sorted(order) == ["eager", "graph", "monolithic"]
+        orders.append(order)
+        assert {sample.tokens for sample in samples} == {samples[0].tokens}
+        assert all((sample.replays > 0) == (sample.mode in ("graph", "monolithic")) for sample in samples)
+    before = [order.index("graph") < order.index("monolithic") for order in orders]
+    assert 0 < sum(before) < len(before)
+    assert {order[0] for order in orders} == {"eager", "graph", "monolithic"}
+
+
+def test_waste_counts_the_crops_that_images_do_not_have(finished: tuple[str, Path, str]) -> None:
+    model, folder, _ = finished
+    record = RunRecord.load(folder)
+    tokens = resolve_model(model).rule().path_tokens  # type: ignore[attr-defined]
+    whole, planned = record["graph"]["monolithic"], record["settings"]["resolved"]["monolithic"]
+    crops = planned["max_crops"]
+    assert planned["item_tokens"] == tokens["global"] + crops * tokens["local"]
+    assert all(budget % planned["item_tokens"] == 0 for budget in planned["token_budgets"]["default"])
+    used = {row["path"]: row["tokens_replayed"] for row in record["graph"]["per_path"]}
+    assert (whole["items"], whole["hits"], whole["replays"]) == (REQUESTS, REQUESTS, REQUESTS)
+    assert whole["tokens_replayed"] == record["graph"]["tokens_replayed"] == sum(used.values())
+    assert whole["budget_tokens_replayed"] == REQUESTS * planned["item_tokens"]
+    assert whole["waste"] == pytest.approx(1 - sum(used.values()) / whole["budget_tokens_replayed"])
+    computed = {"global": REQUESTS * tokens["global"], "local": REQUESTS * crops * tokens["local"]}
+    assert {row["path"]: (row["tokens_replayed"], row["budget_tokens_replayed"]) for row in whole["parts"]} == {
+        path: (used[path], computed[path]) for path in used
+    }
+    assert whole["captured"] and whole["buffer_bytes"] > 0
+
+
+def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "vitgraph" / "schemas" / "run-v1.schema.json").read_text("utf-8"))
+    record = json.loads((finished[1] / "run.json").read_text("utf-8"))
+    assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(record)] == []
+
+
+def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> None:
+    _, folder, printed = finished
+    record = RunRecord.load(folder)
+    waste = [f"{100 * side['waste']:.1f}%" for side in (record["graph"], record["graph"]["monolithic"])]
+    page = runs_page(open_runs([folder]))
+    for text in (printed, page):
+        assert "Two paths against one monolithic graph" in text
+        assert "Encoder paths" in text
+        assert "not a GPU" in text
+        assert all(figure in text for figure in waste)
+    assert 'class="line monolithic"' in page
+    summary = {(row["mode"], row["metric"]): row for row in read_csv(folder / "summary.csv")}
+    assert summary["monolithic", "mean"]["delta_pct"] and summary["monolithic", "p50"]["verdict"] == "invalid"
+    paths = {(row["mode"], row["path"]): row for row in read_csv(folder / "per_path.csv")}
+    assert set(paths) == {(mode, path) for mode in ("graph", "monolithic") for path in ("global", "local", "all")}
+    assert float(paths["monolithic", "all"]["waste"]) == pytest.approx(record["graph"]["monolithic"]["waste"], abs=1e-5)
+    assert [row["metric"] for row in read_csv(folder / "monolithic.csv")] == ["mean", "p50", "p99"]
+    budgets = {row["path"] for row in read_csv(folder / "per_budget.csv")}
+    assert budgets == {"global", "local", "monolithic"}
+    for name in ("latency_by_tokens", "latency_distribution", "budgets", "paths"):
+        assert "monolithic" in (folder / "plots" / f"{name}.svg").read_text("utf-8")
+
+
+def test_images_without_crops_replay_no_crops_on_two_paths_only(tmp_path: Path) -> None:
+    result = run(
+        "deepseek-ocr-debug", *small_images(100), "--monolithic-crops", "6", "--output-dir", str(tmp_path / "run"),
+        "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    graph = json.loads(result.stdout)["graph"]
+    assert [(row["path"], row["waste"]) for row in graph["per_path"]] == [("global", 0.0)]
+    assert {row["path"]: row["waste"] for row in graph["monolithic"]["parts"]} == {"global": 0.0, "local": 1.0}
+    assert graph["monolithic"]["waste"] == pytest.approx(24 / 44)
+    assert graph["monolithic"]["hits"] == REQUESTS
+
+
+def test_without_a_number_of_crops_the_graph_holds_the_most_of_the_workload(tmp_path: Path) -> None:
+    result = run("deepseek-ocr-debug", *small_images(100), "--output-dir", str(tmp_path / "run"), "--json")
+    assert json.loads(result.stdout)["settings"]["resolved"]["monolithic"]["max_crops"] == 1
+
+
+def test_images_with_more_crops_than_the_graph_run_eagerly_and_are_counted(tmp_path: Path) -> None:
+    result = run(
+        "deepseek-ocr-debug", "--dataset-path", "documents", "--monolithic-crops", "4", "--output-dir",
+        str(tmp_path / "run"), "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "6 crops" in result.stderr
+    record = json.loads(result.stdout)
+    whole = record["graph"]["monolithic"]
+    assert record["graph"]["misses"] == 0
+    assert whole["misses"] > 0 and set(whole["misses_by_reason"]) == {"axis_not_captured"}
+    assert whole["hits"] + whole["misses"] == REQUESTS
+    assert record["correctness"]["status"] == "ok"
+
+
+def test_a_dry_run_shows_what_to_expect_of_both(tmp_path: Path) -> None:
+    arguments = ["--dataset-path", "documents", "--output-dir", str(tmp_path / "run"), "--dry-run"]
+    result = run("step3-vl-debug", *arguments)
+    assert result.exit_code == 0, result.output
+    assert "Monolithic graphs:" in result.stdout and "Encoder paths" in result.stdout
+    expected = json.loads(run("step3-vl-debug", *arguments, "--json").stdout)["expected"]
+    assert expected["monolithic"]["waste"] > expected["waste"] > 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_wrong_monolithic_outputs_are_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = MonolithicEncoder.forward_packed
+
+    def doubled(self: MonolithicEncoder, *arguments: Any) -> list[torch.Tensor]:
+        return [2 * rows for rows in real(self, *arguments)]
+
+    monkeypatch.setattr(MonolithicEncoder, "forward_packed", doubled)
+    result = run("deepseek-ocr-debug", *small_images(100), "--output-dir", str(tmp_path / "run"))
+    assert result.exit_code == 4
+    assert "monolithic and eager differ" in result.stderr
+    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert (record["correctness"]["status"], record["summary"]) == ("incorrect", {})
+    assert record["correctness"]["max_rel_l2"] <= record["correctness"]["tolerance"]
+    assert record["correctness"]["monolithic_max_rel_l2"] > 0.5
+
+
+def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays are timed on a GPU only; here each graph of budget b is said to take b milliseconds."""
+
+    def timed(manager: EncoderCudaGraphManager, *_: Any) -> dict[GraphKey, dict[str, Any]]:
+        timings = {"gpu_busy_ms": None, "kernels": None, "launch_gap": 1.0}
+        return {key: {"replay_ms": float(key.token_budget), **timings} for key in manager.graphs}
+
+    def speed_of_light(self: Any, *_: Any) -> None:
+        self.record["environment"]["matrix_rate_tflops"] = None
+
+    def captured(self: _Run) -> None:
+        # From here on only the record asks a manager for its device.
+        monkeypatch.setattr(EncoderCudaGraphManager, "is_cuda", True)
+
+    monkeypatch.setattr(_Run, "_save_before_measuring", captured)
+    monkeypatch.setattr(_Run, "_speed_of_light", speed_of_light)
+    monkeypatch.setattr(diagnostics, "measure_replays", timed)
+    monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: [])
+    result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")
+    assert result.exit_code == 0, result.output
+    graph = json.loads(result.stdout)["graph"]
+    two, one = ({row["path"]: row for row in side["per_path"]} for side in (graph, graph["monolithic"]))
+    for rows in (two, one):
+        for row in rows.values():
+            assert row["replay_ms"] == pytest.approx(row["budget_tokens_replayed"] / REQUESTS)
+    assert graph["launch_gap"] == graph["monolithic"]["launch_gap"] == 1.0
+    assert graph["monolithic"]["host_steps_ms"]["replay"] > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "named"),
+    [
+        ("qwen3-vl-debug", [], "qwen3-vl-debug has one path; use a model with a global and a local path (DeepSeek-OCR"),
+        ("internvl-debug", [], "internvl-debug has one path"),
+        ("deepseek-ocr-debug", ["--monolithic-crops", "0"], "--monolithic-crops is 0; a graph of both paths computes"),
+        ("deepseek-ocr-debug", ["--baseline", "eager", "--monolithic-crops", "3"], "add --baseline monolithic"),
+        ("deepseek-ocr-debug", ["--token-budgets", "40"], "every image takes 44 rows of a monolithic graph (20 of"),
+        ("deepseek-ocr-debug", ["--packing", "optimal"], "use another packing with --baseline monolithic"),
+        (
+            "deepseek-ocr-debug",
+            ["--tensor-parallel-size", "2", "--mm-encoder-tp-mode", "data"],
+            "--tensor-parallel-size is 2; leave one of the two out",
+        ),
+        ("deepseek-ocr-debug", ["--baseline", "both"], "known: eager, hf, monolithic"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    model: str, arguments: list[str], named: str, tmp_path: Path
+) -> None:
+    result = run(model, "--dataset-path", "documents", "--output-dir", str(tmp_path / "run"), *arguments)
+    assert result.exit_code == 2, result.output
+    assert named in result.stderr
+    assert not (tmp_path / "run").exists()
