@@ -90,7 +90,8 @@ def run_bench(
             if failure is not None:
                 record["status"], record["status_reason"] = "error", str(failure)
                 raise failure from stop
-            record["status"], record["status_reason"] = "interrupted", "stopped by the user before the measuring began"
+            when = "after the measuring, while graphs were timed alone" if run.is_measured else "before the measuring began"
+            record["status"], record["status_reason"] = "interrupted", f"stopped by the user {when}"
             raise
         except Exception as error:
             record["status"], record["status_reason"] = "error", f"{type(error).__name__}: {error}"
@@ -134,6 +135,7 @@ class _Run:
         self.ranks = ranks
         self.folder = folder
         self.samples: list[Sample] = []
+        self.is_measured = False
 
     def execute(self, writer: SampleWriter | None) -> None:
         from vitgraph.bench.calls import CallInputs
@@ -186,6 +188,7 @@ class _Run:
         if outcome.is_interrupted:
             record["status"], record["status_reason"] = "interrupted", "stopped by the user while measuring"
             return
+        self.is_measured = True
         if writer is not None and manager.is_cuda:
             calls = runner.own_calls(prepared.calls)
             self._diagnose(manager, inputs, calls, record["graph"])
