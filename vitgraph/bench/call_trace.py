@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,8 +123,13 @@ def _cpu_trace(events: Sequence[Any]) -> CallTrace:
     return CallTrace(operators, sum(operator.time_us for operator in operators), end - start)
 
 
-def summarize_traces(traces: Sequence[CallTrace]) -> dict[str, Any]:
+def summarize_traces(traces: Sequence[CallTrace], untraced_ms: float = math.inf) -> dict[str, Any]:
     """Mean of some traces of the same call, in milliseconds.
+
+    Args:
+        traces: The traces.
+        untraced_ms: Wall clock of the same call without tracing, which puts gaps of its own between short kernels:
+            where it is shorter than the traces' span, it is the span.
 
     Returns:
         `kernels` (how many), `busy_ms`, `span_ms`, `gap_ms` (span without busy), `kinds` (`ms` and `kernels` of each
@@ -140,7 +146,7 @@ def summarize_traces(traces: Sequence[CallTrace]) -> dict[str, Any]:
                 entry["ms"] += kernel.time_us / 1e3 / count
                 entry["kernels"] += 1 / count
     busy = sum(trace.busy_us for trace in traces) / count / 1e3
-    span = sum(trace.span_us for trace in traces) / count / 1e3
+    span = max(busy, min(untraced_ms, sum(trace.span_us for trace in traces) / count / 1e3))
     return {
         "kernels": sum(len(trace.kernels) for trace in traces) / count,
         "busy_ms": busy,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from vitgraph.bench.calls import CallInputs, EncoderCall
-from vitgraph.bench.timing import CallTimer, busy_time
+from vitgraph.bench.timing import BusyTime, CallTimer, busy_time
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
@@ -51,8 +51,7 @@ def measure_replays(
 
     Returns:
         For each graph `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
-        intervals, from a profiler trace), `kernels`, and `launch_gap` (from the first kernel's start to the last one's
-        end, over the busy time).
+        intervals, from a profiler trace), `kernels`, and `launch_gap` (see `launch_gap`).
     """
     timer = CallTimer(manager.model.device)
     uses: dict[GraphKey, int] = {}
@@ -76,9 +75,19 @@ def measure_replays(
             "replay_ms": replay,
             "gpu_busy_ms": trace.busy_ms if trace else None,
             "kernels": trace.kernels if trace else None,
-            "launch_gap": (trace.span_ms or replay) / trace.busy_ms if trace else None,
+            "launch_gap": launch_gap(replay, trace) if trace else None,
         }
     return found
+
+
+def launch_gap(replay_ms: float, trace: BusyTime) -> float:
+    """Wall time of a replay over its GPU-busy time, at least 1.
+
+    The wall time is the shorter of two that both err upwards: the replay's own, which was taken at other clocks than
+    the busy time where the power limit binds, and the span of the trace, into which tracing puts gaps of its own.
+    """
+    wall_ms = replay_ms if trace.span_ms is None else min(replay_ms, trace.span_ms)
+    return max(1.0, wall_ms / trace.busy_ms)
 
 
 @torch.inference_mode()

@@ -90,7 +90,11 @@ def run_bench(
             if failure is not None:
                 record["status"], record["status_reason"] = "error", str(failure)
                 raise failure from stop
-            when = "after the measuring, while graphs were timed alone" if run.is_measured else "before the measuring began"
+            when = (
+                "after the measuring, while graphs were timed alone"
+                if run.is_measured
+                else "before the measuring began"
+            )
             record["status"], record["status_reason"] = "interrupted", f"stopped by the user {when}"
             raise
         except Exception as error:

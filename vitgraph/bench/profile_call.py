@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -252,7 +253,8 @@ class _Profile:
                 run()
             wall_ms = timer.median_ms(run, WALL_REPEATS)
             traces = trace_calls(run, self.device, self.prepared.spec.repeats)
-            modes[mode] = {"wall_ms": wall_ms, **summarize_traces(traces)}
+            is_on_gpu = self.device.type == "cuda"
+            modes[mode] = {"wall_ms": wall_ms, **summarize_traces(traces, wall_ms if is_on_gpu else math.inf)}
             if self.prepared.spec.chrome_trace:
                 folder.mkdir(parents=True, exist_ok=True)
                 files.append(f"trace-{mode}.json")

@@ -45,6 +45,13 @@ def test_a_summary_is_the_mean_of_its_traces() -> None:
     assert [entry["name"] for entry in found["top"]] == [GEMM, MEMCPY, FLASH]
 
 
+def test_gaps_that_only_tracing_makes_are_left_out() -> None:
+    trace = trace_of_kernels([TracedKernel(GEMM, 0.0, 1000.0), TracedKernel(FLASH, 2000.0, 1000.0)])
+    found = summarize_traces([trace], untraced_ms=2.25)
+    assert (found["busy_ms"], found["span_ms"], found["gap_ms"]) == (2.0, 2.25, 0.25)
+    assert summarize_traces([trace], untraced_ms=1.9)["gap_ms"] == 0.0
+
+
 def fake_event(name: str, on_gpu: bool, start: float, end: float, own: float = 0.0, *, annotation: bool = False) -> Any:
     kind = torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU
     span = SimpleNamespace(start=start, end=end)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitgraph.bench.timing import CallTimer, busy_time, matrix_rate_flops, summarize_trace
+from vitgraph.bench.diagnostics import launch_gap
+from vitgraph.bench.timing import BusyTime, CallTimer, busy_time, matrix_rate_flops, summarize_trace
 
 
 def test_overlapping_kernels_count_once_and_gaps_only_in_the_span() -> None:
@@ -32,3 +33,12 @@ def test_a_cpu_has_wall_time_only() -> None:
     assert time.gpu_ms is None
     assert busy_time(lambda: None, device) is None
     assert matrix_rate_flops(device, torch.float32) is None
+
+
+@pytest.mark.parametrize(
+    ("replay_ms", "span_ms", "gap"), [(1.1, 1.3, 1.1), (1.3, 1.1, 1.1), (0.9, 1.2, 1.0), (1.2, None, 1.2)]
+)
+def test_the_launch_gap_is_the_smaller_of_two_that_err_upwards_and_never_below_one(
+    replay_ms: float, span_ms: float | None, gap: float
+) -> None:
+    assert launch_gap(replay_ms, BusyTime(1.0, span_ms, 10)) == pytest.approx(gap)
