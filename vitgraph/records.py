@@ -50,6 +50,7 @@ __all__ = [
     "build_comparison",
     "build_summary",
     "load_samples",
+    "ranks_of",
 ]
 
 SCHEMA_VERSION = 1
@@ -136,6 +137,11 @@ class RunRecord:
         """Device that was measured (`environment.device`); None where it is not known."""
         return self.data["environment"].get("device")
 
+    @property
+    def ranks(self) -> int:
+        """Processes that shared every call (`settings.parallel.ranks`)."""
+        return ranks_of(self.data["settings"])
+
     def validate(self) -> None:
         """Checks the rules of the format.
 
@@ -211,6 +217,11 @@ class RunRecord:
         if self.folder is None:
             raise UsageError("this record has not been saved, so it has no samples file; save it first")
         return load_samples(self.folder / self.data["samples_file"])
+
+
+def ranks_of(settings: Mapping[str, Any]) -> int:
+    """Processes that shared every call, from a record's settings; 1 in records that are older than ranks."""
+    return int(settings.get("parallel", {}).get("ranks", 1))
 
 
 def build_summary(samples: Sequence[Sample]) -> Json:

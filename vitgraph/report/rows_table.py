@@ -19,13 +19,14 @@ from vitgraph.report.claims import (
     workload_name,
 )
 from vitgraph.report.text_tables import markdown_row, markdown_text
-from vitgraph.report.units import NO_VALUE, bytes_text, ratio_text, share_text
+from vitgraph.report.units import NO_VALUE, bytes_text, count_text, ratio_text, share_text
 from vitgraph.saved_runs import SavedRun
 
 _SHARED: Mapping[str, Callable[[RunRecord], str]] = {
     "Device": lambda record: record.device_name or "unknown device",
     "Weights": lambda record: model_text(record) or "dtype not recorded",
     "Backend": backend_text,
+    "Ranks": lambda record: count_text(record.ranks, "rank"),
     "Measured": size_text,
 }
 """What is said once above the table where all runs have it in common, and in a column of its own where they differ."""

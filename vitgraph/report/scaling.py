@@ -92,7 +92,7 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
     for (device, model, weights, workload, size, *_), backends in scenarios.items():
         rows: list[Mapping[str, Any]] = []
         for backend, members in backends.items():
-            if len({ranks_of(run) for run in members}) > 1:
+            if len({run.record.ranks for run in members}) > 1:
                 rows += _backend_rows(backend, members)
         if rows:
             named = f"{model} ({weights})" if weights else model
@@ -100,21 +100,16 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
     return tables
 
 
-def ranks_of(run: SavedRun) -> int:
-    """Processes that shared the calls of a run."""
-    return int(run.record["settings"].get("parallel", {}).get("ranks", 1))
-
-
 def _backend_rows(backend: str, runs: Sequence[SavedRun]) -> list[Mapping[str, Any]]:
-    ordered = sorted(runs, key=ranks_of)
+    ordered = sorted(runs, key=lambda run: run.record.ranks)
     first = ordered[0]
     rows: list[Mapping[str, Any]] = []
     for run in ordered:
         summary, comparison = run.record["summary"], run.record["comparison"]
         has_p99 = summary[EAGER]["p99_supported"]
-        growth = ranks_of(run) / ranks_of(first)
+        growth = run.record.ranks / first.record.ranks
         shared = summary[GRAPH].get("parallel", {})
-        row: dict[str, Any] = {"backend": backend, "ranks": ranks_of(run), "run": run.name, "source": "measured"}
+        row: dict[str, Any] = {"backend": backend, "ranks": run.record.ranks, "run": run.name, "source": "measured"}
         for metric in ("mean", "p99"):
             is_known = metric == "mean" or has_p99
             for mode in (EAGER, GRAPH):
