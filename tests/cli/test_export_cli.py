@@ -53,8 +53,8 @@ def test_one_run_is_exported_beside_itself(copy: Path) -> None:
     result = run(str(copy), "--formats", "csv,html")
     assert result.exit_code == 0, result.output
     assert result.stdout == (
-        f"{copy / 'export'}: runs.csv, summary.csv, per_budget.csv, per_path.csv, monolithic.csv, misses.csv, "
-        "dropped.csv, samples.csv, columns.csv, report.html\n"
+        f"{copy / 'export'}: runs.csv, summary.csv, per_budget.csv, per_path.csv, misses.csv, dropped.csv, "
+        "samples.csv, columns.csv, report.html\n"
     )
     assert (copy / "export" / "report.html").read_text("utf-8").startswith("<!doctype html>")
     again = run(str(copy), "--formats", "csv,html")

@@ -50,6 +50,7 @@ class Table:
         columns: Its columns, in order.
         rows: Makes its rows from a saved run, without the column `run`.
         digits: Significant digits of its numbers in CSV; Parquet holds them whole.
+        is_optional: It is of no use to most runs, and is left out where none of them has a row of it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: Callable[[SavedRun], Iterable[Row]]
     digits: int = 6
+    is_optional: bool = False
 
     def of_runs(self, runs: Sequence[SavedRun]) -> list[Row]:
         """The rows of all runs, each with its run's name."""
@@ -311,6 +313,7 @@ TABLES = (
             ("verdict", "text", "", "`faster`, `slower`, `same`, `undecided` or `invalid`, of two paths"),
         ),
         lambda run: monolithic_rows(run.record),
+        is_optional=True,
     ),
     Table(
         "misses",
