@@ -62,11 +62,13 @@ class ScalingTable:
     """Runs of one scenario on different numbers of GPUs.
 
     Attributes:
-        title: Model, device and workload.
+        title: Model, device and workload, short enough for a line of a narrow terminal.
+        details: What else all rows have in common: the model in full, its weights, how much was measured.
         rows: Tidy rows, by `SCALING_COLUMNS`.
     """
 
     title: str
+    details: str
     rows: tuple[Mapping[str, Any], ...]
 
 
@@ -95,8 +97,9 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
             if len({run.record.ranks for run in members}) > 1:
                 rows += _backend_rows(backend, members)
         if rows:
-            named = f"{model} ({weights})" if weights else model
-            tables.append(ScalingTable(f"{named} on {device}, workload {workload} ({size})", tuple(rows)))
+            title = f"{model.rsplit('/', 1)[-1]} on {device}, {workload}"
+            details = "; ".join(part for part in (model, weights, size) if part)
+            tables.append(ScalingTable(title, details, tuple(rows)))
     return tables
 
 
@@ -159,6 +162,7 @@ def render_scaling(tables: Sequence[ScalingTable], console: Console) -> None:
             cells = [cell.replace("→", "→\n").replace("_", "_\n") if is_narrow else cell for cell in _cells(row)]
             grid.add_row(*cells, style="" if row["run"] else "dim")
         console.print(grid)
+        console.print(line(f"{found.details}.", "dim"))
         console.print(line(SCALING_NOTE, "dim"))
         console.print()
 
@@ -167,7 +171,13 @@ def scaling_markdown(tables: Sequence[ScalingTable]) -> str:
     """The tables as Markdown."""
     lines = []
     for found in tables:
-        lines += [f"### {markdown_text(found.title)}", "", markdown_row(_HEADERS)]
+        lines += [
+            f"### {markdown_text(found.title)}",
+            "",
+            f"{markdown_text(found.details)}.",
+            "",
+            markdown_row(_HEADERS),
+        ]
         lines.append(markdown_row([":--", ":--", *["--:"] * (len(_HEADERS) - 2)]))
         lines += [markdown_row([markdown_text(cell) for cell in _cells(row)]) for row in found.rows]
         lines += ["", SCALING_NOTE, ""]
