@@ -95,9 +95,10 @@ class RunRecord:
             `misses_by_reason`, `partial_hits` (misses with some path replayed), `replays`, `path_runs`; rows
             `tokens_replayed`, `budget_tokens_replayed`, `waste`; `per_path`, one entry an encoder path; `per_budget`,
             `captured` and `dropped`, one entry a graph (`path`, `token_budget`, `segment_slots`, `axis_key`, then its
-            figures or its `reason`); `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (wall over GPU time of a
-            replay), `host_steps_ms`, `call_overheads`. `monolithic` holds the same of the monolithic graphs, with the
-            rows of either path in them as `parts`. What a run did not reach is absent or null.
+            figures or its `reason`); `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (first kernel start to
+            last kernel end of a replay over its GPU-busy time), `host_steps_ms`, `call_overheads`. `monolithic` holds
+            the same of the monolithic graphs, with the rows of either path in them as `parts`. What a run did not
+            reach is absent or null.
         correctness: `checked` calls, `max_rel_l2`, `tolerance`, `status`; null where nothing was checked.
 
     Attributes:

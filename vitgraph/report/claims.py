@@ -14,6 +14,7 @@ from vitgraph.report.units import NO_VALUE, count_text, ms_text, signed_pct_text
 from vitgraph.stats import P99_MIN_SAMPLES
 
 NO_VERDICT = "none"
+LAUNCH_GAP_MEANING = "first kernel start to last kernel end of a replay over its GPU-busy time"
 IMPROVEMENT_NOTE = "Positive = graph faster; milliseconds a request, eager→graph."
 
 

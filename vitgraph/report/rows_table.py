@@ -8,6 +8,7 @@ from typing import Any
 from vitgraph.records import RunRecord
 from vitgraph.report.claims import (
     IMPROVEMENT_NOTE,
+    LAUNCH_GAP_MEANING,
     NO_VERDICT,
     Claim,
     backend_text,
@@ -69,8 +70,8 @@ def rows_markdown(runs: Sequence[SavedRun]) -> str:
         lines.append(markdown_row([f"`{row}`", *map(markdown_text, cells)]))
     lines += ["", f"{IMPROVEMENT_NOTE} In brackets: the ends of the 95% interval."]
     lines.append(
-        "Slower requests: by more than 2% than eager. Launch gap: wall time of a replay over its GPU time. Waste: "
-        "padding among the replayed rows."
+        f"Slower requests: by more than 2% than eager. Launch gap: {LAUNCH_GAP_MEANING}. Waste: padding among the "
+        "replayed rows."
     )
     remarks = [f"{run.name}: {remark}" for run in runs if (remark := remark_of(run.record))]
     lines += [f"\n{markdown_text(remark)}." for remark in remarks]
