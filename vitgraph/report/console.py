@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord
-from vitgraph.report.claims import LAUNCH_GAP_MEANING, Claim, backend_text, claim_of, workload_name
+from vitgraph.report.claims import LAUNCH_GAP_MEANING, Claim, backend_text, claim_of, verdict_of, workload_name
 from vitgraph.report.csv_tables import graph_key
 from vitgraph.report.paths_view import (
     MONOLITHIC_HEADERS,
@@ -265,7 +265,7 @@ def _verdict_text(record: RunRecord) -> Text:
     text = Text(f"{verdict}", style=f"bold {VERDICT_STYLES[verdict]}")
     if verdict != "invalid":
         text.append(f" (P99: {p99})")
-    return text.append(f": {comparison['verdict_reason']}", style="not bold default")
+    return text.append(f": {verdict_of(record).reason}", style="not bold default")
 
 
 def _graph_table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:
