@@ -166,6 +166,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
     from vitgraph.bench.engine import prepare_bench
     from vitgraph.cli_parallel import bench_on_rank, is_follower, ran_on_ranks, rank_progress
     from vitgraph.cli_specs import new_run_folder
+    from vitgraph.report.claims import verdict_of
     from vitgraph.report.console import render_bench
     from vitgraph.report.derived import write_derived_or_say
     from vitgraph.report.plan_table import render_plan
@@ -203,9 +204,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
     if record["status"] == "interrupted":
         raise typer.Exit(errors.EXIT_INTERRUPTED)
     if spec.run.fail_on_slower and record["comparison"].get("verdict") == "slower":
-        raise errors.SlowerThanEagerError(
-            f"graphs are slower than eager here: {record['comparison']['verdict_reason']}"
-        )
+        raise errors.SlowerThanEagerError(f"graphs are slower than eager here: {verdict_of(record).reason}")
 
 
 def _print_json(value: Any) -> None:

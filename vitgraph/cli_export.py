@@ -47,8 +47,9 @@ def export(
     """Rebuild tables, plots and one HTML page from saved runs, or compare two of them; needs no GPU.
 
     Of bench runs, writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and
-    SVG, and one HTML page that loads nothing. Of one backend comparison or tuning result, writes its CSV and plots and
-    prints its tables again. With --compare, the files hold the deltas of two bench runs with their intervals.
+    SVG, and one HTML page that loads nothing. Of one backend comparison, tuning result, profile or verification, prints
+    its tables again and writes their CSV and plots. With --compare, the files hold the deltas of two bench runs with
+    their intervals.
     """
     from vitgraph.cli import reported_errors
 

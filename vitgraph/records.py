@@ -50,6 +50,7 @@ __all__ = [
     "build_comparison",
     "build_summary",
     "load_samples",
+    "ranks_of",
 ]
 
 SCHEMA_VERSION = 1
@@ -94,9 +95,10 @@ class RunRecord:
             `misses_by_reason`, `partial_hits` (misses with some path replayed), `replays`, `path_runs`; rows
             `tokens_replayed`, `budget_tokens_replayed`, `waste`; `per_path`, one entry an encoder path; `per_budget`,
             `captured` and `dropped`, one entry a graph (`path`, `token_budget`, `segment_slots`, `axis_key`, then its
-            figures or its `reason`); `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (wall over GPU time of a
-            replay), `host_steps_ms`, `call_overheads`. `monolithic` holds the same of the monolithic graphs, with the
-            rows of either path in them as `parts`. What a run did not reach is absent or null.
+            figures or its `reason`); `pool_bytes`, `buffer_bytes`, `capture_s`, `launch_gap` (wall time of a
+            replay over its GPU-busy time), `host_steps_ms`, `call_overheads`. `monolithic` holds
+            the same of the monolithic graphs, with the rows of either path in them as `parts`. What a run did not
+            reach is absent or null.
         correctness: `checked` calls, `max_rel_l2`, `tolerance`, `status`; null where nothing was checked.
 
     Attributes:
@@ -135,6 +137,11 @@ class RunRecord:
     def device_name(self) -> str | None:
         """Device that was measured (`environment.device`); None where it is not known."""
         return self.data["environment"].get("device")
+
+    @property
+    def ranks(self) -> int:
+        """Processes that shared every call (`settings.parallel.ranks`)."""
+        return ranks_of(self.data["settings"])
 
     def validate(self) -> None:
         """Checks the rules of the format.
@@ -211,6 +218,11 @@ class RunRecord:
         if self.folder is None:
             raise UsageError("this record has not been saved, so it has no samples file; save it first")
         return load_samples(self.folder / self.data["samples_file"])
+
+
+def ranks_of(settings: Mapping[str, Any]) -> int:
+    """Processes that shared every call, from a record's settings; 1 in records that are older than ranks."""
+    return int(settings.get("parallel", {}).get("ranks", 1))
 
 
 def build_summary(samples: Sequence[Sample]) -> Json:

@@ -85,6 +85,26 @@ def test_a_record_is_not_replaced_unless_asked(folder: Path) -> None:
     assert run("--output-dir", str(folder), "--overwrite").exit_code == 0
 
 
+@pytest.mark.parametrize(("budgets", "is_told"), [("512,1024", True), ("256,512", False)])
+def test_budgets_far_above_the_items_are_told_before_a_run(budgets: str, is_told: bool) -> None:
+    arguments = ["--model", "gemma-3-4b", "--num-prompts", "6", "--token-budgets", budgets, "--dry-run"]
+    result = run(*arguments, tiny=False)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    told = (
+        "note: token budget 512 will be used most, with 256 of its rows filled: 50% is padding, so its graphs compute "
+    )
+    told += "2.0 times the rows of eager and may well be slower. Give smaller --token-budgets, nearer to the items' "
+    assert (told in text) == is_told
+    assert ("`vitgraph tune-budgets`" in text) == is_told
+
+
+def test_budgets_far_above_the_items_are_told_by_the_run_too(folder: Path) -> None:
+    result = run("--token-budgets", "2048", "--max-vision-items-per-batch", "1", "--output-dir", str(folder))
+    assert result.exit_code == 0, result.output
+    assert "note: token budget 2048 will be used most, with " in " ".join(result.stderr.split())
+
+
 def test_a_dry_run_shows_the_plan_and_measures_nothing(folder: Path) -> None:
     result = run("--dry-run", "--output-dir", str(folder))
     assert result.exit_code == 0

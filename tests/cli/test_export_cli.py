@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from made_up_comparison import make_record
+from made_up_profile import made_up_profile
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -53,8 +54,8 @@ def test_one_run_is_exported_beside_itself(copy: Path) -> None:
     result = run(str(copy), "--formats", "csv,html")
     assert result.exit_code == 0, result.output
     assert result.stdout == (
-        f"{copy / 'export'}: runs.csv, summary.csv, per_budget.csv, per_path.csv, monolithic.csv, misses.csv, "
-        "dropped.csv, samples.csv, columns.csv, report.html\n"
+        f"{copy / 'export'}: runs.csv, summary.csv, per_budget.csv, per_path.csv, misses.csv, dropped.csv, "
+        "samples.csv, columns.csv, report.html\n"
     )
     assert (copy / "export" / "report.html").read_text("utf-8").startswith("<!doctype html>")
     again = run(str(copy), "--formats", "csv,html")
@@ -137,15 +138,13 @@ def test_a_record_of_another_kind_and_one_of_a_newer_version_are_refused(copy: P
     newer = run(str(copy))
     assert newer.exit_code == 2
     assert "has schema_version 9; this vitgraph reads up to 1. Update vitgraph to open it" in newer.stderr
-    (copy / "run.json").write_text(json.dumps({"schema_version": 1, "kind": "verify"}), encoding="utf-8")
+    (copy / "run.json").write_text(json.dumps({"schema_version": 1, "kind": "calibration"}), encoding="utf-8")
     other = run(str(copy))
     assert other.exit_code == 2
-    assert "is a record of kind 'verify'; export takes bench, compare-backends, compare-backends-micro, tune" in (
-        other.stderr
-    )
+    assert "is a record of kind 'calibration'; export takes bench, compare-backends, " in other.stderr
     compared = run("--compare", str(copy), str(EXAMPLE))
     assert compared.exit_code == 2
-    assert "is a record of kind 'verify', and this takes runs of kind 'bench'" in compared.stderr
+    assert "is a record of kind 'calibration', and this takes runs of kind 'bench'" in compared.stderr
 
 
 def test_runs_are_printed_as_one_markdown_table(copy: Path) -> None:
@@ -177,6 +176,32 @@ def test_a_backend_comparison_is_rebuilt_from_its_record_alone(comparison: Path)
     assert "backends.csv exists; results are not replaced" in again.stderr
     as_json = run(str(comparison), "--formats", "csv", "--overwrite", "--json")
     assert json.loads(as_json.stdout) == [str(comparison / "export" / "backends.csv")]
+
+
+def test_a_profile_is_printed_again_and_its_plot_rebuilt(tmp_path: Path) -> None:
+    record = {"schema_version": 1, "kind": "profile", **made_up_profile()}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    result = run(str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "vitgraph profile: org/some-tower on NVIDIA H200" in result.stdout
+    assert result.stdout.endswith(f"{tmp_path / 'export' / 'plots'}: profile.png, profile.svg\n")
+    del record["modes"]
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    damaged = run(str(tmp_path), "--overwrite")
+    assert damaged.exit_code == 2
+    assert "is no whole record of kind 'profile' (KeyError('modes'))" in damaged.stderr
+
+
+def test_a_verification_is_printed_again_and_writes_nothing(tmp_path: Path) -> None:
+    saved = ROOT / "results" / "verify_h200_2026-11-30" / "run.json"
+    shutil.copy(saved, tmp_path)
+    result = run(str(tmp_path))
+    assert result.exit_code == 0, result.output
+    rows = json.loads(saved.read_text(encoding="utf-8"))["rows"]
+    assert all(row["preset"] in result.stdout for row in rows)
+    passed = sum(row["status"] == "ok" for row in rows)
+    assert f"{passed} of {len(rows)} encoders verified" in result.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
 
 
 def test_records_that_are_not_of_bench_have_fewer_formats_and_go_alone(comparison: Path) -> None:

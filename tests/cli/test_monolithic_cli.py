@@ -141,6 +141,16 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> No
         assert "monolithic" in (folder / "plots" / f"{name}.svg").read_text("utf-8")
 
 
+def test_its_table_is_exported_beside_those_of_other_runs(finished: tuple[str, Path, str], tmp_path: Path) -> None:
+    _, folder, _ = finished
+    runs = [str(folder), str(ROOT / "tests" / "data" / "run-v1")]
+    result = CliRunner().invoke(app, ["export", *runs, "--formats", "csv,parquet", "--output-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert [row["run"] for row in read_csv(tmp_path / "monolithic.csv")] == ["run"] * 3
+    assert (tmp_path / "monolithic.parquet").exists()
+    assert "monolithic" in {row["table"] for row in read_csv(tmp_path / "columns.csv")}
+
+
 def test_images_without_crops_replay_no_crops_on_two_paths_only(tmp_path: Path) -> None:
     result = run(
         "deepseek-ocr-debug", *small_images(100), "--monolithic-crops", "6", "--output-dir", str(tmp_path / "run"),

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.records import SCHEMA_VERSION, TOP_LEVEL_FIELDS
+from vitgraph.report.claims import LAUNCH_GAP_MEANING
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -180,6 +181,13 @@ def test_every_field_is_described_in_the_documentation() -> None:
     assert not missing, "docs/run-json.md lacks these rows:\n" + "\n".join(missing)
     stale = [line for line in page if line.startswith("| `") and line not in set(map(row, described))]
     assert not stale, "docs/run-json.md has rows that the schema does not:\n" + "\n".join(stale)
+
+
+def test_the_record_explains_the_launch_gap_in_the_words_of_the_reports() -> None:
+    words = LAUNCH_GAP_MEANING[0].upper() + LAUNCH_GAP_MEANING[1:]
+    described = {path: meaning for path, _, _, meaning in fields(SCHEMA) if path.endswith("launch_gap")}
+    assert len(described) == 4
+    assert all(meaning.startswith(words) for meaning in described.values())
 
 
 def test_a_fresh_run_has_no_undescribed_field(fresh: dict[str, Any]) -> None:

@@ -79,6 +79,5 @@ def _diagnose_replays(candidate: Candidate, inputs: CallInputs, calls: Sequence[
     timed = [(use[key].replays, found[key]) for key in most_used if key in found and found[key]["launch_gap"]]
     if timed:
         weights = [replays for replays, _ in timed]
-        for name in ("replay_ms", "gpu_busy_ms"):
+        for name in ("replay_ms", "gpu_busy_ms", "launch_gap"):
             candidate.row[name] = float(np.average([values[name] for _, values in timed], weights=weights))
-        candidate.row["launch_gap"] = candidate.row["replay_ms"] / candidate.row["gpu_busy_ms"]

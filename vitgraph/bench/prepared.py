@@ -16,14 +16,20 @@ from vitgraph.bench.session import plan_graphs, planning_warnings, resolve_sourc
 from vitgraph.config import MONOLITHIC_BASELINE, BenchSpec
 from vitgraph.models.registry import ModelSource
 from vitgraph.parallel.assignment import Assigner
-from vitgraph.planning.accounting import GraphCounters, count_calls
+from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import PackingCost
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 from vitgraph.tuning.shipped import packing_cost
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.registry import build_workload
+
+HIGH_WASTE = 0.4
+"""Waste to warn of. Budgets that double, as automatic ones do, waste a quarter to a third of their rows."""
+
+MOST_PACKED_CALLS = 100
+"""Calls that are packed to predict the waste to warn of, since `optimal` packing can take seconds for a hundred."""
 
 
 @dataclass(slots=True)
@@ -58,10 +64,14 @@ class PreparedBench:
     sharing: dict[str, Any] | None = None
     monolithic: MonolithicBench | None = None
 
-    def expected_counters(self) -> GraphCounters:
-        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory."""
+    def expected_counters(self, calls: Sequence[EncoderCall] | None = None) -> GraphCounters:
+        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory.
+
+        Args:
+            calls: Some of the calls; None is all.
+        """
         policy = self.spec.graph.packing
-        parts = [part for call in self.calls for part in self._packed_parts(call)]
+        parts = [part for call in (self.calls if calls is None else calls) for part in self._packed_parts(call)]
         return count_calls([pack_items(part, self.plan, policy, self.cost) for part in parts])
 
     def _packed_parts(self, call: EncoderCall) -> list[Sequence[EncoderItemSpec]]:
@@ -113,7 +123,32 @@ def prepare_bench(spec: BenchSpec) -> PreparedBench:
         items = [call.specs for call in calls]
         prepared.sharing = describe_sharing(items, spec.parallel.ranks, prepared.assign, assigning_cost)
         warnings += sharing_notes(prepared.sharing)
+    some_calls = calls[:: max(1, -(-len(calls) // MOST_PACKED_CALLS))]
+    warnings += _waste_notes(prepared.expected_counters(some_calls))
     return prepared
+
+
+def _waste_notes(counters: GraphCounters) -> list[str]:
+    """Says so where the graphs of the budget that is used most will hold much padding."""
+    # A budget may be captured with several segment slots; the rows that it computes are the same.
+    budgets: dict[tuple[str, int], GraphUse] = {}
+    for key, use in counters.use.items():
+        whole = budgets.setdefault((key.path, key.token_budget), GraphUse())
+        whole.replays += use.replays
+        whole.items += use.items
+        whole.tokens += use.tokens
+    if not budgets:
+        return []
+    (path, budget), most = max(budgets.items(), key=lambda pair: pair[1].items)
+    waste = waste_of(most.tokens, budget * most.replays)
+    if waste is None or waste <= HIGH_WASTE:
+        return []
+    of_path = "" if path == DEFAULT_PATH else f" of path {path}"
+    return [
+        f"token budget {budget}{of_path} will be used most, with {most.tokens / most.replays:.0f} of its rows filled: "
+        f"{waste:.0%} is padding, so its graphs compute {1 / (1 - waste):.1f} times the rows of eager and may well be "
+        "slower. Give smaller --token-budgets, nearer to the items' sizes, or let `vitgraph tune-budgets` choose them"
+    ]
 
 
 def _crop_notes(monolithic: MonolithicBench) -> list[str]:

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vitgraph.records import RunRecord
-from vitgraph.report.units import NO_VALUE, count_text, ms_text, signed_pct_text
+from vitgraph.report.units import NO_VALUE, count_text, ms_text, share_text, signed_pct_text
 from vitgraph.stats import P99_MIN_SAMPLES
 
 NO_VERDICT = "none"
+LAUNCH_GAP_MEANING = "wall time of a replay over its GPU-busy time"
 IMPROVEMENT_NOTE = "Positive = graph faster; milliseconds a request, eager→graph."
 
 
@@ -69,6 +70,9 @@ class VerdictText:
     reason: str
 
 
+_SLOWING_WASTE = 0.2
+"""Waste that likely explains slower graphs: they compute a quarter more rows than eager."""
+
 _HEADLINES = {
     "faster": "Graphs are faster",
     "slower": "Graphs are slower",
@@ -116,7 +120,21 @@ def verdict_of(record: RunRecord) -> VerdictText:
     if record.is_cpu_replay:
         return VerdictText(NO_VERDICT, "No verdict: replayed on a CPU", str(comparison["verdict_reason"]))
     verdict = comparison["verdict"]
-    return VerdictText(verdict, _HEADLINES[verdict], str(comparison["verdict_reason"]))
+    cause = _cause_of_slower(record) if verdict == "slower" else ""
+    return VerdictText(verdict, _HEADLINES[verdict], str(comparison["verdict_reason"]) + cause)
+
+
+def _cause_of_slower(record: RunRecord) -> str:
+    """Why graphs are likely slower, to go on with after the reason of the verdict; empty where waste is no cause."""
+    graph = record["graph"]
+    waste = graph["waste"] or 0.0
+    if waste < _SLOWING_WASTE:
+        return ""
+    factor = graph["budget_tokens_replayed"] / graph["tokens_replayed"]
+    return (
+        f"; likely because the graphs compute {factor:.1f} times the rows of eager (waste {share_text(waste)}) and "
+        "GPU time binds, not launches: use budgets nearer to the items' sizes"
+    )
 
 
 def remark_of(record: RunRecord) -> str:

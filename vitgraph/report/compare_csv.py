@@ -14,7 +14,8 @@ Both are tidy: one header row, fixed columns, one observation a row. A cell is e
     delta_p99_pct, delta_p99_low_pct, delta_p99_high_pct, verdict_p99       the same of the 99th percentile
     delta_best_pct, delta_best_low_pct, delta_best_high_pct, verdict_best   mean minus that of the fastest of all
     call_busy_ms, call_busy_share   GPU-busy time of some whole calls, and its share of their latency
-    replay_ms, replay_busy_ms, launch_gap   a replay alone: wall clock, GPU-busy time, and their ratio; graph rows only
+    replay_ms, replay_busy_ms   a replay alone: wall clock and GPU-busy time; graph rows only
+    launch_gap               wall time of a replay over its GPU-busy time; graph rows only
     error_vs_float32         largest relative L2 distance of an item from the float32 reference
     hits, misses, replays, waste   what the graphs did with the workload; graph rows only
     pool_bytes, buffer_bytes, capture_s   what the graphs cost; graph rows only

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.records import ranks_of
 from vitgraph.report.terminal import VERDICT_STYLES, fact_list, line, new_table
 from vitgraph.report.units import (
     NO_VALUE,
@@ -212,7 +213,7 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str]]:
     measured = [row for row in record.rows if not _is_nothing(row)]
     if comparison["requests"]:
         size = f"{count_text(comparison['requests'], 'request')} × {count_text(comparison['rounds'], 'round')}"
-        how = "each backend in a process of its own" if comparison["isolated"] else "interleaved in one process"
+        how = _processes(comparison["isolated"], ranks_of(record["settings"]))
         left_out = comparison["unpaired_samples"]
         note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
         yield "Measured", f"{size}, {count_text(len(measured), 'backend')}, {how}{note}"
@@ -237,6 +238,13 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str]]:
     skipped = record["workload"].get("skipped", [])
     if skipped:
         yield "Skipped inputs", f"{len(skipped)}, first: {skipped[0]['source']}: {skipped[0]['reason']}"
+
+
+def _processes(is_isolated: bool, ranks: int) -> str:
+    """Which processes measured the backends."""
+    if is_isolated:
+        return "each backend in a process of its own" if ranks == 1 else f"each backend on {ranks} ranks of its own"
+    return "interleaved in one process" if ranks == 1 else f"interleaved on {ranks} ranks"
 
 
 def _per_backend(rows: Sequence[Mapping[str, Any]], fact: Callable[[Mapping[str, Any]], str | None]) -> str:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vitgraph.records import CPU_REPLAY_REASON, RunRecord
-from vitgraph.report.claims import Claim, backend_text, claim_of, workload_name
+from vitgraph.report.claims import LAUNCH_GAP_MEANING, Claim, backend_text, claim_of, verdict_of, workload_name
 from vitgraph.report.csv_tables import graph_key
 from vitgraph.report.paths_view import (
     MONOLITHIC_HEADERS,
@@ -201,7 +201,7 @@ def _graph_facts(graph: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     gap = graph.get("launch_gap")
     yield (
         "Launch gap",
-        f"{ratio_text(gap)} (wall time of a replay over its GPU time)" if is_number(gap) else NOT_MEASURED,
+        f"{ratio_text(gap)} ({LAUNCH_GAP_MEANING})" if is_number(gap) else NOT_MEASURED,
     )
     steps = graph.get("host_steps_ms")
     if steps:
@@ -265,7 +265,7 @@ def _verdict_text(record: RunRecord) -> Text:
     text = Text(f"{verdict}", style=f"bold {VERDICT_STYLES[verdict]}")
     if verdict != "invalid":
         text.append(f" (P99: {p99})")
-    return text.append(f": {comparison['verdict_reason']}", style="not bold default")
+    return text.append(f": {verdict_of(record).reason}", style="not bold default")
 
 
 def _graph_table(title: str, entries: Sequence[Mapping[str, Any]]) -> Table:

@@ -16,7 +16,8 @@ All are tidy: one header row, fixed columns, one fact a row. A cell is empty whe
     path, token_budget, segment_slots, axis_key   the graph; axis keys as `28x36`; path `monolithic` holds both paths
     replays, items, tokens   what was replayed with it
     fill, waste              share of its rows that were used, and the rest
-    replay_ms, gpu_busy_ms, launch_gap   mean wall time of a replay, its GPU time, and their ratio
+    replay_ms, gpu_busy_ms   median wall time of a replay, and its GPU-busy time
+    launch_gap               wall time of a replay over its GPU-busy time
     capture_ms, pool_bytes, buffer_bytes   what the graph cost to capture and to hold
 
 `per_path.csv`, one row a graph mode and encoder path, and one of path `all`:

@@ -66,14 +66,18 @@ def export_runs(
         RecordFileError: A file could not be written.
     """
     files: dict[str, bytes] = {}
+    written = []
     for table in TABLES:
         rows = table.of_runs(runs)
+        if table.is_optional and not rows:
+            continue
+        written.append(table)
         if CSV in formats:
             files[f"{table.name}.csv"] = table_csv(table.columns, rows, table.digits)
         if PARQUET in formats:
             files[f"{table.name}.parquet"] = parquet_bytes(table.columns, rows)
     if CSV in formats:
-        files["columns.csv"] = table_csv(COLUMNS_TABLE, describe_columns(TABLES))
+        files["columns.csv"] = table_csv(COLUMNS_TABLE, describe_columns(written))
     if MARKDOWN in formats:
         files["table.md"] = markdown_tables(runs).encode("utf-8")
     if LATEX in formats:

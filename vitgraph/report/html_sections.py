@@ -9,7 +9,7 @@ import numpy as np
 
 from vitgraph.records import RunRecord
 from vitgraph.report import svg_charts
-from vitgraph.report.claims import IMPROVEMENT_NOTE, backend_text, claim_of, dtype_of, workload_name
+from vitgraph.report.claims import IMPROVEMENT_NOTE, LAUNCH_GAP_MEANING, backend_text, claim_of, dtype_of, workload_name
 from vitgraph.report.html_parts import Markup, claim_cell, details, escape, facts, table
 from vitgraph.report.paths_view import (
     MONOLITHIC_HEADERS,
@@ -227,7 +227,7 @@ def checks_section(record: RunRecord) -> str:
             )
         )
     if is_number(graph.get("launch_gap")):
-        rows.append(("Launch gap", f"{ratio_text(graph['launch_gap'])}, wall time of a replay over its GPU time"))
+        rows.append(("Launch gap", f"{ratio_text(graph['launch_gap'])}, {LAUNCH_GAP_MEANING}"))
     for call in (graph.get("call_overheads") or [])[:1]:
         shape = f"{count_text(call['items'], 'item')}, {count_text(call['tokens'], 'token')}"
         whole, replays, rest = (ms_text(call[name]) for name in ("call_ms", "replays_ms", "overhead_ms"))

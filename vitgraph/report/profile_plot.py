@@ -56,9 +56,13 @@ def write_profile_plot(record: Mapping[str, Any], folder: Path, overwrite: bool 
         UsageError: A file exists and `overwrite` is off.
         RecordFileError: A file could not be written.
     """
+    return write_files({folder / name: content for name, content in profile_plot_files(record).items()}, overwrite)
+
+
+def profile_plot_files(record: Mapping[str, Any]) -> dict[str, bytes]:
+    """`profile.png` and `profile.svg` by name."""
     with report_style():
-        files = figure_files({PROFILE_PLOT: draw_profile(record)})
-    return write_files({folder / name: content for name, content in files.items()}, overwrite)
+        return figure_files({PROFILE_PLOT: draw_profile(record)})
 
 
 def profile_bars(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:

@@ -1,4 +1,4 @@
-"""Rebuilds the tables and plots of saved backend comparisons and tuning results from their `run.json` alone.
+"""Rebuilds the tables and plots of saved records other than `bench` runs from their `run.json` alone.
 
 Runs of `bench` have an export of their own, which puts several runs into one table. Nothing here needs a GPU or torch.
 """
@@ -23,12 +23,15 @@ from vitgraph.report.compare_table import render_compare
 from vitgraph.report.export import CSV, PLOTS, PLOTS_FOLDER
 from vitgraph.report.files import write_files
 from vitgraph.report.micro_table import render_micro
+from vitgraph.report.profile_plot import profile_plot_files
+from vitgraph.report.profile_table import render_profile
 from vitgraph.report.rank_table import render_compared_ranks
 from vitgraph.report.tune_plots import tune_plot_files
 from vitgraph.report.tune_tables import render_tune, tune_csv_files
+from vitgraph.report.verify_table import render_verify
 from vitgraph.result_files import read_text
 
-MICRO_KIND, TUNE_KIND = "compare-backends-micro", "tune"
+MICRO_KIND, TUNE_KIND, PROFILE_KIND, VERIFY_KIND = "compare-backends-micro", "tune", "profile", "verify"
 RECORD_FORMATS = (CSV, PLOTS)
 
 
@@ -37,8 +40,8 @@ class _Openable:
     """What can be rebuilt from one record.
 
     Attributes:
-        csv: Makes the tables, by file name.
-        plots: Makes the figures, by file name.
+        csv: Makes the tables, by file name; none where its command writes none.
+        plots: Makes the figures, by file name; none where its command draws none.
         render: Prints the record as its command did.
     """
 
@@ -115,6 +118,16 @@ def _open_tuning(file: Path) -> _Openable:
     )
 
 
+def _open_profile(file: Path) -> _Openable:
+    record = _read(file)
+    return _Openable(dict, lambda: profile_plot_files(record), lambda console: render_profile(record, console))
+
+
+def _open_verification(file: Path) -> _Openable:
+    results = _read(file)["rows"]
+    return _Openable(dict, dict, lambda console: render_verify(results, console))
+
+
 def _read(file: Path) -> Mapping[str, Any]:
     return decode(json.loads(read_text(file)))
 
@@ -123,5 +136,7 @@ _OPENERS: dict[str, Callable[[Path], _Openable]] = {
     COMPARE_KIND: _open_comparison,
     MICRO_KIND: _open_micro,
     TUNE_KIND: _open_tuning,
+    PROFILE_KIND: _open_profile,
+    VERIFY_KIND: _open_verification,
 }
 EXPORTED_KINDS = tuple(_OPENERS)

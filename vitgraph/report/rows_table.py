@@ -8,6 +8,7 @@ from typing import Any
 from vitgraph.records import RunRecord
 from vitgraph.report.claims import (
     IMPROVEMENT_NOTE,
+    LAUNCH_GAP_MEANING,
     NO_VERDICT,
     Claim,
     backend_text,
@@ -19,13 +20,14 @@ from vitgraph.report.claims import (
     workload_name,
 )
 from vitgraph.report.text_tables import markdown_row, markdown_text
-from vitgraph.report.units import NO_VALUE, bytes_text, ratio_text, share_text
+from vitgraph.report.units import NO_VALUE, bytes_text, count_text, ratio_text, share_text
 from vitgraph.saved_runs import SavedRun
 
 _SHARED: Mapping[str, Callable[[RunRecord], str]] = {
     "Device": lambda record: record.device_name or "unknown device",
     "Weights": lambda record: model_text(record) or "dtype not recorded",
     "Backend": backend_text,
+    "Ranks": lambda record: count_text(record.ranks, "rank"),
     "Measured": size_text,
 }
 """What is said once above the table where all runs have it in common, and in a column of its own where they differ."""
@@ -68,8 +70,8 @@ def rows_markdown(runs: Sequence[SavedRun]) -> str:
         lines.append(markdown_row([f"`{row}`", *map(markdown_text, cells)]))
     lines += ["", f"{IMPROVEMENT_NOTE} In brackets: the ends of the 95% interval."]
     lines.append(
-        "Slower requests: by more than 2% than eager. Launch gap: wall time of a replay over its GPU time. Waste: "
-        "padding among the replayed rows."
+        f"Slower requests: by more than 2% than eager. Launch gap: {LAUNCH_GAP_MEANING}. Waste: padding among the "
+        "replayed rows."
     )
     remarks = [f"{run.name}: {remark}" for run in runs if (remark := remark_of(run.record))]
     lines += [f"\n{markdown_text(remark)}." for remark in remarks]

@@ -62,11 +62,13 @@ class ScalingTable:
     """Runs of one scenario on different numbers of GPUs.
 
     Attributes:
-        title: Model, device and workload.
+        title: Model, device and workload, short enough for a line of a narrow terminal.
+        details: What else all rows have in common: the model in full, its weights, how much was measured.
         rows: Tidy rows, by `SCALING_COLUMNS`.
     """
 
     title: str
+    details: str
     rows: tuple[Mapping[str, Any], ...]
 
 
@@ -92,29 +94,25 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
     for (device, model, weights, workload, size, *_), backends in scenarios.items():
         rows: list[Mapping[str, Any]] = []
         for backend, members in backends.items():
-            if len({ranks_of(run) for run in members}) > 1:
+            if len({run.record.ranks for run in members}) > 1:
                 rows += _backend_rows(backend, members)
         if rows:
-            named = f"{model} ({weights})" if weights else model
-            tables.append(ScalingTable(f"{named} on {device}, workload {workload} ({size})", tuple(rows)))
+            title = f"{model.rsplit('/', 1)[-1]} on {device}, {workload}"
+            details = "; ".join(part for part in (model, weights, size) if part)
+            tables.append(ScalingTable(title, details, tuple(rows)))
     return tables
 
 
-def ranks_of(run: SavedRun) -> int:
-    """Processes that shared the calls of a run."""
-    return int(run.record["settings"].get("parallel", {}).get("ranks", 1))
-
-
 def _backend_rows(backend: str, runs: Sequence[SavedRun]) -> list[Mapping[str, Any]]:
-    ordered = sorted(runs, key=ranks_of)
+    ordered = sorted(runs, key=lambda run: run.record.ranks)
     first = ordered[0]
     rows: list[Mapping[str, Any]] = []
     for run in ordered:
         summary, comparison = run.record["summary"], run.record["comparison"]
         has_p99 = summary[EAGER]["p99_supported"]
-        growth = ranks_of(run) / ranks_of(first)
+        growth = run.record.ranks / first.record.ranks
         shared = summary[GRAPH].get("parallel", {})
-        row: dict[str, Any] = {"backend": backend, "ranks": ranks_of(run), "run": run.name, "source": "measured"}
+        row: dict[str, Any] = {"backend": backend, "ranks": run.record.ranks, "run": run.name, "source": "measured"}
         for metric in ("mean", "p99"):
             is_known = metric == "mean" or has_p99
             for mode in (EAGER, GRAPH):
@@ -164,6 +162,7 @@ def render_scaling(tables: Sequence[ScalingTable], console: Console) -> None:
             cells = [cell.replace("→", "→\n").replace("_", "_\n") if is_narrow else cell for cell in _cells(row)]
             grid.add_row(*cells, style="" if row["run"] else "dim")
         console.print(grid)
+        console.print(line(f"{found.details}.", "dim"))
         console.print(line(SCALING_NOTE, "dim"))
         console.print()
 
@@ -172,7 +171,13 @@ def scaling_markdown(tables: Sequence[ScalingTable]) -> str:
     """The tables as Markdown."""
     lines = []
     for found in tables:
-        lines += [f"### {markdown_text(found.title)}", "", markdown_row(_HEADERS)]
+        lines += [
+            f"### {markdown_text(found.title)}",
+            "",
+            f"{markdown_text(found.details)}.",
+            "",
+            markdown_row(_HEADERS),
+        ]
         lines.append(markdown_row([":--", ":--", *["--:"] * (len(_HEADERS) - 2)]))
         lines += [markdown_row([markdown_text(cell) for cell in _cells(row)]) for row in found.rows]
         lines += ["", SCALING_NOTE, ""]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitgraph.records import RunRecord
-from vitgraph.report.claims import dtype_of
+from vitgraph.report.claims import LAUNCH_GAP_MEANING, dtype_of
 from vitgraph.report.csv_tables import monolithic_rows, per_budget_rows, per_path_rows, summary_rows
 from vitgraph.report.files import csv_bytes
 from vitgraph.report.paths_view import all_graphs
@@ -50,6 +50,7 @@ class Table:
         columns: Its columns, in order.
         rows: Makes its rows from a saved run, without the column `run`.
         digits: Significant digits of its numbers in CSV; Parquet holds them whole.
+        is_optional: It is of no use to most runs, and is left out where none of them has a row of it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: Callable[[SavedRun], Iterable[Row]]
     digits: int = 6
+    is_optional: bool = False
 
     def of_runs(self, runs: Sequence[SavedRun]) -> list[Row]:
         """The rows of all runs, each with its run's name."""
@@ -221,7 +223,7 @@ TABLES = (
             ("hit_rate", "number", "share", "hits over items"),
             ("replays", "integer", "replays", "graph replays of one round"),
             ("waste", "number", "share", "padding among the replayed rows"),
-            ("launch_gap", "number", "ratio", "wall time of a replay over its GPU time"),
+            ("launch_gap", "number", "ratio", LAUNCH_GAP_MEANING),
             ("capture_s", "number", "s", "time of all captures, warm-up included"),
             ("pool_bytes", "integer", "bytes", "memory of the pool that all graphs share"),
             ("buffer_bytes", "integer", "bytes", "memory of the static buffers that all graphs share"),
@@ -267,7 +269,7 @@ TABLES = (
             ("waste", "number", "share", "rows of the replays that were padding"),
             ("replay_ms", "number", "ms", "wall time of one replay alone, median"),
             ("gpu_busy_ms", "number", "ms", "time in which the GPU worked during a replay"),
-            ("launch_gap", "number", "ratio", "`replay_ms` over `gpu_busy_ms`"),
+            ("launch_gap", "number", "ratio", LAUNCH_GAP_MEANING),
             ("capture_ms", "number", "ms", "time of warm-up and capture"),
             ("pool_bytes", "integer", "bytes", "what the graph added to the shared pool"),
             ("buffer_bytes", "integer", "bytes", "static buffers that the graph uses, shared with the others"),
@@ -311,6 +313,7 @@ TABLES = (
             ("verdict", "text", "", "`faster`, `slower`, `same`, `undecided` or `invalid`, of two paths"),
         ),
         lambda run: monolithic_rows(run.record),
+        is_optional=True,
     ),
     Table(
         "misses",

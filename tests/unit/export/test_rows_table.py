@@ -31,7 +31,7 @@ def another_row(record: dict[str, Any]) -> None:
 
 def test_a_line_a_run_and_what_all_share_above_them(tmp_path: Path) -> None:
     lines = lines_of(EXAMPLE, write_run(tmp_path / "gemma", another_row))
-    assert lines[0] == "Synthetic GPU; bfloat16; FLASH\\_ATTN; 320 requests, 20 warm-ups, 2 rounds."
+    assert lines[0] == "Synthetic GPU; bfloat16; FLASH\\_ATTN; 1 rank; 320 requests, 20 warm-ups, 2 rounds."
     assert lines[2] == HEADER
     assert lines[4:6] == [
         f"| `qwen3_vl` | Qwen/Qwen3-VL-30B-A3B-Instruct | {CELLS}",
@@ -46,6 +46,15 @@ def test_what_differs_has_a_column_and_equal_models_their_folders(tmp_path: Path
     assert lines[2].startswith("| Row | Model | Trace | Backend | Mean ms")
     assert lines[4].startswith("| `qwen3_vl` | Qwen/Qwen3-VL-30B-A3B-Instruct (run-v1) | synthetic-example | FLASH")
     assert "(other) | synthetic-example | FLASHINFER (asked for FLASH\\_ATTN) |" in lines[5]
+
+
+def test_runs_on_different_numbers_of_gpus_are_told_apart_in_the_table(tmp_path: Path) -> None:
+    four = write_run(tmp_path / "four", set_field("settings", "parallel", value={"ranks": 4}))
+    lines = lines_of(EXAMPLE, four)
+    assert lines[0] == "Synthetic GPU; bfloat16; FLASH\\_ATTN; 320 requests, 20 warm-ups, 2 rounds."
+    assert lines[2].startswith("| Row | Model | Trace | Ranks | Mean ms")
+    assert "(run-v1) | synthetic-example | 1 rank |" in lines[4]
+    assert "(four) | synthetic-example | 4 ranks |" in lines[5]
 
 
 def test_a_cpu_and_a_failed_run_claim_nothing_and_say_why(tmp_path: Path) -> None:

@@ -71,6 +71,9 @@ def test_no_cell_is_cut_on_a_narrow_console(tmp_path: Path) -> None:
     render_scaling(tables, console)
     text = console.file.getvalue()
     assert "…" not in text
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert lines[0] == "Qwen3-VL-32B-Instruct on Synthetic GPU, synthetic-example"
+    assert "Qwen/Qwen3-VL-32B-Instruct; bfloat16; 320 requests, 20 warm-ups, 2 rounds." in lines
     for figure in ("28.39→", "23.16", "+18.4%", "238.78→", "205.28", "+14.0%", "0.75"):
         assert figure in text
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from vitgraph.models.catalog import catalog, verifications
 from vitgraph.models.registry import ROWS, resolve_preset, row_presets
-from vitgraph.report.model_table import MATRIX_BEGIN, MATRIX_END, matrix_markdown
+from vitgraph.report.model_table import MATRIX_BEGIN, MATRIX_END, matrix_markdown, render_models
 
 ROOT = Path(__file__).parents[3]
 
@@ -18,6 +21,18 @@ def test_the_readme_holds_the_generated_matrix() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme[readme.index(MATRIX_BEGIN) : readme.index(MATRIX_END) + len(MATRIX_END)]
     assert shown == matrix_markdown(catalog()), "run `vitgraph models --markdown` and put its output into README.md"
+
+
+@pytest.mark.parametrize(("memory_check", "is_explained"), [("not rerun", True), ("ok", False)])
+def test_the_star_is_explained_where_a_row_has_one(memory_check: str, is_explained: bool) -> None:
+    entry = catalog()[0]
+    entries = [replace(entry, verified=[{**entry.verified[0], "max_rel_l2": 0.013, "memory_check": memory_check}])]
+    console = Console(file=io.StringIO(), width=160)
+    render_models(entries, console)
+    assert isinstance(console.file, io.StringIO)
+    for text in (matrix_markdown(entries), console.file.getvalue()):
+        assert "H200 FLASH_ATTN 1.3%" in text
+        assert ("1.3% *" in text) == ("* The check that memory returns" in text) == is_explained
 
 
 @pytest.mark.parametrize("name", sorted(verifications()))

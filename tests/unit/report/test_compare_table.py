@@ -74,6 +74,20 @@ def test_an_interrupted_run_says_so_and_a_name_in_brackets_survives() -> None:
     assert "[bold]model on NVIDIA H200" in text
 
 
+def test_it_says_which_processes_measured_the_backends() -> None:
+    def measured(ranks: int, is_isolated: bool) -> str:
+        record = make_record()
+        record.data["settings"]["parallel"] = {"ranks": ranks}
+        record.data["comparison"]["isolated"] = is_isolated
+        (line,) = [line for line in text_of(200, record).splitlines() if line.startswith("Measured")]
+        return line.partition("4 backends, ")[2]
+
+    assert measured(1, is_isolated=False) == "interleaved in one process"
+    assert measured(4, is_isolated=False) == "interleaved on 4 ranks"
+    assert measured(1, is_isolated=True) == "each backend in a process of its own"
+    assert measured(4, is_isolated=True) == "each backend on 4 ranks of its own"
+
+
 def test_failures_of_single_modes_are_named_with_their_reasons() -> None:
     record = make_record()
     row = record.rows[0]

@@ -87,6 +87,19 @@ def test_an_invalid_run_names_the_reasons_and_shows_no_interval(record: RunRecor
     assert "95% CI" not in text
 
 
+def test_slower_graphs_that_mostly_pad_are_explained(record: RunRecord) -> None:
+    cause = (
+        "; likely because the graphs compute 2.0 times the rows of eager (waste 50.0%) and GPU time binds, not launches"
+    )
+    record.data["comparison"]["verdict"] = "slower"
+    assert "likely" not in render(render_bench, record, 300)
+    graph = record.data["graph"]
+    graph |= {"waste": 0.5, "budget_tokens_replayed": 2 * graph["tokens_replayed"]}
+    assert f"noise floor of ±0.26%{cause}: use budgets nearer to the items' sizes" in render(render_bench, record, 300)
+    record.data["comparison"]["verdict"] = "faster"
+    assert "likely" not in render(render_bench, record, 300)
+
+
 def test_an_undecided_verdict_stays_within_80_columns(record: RunRecord) -> None:
     record.data["comparison"]["mean"] |= {"verdict": "undecided", "delta_pct": 4.9, "ci95": [-100.4, 110.2]}
     lines = render(render_bench, record, 80).splitlines()
