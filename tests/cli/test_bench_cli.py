@@ -156,9 +156,11 @@ def test_budgets_below_every_item_are_refused_before_anything_runs(folder: Path)
 
 def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = BenchRunner._measure_call
+    managers = []
 
     def stop_at_the_fourth(self: BenchRunner, call: Any, *rest: Any) -> Any:
         if call.index == 3:
+            managers.append(self.manager)
             raise KeyboardInterrupt
         return real(self, call, *rest)
 
@@ -169,6 +171,7 @@ def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: p
     assert record["status"] == "interrupted"
     assert record["summary"]["graph"]["n"] == 3
     assert (folder / "summary.csv").exists()
+    assert managers[0].graphs == {}
 
 
 def test_a_full_disk_ends_with_what_is_lost_and_what_is_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,11 +221,12 @@ def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypat
         self.record["environment"]["matrix_rate_tflops"] = None
 
     def captured(self: _Run) -> None:
-        # From here on only the record asks a manager for its device.
+        # From here on only the record and the release ask a manager for its device.
         monkeypatch.setattr(EncoderCudaGraphManager, "is_cuda", True)
 
     monkeypatch.setattr(_Run, "_save_before_measuring", captured)
     monkeypatch.setattr(_Run, "_speed_of_light", speed_of_light)
+    monkeypatch.setattr(_Run, "_release", lambda self: None)
     monkeypatch.setattr(diagnostics, "measure_replays", timed)
     monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: [])
     result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.requires_cuda
 TOLERANCE = 2e-2
 
 
-def make_encoder(preset: str) -> VisionEncoder:
-    spec = ModelSpec(preset, load_format="dummy", attn_backend="FLASH_ATTN")
+def make_encoder(preset: str, backend: str = "FLASH_ATTN") -> VisionEncoder:
+    spec = ModelSpec(preset, load_format="dummy", attn_backend=backend)
     device = torch.device("cuda", 0)
     encoder, _ = load(resolve_source(spec), spec, device=device, dtype=torch.bfloat16)
     return encoder
@@ -86,6 +86,21 @@ def test_memory_returns_after_clear_and_capturing_again_works(encoder: VisionEnc
     assert torch.cuda.memory_reserved() - before <= 32 << 20
     manager.capture()
     execute(encoder, manager, [(224, 224)])
+    manager.clear()
+
+
+def test_graphs_outlive_another_managers_clear(encoder: VisionEncoder) -> None:
+    manager = make_manager(encoder, [64, 1024], 8)
+    other = make_manager(make_encoder("qwen3-vl-debug", "TRITON_ATTN"), [64, 1024], 8)
+    before, _ = execute(encoder, manager, [(224, 224)])
+    other.clear()
+    # Whatever the clear gave back that a graph still uses is now a NaN, or somebody else's.
+    free = torch.cuda.memory_reserved() + (512 << 20)
+    taken = torch.full((free // 4,), float("nan"), device=encoder.device)
+    after, eager = execute(encoder, manager, [(224, 224)])
+    assert torch.equal(after[0], before[0])
+    assert relative_l2(after[0], eager) <= TOLERANCE
+    assert torch.isnan(taken).all()
     manager.clear()
 
 

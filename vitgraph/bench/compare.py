@@ -229,6 +229,12 @@ class Comparison:
         Args:
             writer: Takes the samples; None where this process has none to save.
         """
+        try:
+            self._execute(writer)
+        finally:
+            self._release()
+
+    def _execute(self, writer: BackendSampleWriter | None) -> None:
         import torch
 
         data = self.record.data
@@ -247,6 +253,11 @@ class Comparison:
                 self.is_interrupted = True
         done = {"status": "complete", "status_reason": None}
         data |= {"status": "interrupted", "status_reason": STOPPED} if self.is_interrupted else done
+
+    def _release(self) -> None:
+        """Frees every backend, once the device has done what a stop or a failure left under way."""
+        for candidate in self.candidates:
+            candidate.release()
 
     def _open(self) -> CallInputs:
         """Builds the reference, then loads, captures and checks every backend; returns what makes all their pixels."""
@@ -271,8 +282,9 @@ class Comparison:
         self.progress.phase("loading, capturing and checking", len(names))
         for index, name in enumerate(names):
             candidate = self.make_candidate(name, inputs)
-            candidate.open(self.device, self.dtype, reference)
+            # Known before it is opened, so that a stop in the middle of its captures releases them too.
             self.candidates.append(candidate)
+            candidate.open(self.device, self.dtype, reference)
             self.record.rows[index] = candidate.row
             self.progress.step()
         return inputs

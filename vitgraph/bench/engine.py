@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -140,8 +140,27 @@ class _Run:
         self.folder = folder
         self.samples: list[Sample] = []
         self.is_measured = False
+        self._managers: list[EncoderCudaGraphManager] = []
 
     def execute(self, writer: SampleWriter | None) -> None:
+        try:
+            self._execute(writer)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Frees the graphs, once the device has done what a stop or a failure left under way.
+
+        A rank's process ends with its run, and where another rank failed, its device may wait in a gather for ever.
+        """
+        if self.ranks is not None:
+            return
+        for manager in self._managers:
+            # After a device error even releasing fails, and that error is on its way already.
+            with suppress(RuntimeError):
+                manager.clear()
+
+    def _execute(self, writer: SampleWriter | None) -> None:
         from vitgraph.bench.calls import CallInputs
         from vitgraph.bench.runner import TOLERANCE, BenchOutcome
         from vitgraph.environment import snapshot
@@ -154,8 +173,10 @@ class _Run:
         encoder, facts = self._load(device, dtype)
         record["environment"] = {**snapshot(device), **facts}
         manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing, cost=prepared.cost)
+        self._managers.append(manager)
         monolithic = self._monolithic_manager(encoder)
         if monolithic is not None:
+            self._managers.append(monolithic)
             reserve_together([manager, monolithic])
         self._capture(manager, record["graph"], "capturing graphs")
         if self.ranks is not None:

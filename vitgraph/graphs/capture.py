@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -189,26 +189,43 @@ def _capture_cuda(run: Callable[[], None], pool: Any, stream: Any, key: GraphKey
         for _ in range(WARMUP_RUNS):
             run()
         stream.synchronize()
-        # What the warm-up left cached would otherwise be charged to no graph and kept for nothing.
-        torch.cuda.empty_cache()
-        reserved = _reserved_bytes(stream.device)
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            run()
-        except BaseException as error:
-            with suppress(RuntimeError):
-                graph.capture_end()
-            if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
-                raise
-            site = traceback.extract_tb(error.__traceback__)[-1]
-            raise CaptureError(
-                f"budget {key.token_budget} of path {key.path!r} cannot be captured: {error} "
-                f"(at {site.filename}:{site.lineno}, in {site.name}); a capture allows no host synchronisation"
-            ) from error
-        graph.capture_end()
+        with _workspaces_in_pool():
+            # What the warm-up left cached would otherwise be charged to no graph and kept for nothing.
+            torch.cuda.empty_cache()
+            reserved = _reserved_bytes(stream.device)
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException as error:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, RuntimeError):
+                    raise
+                site = traceback.extract_tb(error.__traceback__)[-1]
+                raise CaptureError(
+                    f"budget {key.token_budget} of path {key.path!r} cannot be captured: {error} "
+                    f"(at {site.filename}:{site.lineno}, in {site.name}); a capture allows no host synchronisation"
+                ) from error
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph, reserved
+
+
+@contextmanager
+def _workspaces_in_pool() -> Iterator[None]:
+    """Captures within it take the memory that matrix products work in from their graph's pool.
+
+    torch keeps one such workspace for each stream, and a graph writes to the address it was captured with. The one of
+    the warm-up is not the graph's own: it is freed whenever anyone clears torch's workspaces, and in newer releases as
+    soon as any graph of that stream is reset; the others would then write to memory of somebody else. So the capture
+    must find none and make one, which its pool keeps for as long as the graph lives, and torch must forget it.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _reserved_bytes(device: torch.device) -> int:

@@ -208,7 +208,10 @@ class EncoderCudaGraphManager:
             torch.cuda.empty_cache()
 
     def clear(self) -> None:
-        """Releases every graph, the pool and the buffers; capturing again is allowed."""
+        """Releases every graph, the pool and the buffers; capturing again is allowed.
+
+        Other managers' graphs are left as they are, unless they share an encoder; see `reserve_together`.
+        """
         if self.is_cuda:
             torch.cuda.synchronize(self.model.device)
         for graph in self.graphs.values():
@@ -219,8 +222,6 @@ class EncoderCudaGraphManager:
         self._pool = self._stream = None
         self.model.release_capture()
         if self.is_cuda:
-            # cuBLAS keeps a workspace for every stream that ever captured; without this each capture would leak one.
-            torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
     # -- encoding --------------------------------------------------------------------------------------------------

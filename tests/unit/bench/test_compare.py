@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vitgraph.bench.compare_samples import load_backend_samples
 from vitgraph.bench.timing import BusyTime
 from vitgraph.config import BenchSpec, GraphSpec, ModelSpec, RunSpec
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError
+from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records import CPU_REPLAY_REASON
 from vitgraph.workloads.base import WorkloadSpec
@@ -335,6 +337,35 @@ def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert freed == ["WRONG", "TOO_LARGE"]
 
 
+@pytest.mark.parametrize("stopped_in", ["the second capture", "the measuring", "nothing"])
+def test_all_graphs_are_released_however_the_comparison_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: str
+) -> None:
+    managers: list[EncoderCudaGraphManager] = []
+    most_graphs: list[int] = []
+    real = EncoderCudaGraphManager.capture_some
+
+    def capture(self: EncoderCudaGraphManager, *arguments: Any) -> None:
+        managers.append(self)
+        real(self, *arguments)
+        most_graphs.append(len(self.graphs))
+        if stopped_in == "the second capture" and len(managers) == 2:
+            raise KeyboardInterrupt
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EncoderCudaGraphManager, "capture_some", capture)
+    if stopped_in == "the measuring":
+        monkeypatch.setattr(compare.Comparison, "_time", stop)
+    with pytest.raises(KeyboardInterrupt) if stopped_in != "nothing" else nullcontext():
+        run(tmp_path, "GOOD", "ALSO_GOOD")
+    assert len(managers) == 2
+    assert min(most_graphs) > 0
+    assert [manager.graphs for manager in managers] == [{}, {}]
+    assert [manager.buffer_bytes for manager in managers] == [0, 0]
+
+
 def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +377,7 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
         real(self, inputs)
 
     monkeypatch.setattr(compare.Comparison, "_diagnose", diagnose)
+    monkeypatch.setattr(compare.Comparison, "_release", lambda self: None)
     run(tmp_path, "GOOD", budgets=(64, 128))
     candidate, inputs, calls, samples = kept[0]
     use = candidate.counters().use
