@@ -142,7 +142,7 @@ def test_pooling_rounds_where_transformers_does() -> None:
     encoder = checks.build(source(), dtype=torch.bfloat16)
     assert isinstance(encoder, Gemma4Encoder)
     tower: Any = encoder.modules["vision_tower"]
-    hidden = torch.randn(1, 630, 96, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(1, 630, 48, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
     metadata = encoder.compute_metadata([GridGeometry(IMAGE, 1, 30, 21)], "default", ())
     positions = torch.from_numpy(metadata["position_ids"].copy()).unsqueeze(0)
     expected, _ = tower.pooler(hidden, positions, torch.zeros(1, 630, dtype=torch.bool), output_length=70)
@@ -199,7 +199,7 @@ def test_published_checkpoint_loads_bit_equal(encoder: Gemma4Encoder, tmp_path: 
         "model.embed_vision.embedding_projection.weight",
         "model.vision_tower.patch_embedder.position_embedding_table",
         "model.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight",
-        "model.vision_tower.encoder.layers.2.mlp.down_proj.input_min",
+        "model.vision_tower.encoder.layers.1.mlp.down_proj.input_min",
         "model.vision_tower.std_bias",
     ):
         assert name in tensors
