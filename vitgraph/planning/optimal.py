@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vitgraph.planning.budgets import BudgetPlan, GraphKey, select_budget
 from vitgraph.planning.graph_tables import (
@@ -185,8 +187,8 @@ def _pack_neighbours(items: CallItems, tables: GraphTables, cost: PackingCost, w
     ends = _prefix_sums(ordered)
     group_ms = np.full((calls, count + 1, count + 1), np.inf)
     for stop in range(1, count + 1):
-        for start in range(max(0, stop - tables.plan.max_items), stop):
-            group_ms[:, start, stop] = _window_cost(ordered, ends, tables, cost, start, stop)
+        first = max(0, stop - tables.plan.max_items)
+        group_ms[:, first:stop, stop] = _costs_of_windows_to(stop, first, ordered, ends, tables, cost)
     forward, came_from = _forward(group_ms)
     backward, goes_to = _backward(group_ms, fitting)
     rows = np.arange(calls)
@@ -194,14 +196,16 @@ def _pack_neighbours(items: CallItems, tables: GraphTables, cost: PackingCost, w
     best, latency = np.full(calls, np.inf), np.full(calls, np.inf)
     window = np.zeros((calls, 2), dtype=np.int64)
     for start in range(count + 1):
-        for stop in range(start, count + 1):
-            eager = {path: values[:, stop] - values[:, start] + unfit[path] for path, values in ends.items()}
-            replays, parts = forward[:, start] + backward[:, stop], eager_costs(cost, eager)
-            totals = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
-            is_better = (stop <= fitting) & (totals < best)
-            best = np.where(is_better, totals, best)
-            latency = np.where(is_better, cost.join_ms(replays, *parts), latency)
-            window[is_better] = start, stop
+        eager = {path: values[:, start:] - (values[:, start] - unfit[path])[:, None] for path, values in ends.items()}
+        replays, parts = forward[:, start, None] + backward[:, start:], eager_costs(cost, eager)
+        totals = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
+        totals = np.where(np.arange(start, count + 1) <= fitting[:, None], totals, np.inf)
+        nearest = totals.argmin(axis=1)
+        least = totals[rows, nearest]
+        is_better = least < best
+        best = np.where(is_better, least, best)
+        latency = np.where(is_better, cost.join_ms(replays, *parts)[rows, nearest], latency)
+        window[is_better] = np.column_stack([np.full(calls, start), start + nearest])[is_better]
     if not with_groups:
         return Packing(latency)
     groups, eager_places = [], []
@@ -245,20 +249,20 @@ def _prefix_sums(items: CallItems) -> dict[str, FloatArray]:
     }
 
 
-def _window_cost(
-    items: CallItems,
-    ends: Mapping[str, FloatArray],
-    tables: GraphTables,
-    cost: PackingCost,
-    start: int,
-    stop: int,
+def _costs_of_windows_to(
+    stop: int, first: int, items: CallItems, ends: Mapping[str, FloatArray], tables: GraphTables, cost: PackingCost
 ) -> FloatArray:
+    """Predicted replay `[N, stop - first]` of the items from `first`, or from a later one, up to `stop`."""
+
+    def backwards(combine: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.flip(combine.accumulate(np.flip(values[:, first:stop], axis=1), axis=1), axis=1)
+
     groups = Groups(
-        {path: values[:, stop] - values[:, start] for path, values in ends.items()},
-        np.full(len(items.segments), stop - start),
-        items.segments[:, start:stop].sum(axis=1),
-        np.asarray(items.is_video[:, start:stop].any(axis=1)),
-        items.needs[:, start:stop].max(axis=1),
+        {path: values[:, stop, None] - values[:, first:stop] for path, values in ends.items()},
+        np.broadcast_to(np.arange(stop - first, 0, -1), (len(items.segments), stop - first)),
+        backwards(np.add, items.segments),
+        backwards(np.logical_or, items.is_video),
+        backwards(np.maximum, items.needs),
     )
     return replay_costs(tables, cost, groups)
 
