@@ -163,13 +163,13 @@ class ParallelBenchRunner(BenchRunner):
         self, call: EncoderCall, round_index: int, is_control: bool, record: Callable[[Sample], None]
     ) -> dict[str, list[PackedBatch]]:
         mm_kwargs = self.inputs.make(call)
-        selected = self.sharing.select(mm_kwargs)
-        own = [] if selected is None else self.manager.plan_call(selected).batches
         modes = self._order_modes(call, round_index, is_control)
         times = []
         for mode in modes:
             self._timer.time(partial(self._run, mode, mm_kwargs))
             times.append(self._rank_timer.last)
+        selected = self.sharing.select(mm_kwargs)
+        own = [] if selected is None else self.manager.plan_call(selected).batches
         everyone = self.group.exchange((times, own), f"request {call.index} of round {round_index}")
         if not self.group.is_leader:
             return {GRAPH: own}

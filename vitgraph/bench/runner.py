@@ -235,9 +235,12 @@ class BenchRunner:
     ) -> dict[str, list[PackedBatch]]:
         """Times a call in every mode, and returns the packed batches of those that replay."""
         mm_kwargs = self.inputs.make(call)
-        batches = {mode: manager.plan_call(mm_kwargs).batches for mode, manager in self.managers.items()}
+        batches: dict[str, list[PackedBatch]] = {}
         for position, mode in enumerate(self._order_modes(call, round_index, is_control)):
             time = self._timer.time(partial(self._run, mode, mm_kwargs))
+            if mode in self.managers:
+                # Looked up after the timed run, which has to pack the call itself.
+                batches[mode] = self.managers[mode].plan_call(mm_kwargs).batches
             record(make_sample(call, round_index, mode, position, time, batches.get(mode, ())))
         return batches
 
