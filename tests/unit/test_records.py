@@ -17,7 +17,8 @@ import pytest
 
 from vitgraph import records
 from vitgraph.errors import UsageError
-from vitgraph.records import RunRecord, Sample, SampleWriter, build_comparison, build_summary, load_samples
+from vitgraph.records import RunRecord, Sample, SampleWriter, load_samples
+from vitgraph.run_summary import build_comparison, build_summary
 
 RUN_V1 = Path(__file__).parents[1] / "data" / "run-v1"
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import library
 
 from vitgraph.attention.base import AttentionBackend
 
 _BACKENDS: dict[str, AttentionBackend] = {}
 """Backends that compiled blocks call, by the name that their operator is given."""
 
-_LIBRARY = torch.library.Library("vitgraph", "FRAGMENT")
+_OPERATORS = library.Library("vitgraph", "FRAGMENT")
 
 
 def _varlen_attention(
@@ -65,13 +66,13 @@ def _dense_example(
 
 
 def _define(schema: str, compute: Callable[..., torch.Tensor], example: Callable[..., torch.Tensor]) -> Any:
-    """Makes an operator; without `torch.library.custom_op`, whose every call costs 5 us more on the host."""
+    """Makes an operator; without torch's `custom_op`, whose every call costs 5 us more on the host."""
     name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _OPERATORS.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, compute, device)
-    torch.library.register_fake(f"{_LIBRARY.ns}::{name}", example, lib=_LIBRARY)
-    return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
+        _OPERATORS.impl(name, compute, device)
+    library.register_fake(f"{_OPERATORS.ns}::{name}", example, lib=_OPERATORS)
+    return getattr(getattr(torch.ops, _OPERATORS.ns), name).default
 
 
 varlen_attention = _define(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -10,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from vitgraph import __version__
+from vitgraph.bench.bench_record import correctness_facts, empty_record, replay_ms_of_path
 from vitgraph.bench.calls import EncoderCall
 from vitgraph.bench.parallel_bench import RanksOfRun
-from vitgraph.bench.prepared import PreparedBench, prepare_bench, resolved_facts, shared_facts, workload_facts
+from vitgraph.bench.prepared import PreparedBench, prepare_bench, shared_facts
 from vitgraph.bench.rank_samples import RankSampleWriter
 from vitgraph.bench.session import load, resolve_device, resolve_dtype
 from vitgraph.errors import NothingReplayedError, VitgraphError
-from vitgraph.planning.accounting import GraphCounters
-from vitgraph.records import CPU_REPLAY_REASON, RunRecord, build_comparison, build_summary
+from vitgraph.records import CPU_REPLAY_REASON, RunRecord
 from vitgraph.result_files import refuse_to_replace
+from vitgraph.run_summary import build_comparison, build_summary
 from vitgraph.samples import RUN_FILE, SAMPLES_FILE, Sample, SampleWriter
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def run_bench(
     if not prepared.spec.run.overwrite:
         refuse_to_replace(folder / RUN_FILE)
     overwrite = prepared.spec.run.overwrite
-    record = _empty_record(prepared, command)
+    record = empty_record(prepared, command)
     with ExitStack() as stack:
         writer = stack.enter_context(SampleWriter(folder, overwrite=overwrite))
         ranks = None
@@ -119,7 +118,7 @@ def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progre
     """
     assert prepared.assign is not None
     ranks = RanksOfRun(group, prepared.assign, None)
-    _Run(prepared, _empty_record(prepared, []), progress, ranks, None).execute(None)
+    _Run(prepared, empty_record(prepared, []), progress, ranks, None).execute(None)
 
 
 class _Run:
@@ -190,7 +189,7 @@ class _Run:
         try:
             runner.check_outputs(prepared.warmups or prepared.calls, outcome)
         finally:
-            record["correctness"] = _correctness(outcome, TOLERANCE[dtype])
+            record["correctness"] = correctness_facts(outcome, TOLERANCE[dtype])
         runner.prepare_attention(prepared.calls)
         record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
         self.progress.phase("warming up", len(prepared.warmups))
@@ -313,23 +312,16 @@ class _Run:
 
         self.progress.phase("timing replays alone")
         found = measure_replays(manager, inputs, calls)
+        by_row = {(key.path, key.token_budget, key.segment_slots, key.axis_key): times for key, times in found.items()}
         for row in graph["per_budget"]:
-            for key, values in found.items():
-                if (row["path"], row["token_budget"], row["segment_slots"], tuple(row["axis_key"])) == (
-                    key.path,
-                    key.token_budget,
-                    key.segment_slots,
-                    key.axis_key,
-                ):
-                    row |= values
-        gaps = [
-            (values["launch_gap"], row["replays"]) for row in graph["per_budget"] if (values := row).get("launch_gap")
-        ]
-        if gaps:
-            graph["launch_gap"] = float(np.average([gap for gap, _ in gaps], weights=[uses for _, uses in gaps]))
+            row |= by_row.get((row["path"], row["token_budget"], row["segment_slots"], tuple(row["axis_key"])), {})
+        timed = [row for row in graph["per_budget"] if row.get("launch_gap")]
+        if timed:
+            gaps, uses = [row["launch_gap"] for row in timed], [row["replays"] for row in timed]
+            graph["launch_gap"] = float(np.average(gaps, weights=uses))
         requests = sum(call.requests for call in self.prepared.calls)
         for row in graph["per_path"]:
-            row["replay_ms"] = _replay_ms(row["path"], graph["per_budget"], requests)
+            row["replay_ms"] = replay_ms_of_path(row["path"], graph["per_budget"], requests)
         graph["call_overheads"] = measure_call_overheads(manager, inputs, calls)
         graph["host_steps_ms"] = measure_host_steps(manager, inputs, calls)
 
@@ -347,70 +339,3 @@ class _Run:
         for mode in self.record["summary"].values():
             mode["speed_of_light_ms"] = mean_ms
             mode["times_speed_of_light"] = mode["mean_ms"] / mean_ms
-
-
-def _correctness(outcome: BenchOutcome, tolerance: float) -> dict[str, Any]:
-    distances = [outcome.max_rel_l2, outcome.monolithic_max_rel_l2]
-    measured = [distance for distance in distances if distance is not None]
-    status = "ok" if all(distance <= tolerance for distance in measured) else "incorrect"
-    found = {
-        "checked": outcome.checked_calls,
-        "max_rel_l2": outcome.max_rel_l2,
-        "tolerance": tolerance,
-        "status": status if measured else "unchecked",
-    }
-    if outcome.monolithic_max_rel_l2 is not None:
-        found["monolithic_max_rel_l2"] = outcome.monolithic_max_rel_l2
-    return found
-
-
-def _replay_ms(path: str, per_budget: Sequence[Mapping[str, Any]], requests: int) -> float | None:
-    """Time that a mean request spends in the replays of a path; None unless each of its graphs was timed alone."""
-    graphs = [row for row in per_budget if row["path"] == path]
-    times = [row.get("replay_ms") for row in graphs]
-    if not requests or None in times:
-        return None
-    return sum(row["replays"] * time_ms for row, time_ms in zip(graphs, times, strict=True)) / requests
-
-
-def _empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "kind": "bench",
-        "status": "error",
-        "status_reason": "the run ended before it measured anything",
-        "vitgraph_version": __version__,
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "settings": prepared.spec.as_dict() | {"resolved": resolved_facts(prepared)},
-        "environment": {},
-        "workload": workload_facts(prepared),
-        "summary": {},
-        "comparison": {},
-        "graph": _empty_graph(prepared, GraphCounters().as_dict()) | _empty_monolithic(prepared),
-        "correctness": None,
-        "samples_file": SAMPLES_FILE,
-    }
-
-
-def _empty_graph(prepared: PreparedBench, counters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "mode": None,
-        "policy": prepared.spec.graph.packing,
-        **counters,
-        "captured": [],
-        "dropped": [],
-        "pool_bytes": None,
-        "buffer_bytes": None,
-        "capture_s": None,
-        "launch_gap": None,
-        "call_overheads": None,
-        "host_steps_ms": None,
-    }
-
-
-def _empty_monolithic(prepared: PreparedBench) -> dict[str, Any]:
-    """The section of the monolithic graphs, where the run measures them."""
-    if prepared.monolithic is None:
-        return {}
-    return {"monolithic": _empty_graph(prepared, prepared.monolithic.describe_counters(GraphCounters()))}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
 from vitgraph.models.base import EncoderCudaGraphReplayBuffers, EncoderInputs, PixelRows, RowRanges
+from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import PackedBatch
 
 
@@ -75,6 +77,32 @@ class CallPlan:
     eager_items: dict[str, list[int]] = field(default_factory=dict)
     prepared: dict[tuple[str, tuple[int, ...]], PreparedReplay] = field(default_factory=dict, repr=False)
     output_rows: dict[tuple[str, tuple[int, ...]], RowRanges] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, batches: list[PackedBatch], specs: Sequence[EncoderItemSpec], paths: Iterable[str]) -> CallPlan:
+        """The plan of a call that is packed in a given way.
+
+        Args:
+            batches: The packing.
+            specs: The call's items, in input order.
+            paths: The encoder's paths.
+        """
+        tokens = {path: [spec.tokens_on(path) for spec in specs] for path in paths}
+        offsets = {path: [0, *accumulate(counts)] for path, counts in tokens.items()}
+        plan = cls(batches, tokens, offsets)
+        plan.collect_eager()
+        return plan
+
+    def collect_eager(self) -> None:
+        """Gathers the items that no graph of their batch encodes; again, after a batch was changed."""
+        self.eager_items = {}
+        for batch in self.batches:
+            for path, run in batch.runs.items():
+                if run.key is None:
+                    with_rows = [index for index in batch.items if self.tokens[path][index]]
+                    self.eager_items.setdefault(path, []).extend(with_rows)
+        for indices in self.eager_items.values():
+            indices.sort()
 
     def rows_of(self, path: str, items: tuple[int, ...]) -> RowRanges:
         """Rows of the call's result on a path that belong to some items."""

@@ -238,15 +238,7 @@ class EncoderCudaGraphManager:
             for run in batch.runs.values():
                 if run.key is not None and run.key not in self.graphs:
                     self._use_captured_graph(run)
-        tokens = {path: [spec.tokens_on(path) for spec in specs] for path in self.plan.paths}
-        offsets = {}
-        for path, counts in tokens.items():
-            ends = [0]
-            for count in counts:
-                ends.append(ends[-1] + count)
-            offsets[path] = ends
-        plan = CallPlan(batches, tokens, offsets)
-        self._collect_eager(plan)
+        plan = CallPlan.of(batches, specs, self.plan.paths)
         self._plans[items] = plan
         if len(self._plans) > PLAN_CACHE_ENTRIES:
             self._plans.popitem(last=False)
@@ -267,16 +259,6 @@ class EncoderCudaGraphManager:
         run.key = min(fitting, default=None)
         if run.key is None or (self.policy == "exact" and run.key.token_budget != run.tokens):
             run.key, run.miss_reason = None, NOT_CAPTURED
-
-    def _collect_eager(self, plan: CallPlan) -> None:
-        plan.eager_items = {}
-        for batch in plan.batches:
-            for path, run in batch.runs.items():
-                if run.key is None:
-                    with_rows = [index for index in batch.items if plan.tokens[path][index]]
-                    plan.eager_items.setdefault(path, []).extend(with_rows)
-        for indices in plan.eager_items.values():
-            indices.sort()
 
     def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
         """Encodes one call.
@@ -414,7 +396,7 @@ class EncoderCudaGraphManager:
             self._warned.add(message)
             logger.warning("a batch does not fit its graph's buffers and runs eagerly (%s)", message)
         batch.runs[path] = replace(run, key=None, miss_reason=BUFFER_OVERFLOW)
-        self._collect_eager(plan)
+        plan.collect_eager()
 
     def _clone_out(
         self,

@@ -10,7 +10,8 @@ import torch
 from vitgraph.bench.calls import CallInputs
 from vitgraph.bench.runner import BenchRunner
 from vitgraph.bench.timing import CallTimer
-from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager
+from vitgraph.graphs.call_plan import CallPlan
+from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
@@ -23,24 +24,6 @@ SECONDS_A_POINT = 0.25
 FEWEST_REPEATS, MOST_REPEATS = 3, 7
 LONG_S = 0.4
 """From this time on a measurement is repeated once only."""
-
-
-def call_plan(batches: Sequence[PackedBatch], specs: Sequence[EncoderItemSpec], paths: Sequence[str]) -> CallPlan:
-    """What the manager does with a call that is packed in a given way.
-
-    Args:
-        batches: The packing.
-        specs: The call's items, in input order.
-        paths: The encoder's paths.
-    """
-    tokens = {path: [spec.tokens_on(path) for spec in specs] for path in paths}
-    offsets = {path: [0, *(int(end) for end in np.cumsum(counts))] for path, counts in tokens.items()}
-    eager: dict[str, list[int]] = {}
-    for batch in batches:
-        for path, run in batch.runs.items():
-            if run.key is None:
-                eager.setdefault(path, []).extend(index for index in batch.items if tokens[path][index])
-    return CallPlan(list(batches), tokens, offsets, {path: sorted(indices) for path, indices in eager.items()})
 
 
 def forced_batch(
@@ -111,7 +94,7 @@ class DeviceTiming:
         """One graph replayed alone, with the batch in its buffers."""
         specs = [item.spec for item in batch]
         forced = forced_batch(range(len(batch)), specs, self.paths, {key.path: key})
-        manager.execute_planned(self.inputs(batch), call_plan([forced], specs, self.paths))
+        manager.execute_planned(self.inputs(batch), CallPlan.of([forced], specs, self.paths))
         return self.repeat(manager.graphs[key].graph.replay)[0]
 
     def call(
@@ -119,7 +102,7 @@ class DeviceTiming:
     ) -> Timing:
         """A whole call through the manager, packed in a given way."""
         inputs = self.inputs(items)
-        plan = call_plan(batches, [item.spec for item in items], self.paths)
+        plan = CallPlan.of(list(batches), [item.spec for item in items], self.paths)
         return self.repeat(lambda: manager.execute_planned(inputs, plan))[0]
 
     def eager(self, items: Sequence[SizedItem]) -> Timing:
@@ -136,7 +119,7 @@ class DeviceTiming:
         self, manager: EncoderCudaGraphManager, batches: Sequence[PackedBatch], items: Sequence[SizedItem]
     ) -> tuple[Timing, Timing]:
         """A call through the manager, packed in a given way, and eagerly, in turn."""
-        plan = call_plan(batches, [item.spec for item in items], self.paths)
+        plan = CallPlan.of(list(batches), [item.spec for item in items], self.paths)
         return self._beside_eager(manager, self.inputs(items), plan)
 
     def _beside_eager(

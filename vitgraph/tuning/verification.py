@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,33 +17,29 @@ import torch
 
 from vitgraph.bench.calls import CallInputs, EncoderCall
 from vitgraph.bench.engine import Progress
-from vitgraph.bench.runner import TOLERANCE, BenchRunner, relative_l2
+from vitgraph.bench.runner import BenchRunner, relative_l2
 from vitgraph.bench.timing import CallTimer
-from vitgraph.environment import GpuState, read_gpu_state, validity_problems
-from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager, reserve_together
+from vitgraph.environment import GpuState, read_gpu_state
+from vitgraph.graphs.call_plan import CallPlan
+from vitgraph.graphs.manager import reserve_together
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.stats import (
-    P99_MIN_SAMPLES,
-    FloatArray,
-    paired_mean_delta,
-    percentile_delta,
-    request_noise_pct,
-    slower_than_eager,
-    summarize,
+from vitgraph.tuning.device_timing import forced_batch
+from vitgraph.tuning.graph_shelf import GraphShelf
+from vitgraph.tuning.targets import TargetCost
+from vitgraph.tuning.tune import TuneResult
+from vitgraph.tuning.verification_report import (
+    EAGER,
+    EAGER_REPEAT,
+    EXACT,
+    EXACT_CALL,
+    TUNED,
+    MeasuredCall,
+    Strategy,
+    VerificationReport,
 )
-from vitgraph.tuning.device_timing import call_plan, forced_batch
-from vitgraph.tuning.holdout import summarize_errors
-from vitgraph.tuning.targets import VITGRAPH, TargetCost
-from vitgraph.tuning.tune import TuneResult, closed_share
-
-EAGER, EAGER_REPEAT, ORACLE = "eager", "eager_repeat", "oracle"
-EXACT, EXACT_CALL = "exact_graph", "exact_call"
-"""A graph of exactly the call's size: replayed alone, and as a whole call through the manager."""
-
-TUNED, AUTOMATIC = "tuned", "automatic"
 
 GOLDEN = (5**0.5 - 1) / 2
 REPEAT_EVERY = 2
@@ -57,7 +51,6 @@ ROUNDS_MS = 60.0
 CHECKED_CALLS = 6
 CHECKPOINT_S = 15.0
 FEWEST_CALLS = 8
-RESAMPLES = 1000
 
 
 def representative(calls: Sequence[EncoderCall], seed: int) -> Iterator[EncoderCall]:
@@ -75,68 +68,6 @@ def representative(calls: Sequence[EncoderCall], seed: int) -> Iterator[EncoderC
             left.remove(pick)
             yield ranked[pick]
         place = (place + GOLDEN) % 1.0
-
-
-class GraphShelf:
-    """The graphs that verifications of one encoder have captured, side by side until the end.
-
-    Strategies are measured in turn, so that all their graphs live at once; and a plan that several workloads share,
-    like the automatic list, is captured once. Nothing is released in between: graphs share what libraries and attention
-    backends reserve.
-
-    Args:
-        encoder: The encoder.
-    """
-
-    def __init__(self, encoder: VisionEncoder) -> None:
-        self.encoder = encoder
-        self._managers: list[EncoderCudaGraphManager] = []
-
-    def manager(self, plan: BudgetPlan) -> EncoderCudaGraphManager:
-        """The manager of a plan, with whatever graphs it has by now."""
-        for manager in self._managers:
-            if manager.plan == plan:
-                return manager
-        self._managers.append(EncoderCudaGraphManager(self.encoder, plan))
-        return self._managers[-1]
-
-    def clear(self) -> None:
-        """Releases all graphs."""
-        for manager in self._managers:
-            manager.clear()
-        self._managers.clear()
-
-    @classmethod
-    @contextmanager
-    def of(cls, encoder: VisionEncoder) -> Iterator[GraphShelf]:
-        """A shelf that is cleared at the end."""
-        shelf = cls(encoder)
-        try:
-            yield shelf
-        finally:
-            shelf.clear()
-
-
-@dataclass(slots=True)
-class _Strategy:
-    """Graphs with the packing that they are used with."""
-
-    name: str
-    manager: EncoderCudaGraphManager
-    policy: str
-
-
-@dataclass(slots=True)
-class _Measured:
-    """Times of one call in milliseconds, one entry a round; empty where a strategy was not run on it."""
-
-    call: EncoderCall
-    times: dict[str, list[float]] = field(default_factory=dict)
-
-    def mean(self, name: str) -> float:
-        """Mean over the rounds; NaN where there were none."""
-        values = self.times.get(name)
-        return float(np.mean(values)) if values else float("nan")
 
 
 def verify_tuning(
@@ -187,22 +118,22 @@ def verify_tuning(
                 checkpoint=checkpoint,
                 progress=progress,
             )
-    run = _Verification(shelf, calls, result, rounds, seed, time_limit_s, progress)
+    run = Verification(shelf, calls, result, rounds, seed, time_limit_s, progress)
     run.choose(max_calls)
     with torch.inference_mode():
         run.capture()
         run.measure(lambda: _checkpoint(run, result, checkpoint))
-    result.data["measured"] = answer = run.report()
+    result.data["measured"] = answer = VerificationReport(run).as_dict()
     return answer
 
 
-def _checkpoint(run: _Verification, result: TuneResult, save: Callable[[], None] | None) -> None:
-    result.data["measured"] = run.report()
+def _checkpoint(run: Verification, result: TuneResult, save: Callable[[], None] | None) -> None:
+    result.data["measured"] = VerificationReport(run).as_dict()
     if save is not None:
         save()
 
 
-class _Verification:
+class Verification:
     """One verification in progress."""
 
     def __init__(
@@ -221,10 +152,10 @@ class _Verification:
         self.cost: TargetCost = result.tuned.cost
         self.paths = tuple(self.encoder.get_encoder_cudagraph_config().paths)
         self.strategies = [
-            _Strategy(name, shelf.manager(plan), policy) for name, (plan, policy) in result.tuned.plans.items()
+            Strategy(name, shelf.manager(plan), policy) for name, (plan, policy) in result.tuned.plans.items()
         ]
         self.calls: list[EncoderCall] = []
-        self.measured: list[_Measured] = []
+        self.measured: list[MeasuredCall] = []
         self.timer = CallTimer(self.encoder.device)
         self.states: list[GpuState | None] = [read_gpu_state(self.encoder.device)]
         self.max_rel_l2: float | None = None
@@ -312,10 +243,10 @@ class _Verification:
                 self.progress.phase("capturing graphs", len(keys))
             manager.capture_some(keys, lambda done, total, key: self.progress.step() if self.progress else None)
 
-    def _pack(self, strategy: _Strategy, call: EncoderCall) -> list[PackedBatch]:
+    def _pack(self, strategy: Strategy, call: EncoderCall) -> list[PackedBatch]:
         return self.cost.pack(call.specs, strategy.manager.plan, strategy.policy)
 
-    def _plan(self, strategy: _Strategy, call: EncoderCall) -> CallPlan:
+    def _plan(self, strategy: Strategy, call: EncoderCall) -> CallPlan:
         """The strategy's packing, without graphs that did not fit the device's memory."""
         kept = []
         for batch in self._pack(strategy, call):
@@ -324,7 +255,7 @@ class _Verification:
                 kept.append(batch)
             else:
                 kept.append(forced_batch(batch.items, call.specs, self.paths, _present(keys)))
-        return call_plan(kept, call.specs, self.paths)
+        return CallPlan.of(kept, call.specs, self.paths)
 
     def measure(self, checkpoint: Callable[[], None]) -> None:
         """Measures call by call, all rounds and strategies of one before the next."""
@@ -350,7 +281,7 @@ class _Verification:
             gc.enable()
             self.states.append(read_gpu_state(self.encoder.device))
 
-    def _measure_call(self, call: EncoderCall, number: int) -> _Measured:
+    def _measure_call(self, call: EncoderCall, number: int) -> MeasuredCall:
         mm_kwargs = self.inputs.make(call)
         runs: dict[str, Callable[[], object]] = {EAGER: partial(self.eager.run_eager, mm_kwargs)}
         # Libraries choose kernels when they first meet a size, and host metadata is kept by size: whoever came first
@@ -368,7 +299,7 @@ class _Verification:
             load()
         if number % REPEAT_EVERY == 0:
             runs[EAGER_REPEAT] = runs[EAGER]
-        found = _Measured(call, {name: [] for name in (*runs, EXACT, EXACT_CALL)})
+        found = MeasuredCall(call, {name: [] for name in (*runs, EXACT, EXACT_CALL)})
         rounds = self._rounds_of(self.cost.model.eager_ms(call.specs))
         names = [*runs, EXACT]
         for _ in range(rounds):
@@ -380,7 +311,7 @@ class _Verification:
                     self._measure_exact(exact, found)
         return found
 
-    def _warm_up(self, strategy: _Strategy, mm_kwargs: EncoderInputs, plan: CallPlan) -> None:
+    def _warm_up(self, strategy: Strategy, mm_kwargs: EncoderInputs, plan: CallPlan) -> None:
         if len(plan.batches) == 1:
             # All of it in one replay, or all of it eager as before: nothing is met for the first time on the device.
             strategy.manager.load_planned(mm_kwargs, plan)
@@ -400,7 +331,7 @@ class _Verification:
         for path, key in self._exact_keys(call).items():
             if key in self.exact.graphs:
                 batch = forced_batch(range(len(call.specs)), call.specs, self.paths, {path: key})
-                plan = call_plan([batch], call.specs, self.paths)
+                plan = CallPlan.of([batch], call.specs, self.paths)
                 found.append(
                     (
                         partial(self.exact.execute_planned, mm_kwargs, plan),
@@ -410,7 +341,7 @@ class _Verification:
                 )
         return found
 
-    def _measure_exact(self, runs: Sequence[tuple[Callable[[], object], ...]], found: _Measured) -> None:
+    def _measure_exact(self, runs: Sequence[tuple[Callable[[], object], ...]], found: MeasuredCall) -> None:
         if not runs:
             return
         # What the manager adds is a share of short calls only.
@@ -433,125 +364,6 @@ class _Verification:
                 slots = plan.select_slots(path, tokens, sum(spec.segments for spec in call.specs))
                 keys[path] = GraphKey(path, tokens, slots or 0, axis_key)
         return keys
-
-    # -- report --------------------------------------------------------------------------------------------------------
-
-    def report(self) -> dict[str, Any]:
-        """What is known by now."""
-        times = {name: self._per_call(name) for name in (EAGER, EXACT, *(s.name for s in self.strategies))}
-        # Where the exact graph did not fit the memory, eager is all there is.
-        times[ORACLE] = np.fmin(times[EAGER], times[EXACT])
-        repeats = self._per_call(EAGER_REPEAT)
-        paired = np.isfinite(repeats)
-        noise = request_noise_pct(times[EAGER][paired], repeats[paired])
-        strategies = {EAGER: self._latency(times[EAGER]), ORACLE: self._latency(times[ORACLE])}
-        strategies[EAGER] |= self._prediction(EAGER, self.cost.model.eager_ms)
-        for strategy in self.strategies:
-            strategies[strategy.name] = self._describe(strategy, times, noise)
-        problems = validity_problems(self.states)
-        tolerance = TOLERANCE[self.encoder.dtype]
-        if self.max_rel_l2 is not None and not self.max_rel_l2 <= tolerance:
-            problems.append(f"replay and eager differ by {self.max_rel_l2:.3g} (relative L2, at most {tolerance:g})")
-        return {
-            "mode": "cuda" if self.exact.is_cuda else "cpu-replay",
-            "manager": "vitgraph's; it stands in for the target's"
-            if self.cost.target.name != VITGRAPH
-            else "vitgraph's",
-            "calls": len(self.measured),
-            "calls_left_out": len(self.calls) - len(self.measured),
-            "calls_of_workload": len(self.workload),
-            "choice": "small and large calls in the workload's shares, by steps of the golden ratio over their ranks",
-            "is_interrupted": self.is_interrupted,
-            "max_rel_l2": self.max_rel_l2,
-            "request_noise_pct": noise,
-            "strategies": strategies,
-            "closed": self._closed(times),
-            "overhead_ms": self._overhead(),
-            "rows": [self._row(measured) for measured in self.measured],
-            "problems": problems,
-            "elapsed_s": self.elapsed_s,
-        }
-
-    def _per_call(self, name: str) -> FloatArray:
-        """One value a call, in milliseconds a request."""
-        return np.array([measured.mean(name) / measured.call.requests for measured in self.measured])
-
-    def _latency(self, times: FloatArray) -> dict[str, Any]:
-        requests = [measured.call.requests for measured in self.measured]
-        summary = summarize(np.repeat(times, requests))
-        return {
-            "n": summary.n,
-            "mean_ms": summary.mean,
-            "p50_ms": summary.p50,
-            "p99_ms": summary.p99,
-            "max_ms": summary.max,
-            # The requests of a call have one latency, so that calls are what a tail consists of.
-            "is_p99_supported": len(times) >= P99_MIN_SAMPLES,
-        }
-
-    def _describe(self, strategy: _Strategy, times: Mapping[str, FloatArray], noise: float | None) -> dict[str, Any]:
-        own, eager = times[strategy.name], times[EAGER]
-        mean, p99 = paired_mean_delta(eager, own), percentile_delta(eager, own, 99.0)
-        slower = slower_than_eager(eager, own, noise)
-        manager = strategy.manager
-        return {
-            **self._latency(own),
-            "mean_delta_pct": mean.delta_pct,
-            "mean_ci95": list(mean.ci95) if mean.ci95 else None,
-            "p50_delta_pct": percentile_delta(eager, own, 50.0).delta_pct,
-            "p99_delta_pct": p99.delta_pct,
-            "p99_ci95": list(p99.ci95) if p99.ci95 else None,
-            "slower_share": slower.share,
-            "slower_over_2pct_share": slower.over_2pct_share,
-            "graphs": len(manager.plan.graph_keys()),
-            "graphs_captured": len(manager.graphs),
-            "dropped": len(manager.dropped),
-            "memory_bytes": manager.pool_bytes + manager.buffer_bytes,
-            "capture_s": sum(graph.capture_ms for graph in manager.graphs.values()) / 1e3,
-            **self._prediction(
-                strategy.name,
-                lambda specs: self.cost.predict_call(specs, manager.plan, strategy.policy).graph_ms,
-            ),
-        }
-
-    def _prediction(self, name: str, predict: Callable[[Any], float]) -> dict[str, Any]:
-        predicted = [predict(measured.call.specs) for measured in self.measured]
-        means = [ms / measured.call.requests for ms, measured in zip(predicted, self.measured, strict=True)]
-        return {
-            "predicted_mean_ms": float(np.mean(means)) if means else None,
-            "prediction_error": summarize_errors(predicted, [m.mean(name) for m in self.measured]).as_dict(),
-        }
-
-    def _closed(self, times: Mapping[str, FloatArray]) -> dict[str, Any]:
-        """The share of the way closed, with 95 % intervals over resampled calls."""
-        arms = np.stack([times[name] for name in (AUTOMATIC, TUNED, ORACLE)])
-        if not arms.shape[1]:
-            return {"mean": None, "median": None, "mean_ci95": None, "median_ci95": None}
-        rng = np.random.default_rng(self.seed)
-        picks = rng.integers(0, arms.shape[1], size=(RESAMPLES, arms.shape[1]))
-        answer: dict[str, Any] = {}
-        for name, statistic in (("mean", np.mean), ("median", np.median)):
-            answer[name] = closed_share(*(float(value) for value in statistic(arms, axis=-1)))
-            drawn = [closed_share(*(float(v) for v in column)) for column in statistic(arms[:, picks], axis=-1).T]
-            known = [share for share in drawn if share is not None]
-            answer[f"{name}_ci95"] = [float(v) for v in np.percentile(known, (2.5, 97.5))] if known else None
-        return answer
-
-    def _overhead(self) -> float | None:
-        """What the manager adds to a replay, in the median: no list of budgets can close this part of the way."""
-        added = self._per_call(EXACT_CALL) - self._per_call(EXACT)
-        return float(np.nanmedian(added)) if np.isfinite(added).any() else None
-
-    def _row(self, measured: _Measured) -> dict[str, Any]:
-        call = measured.call
-        return {
-            "call": call.index,
-            "requests": call.requests,
-            "items": len(call.items),
-            "tokens": call.tokens,
-            **{f"{name}_ms": measured.mean(name) for name, values in measured.times.items() if values},
-            "rounds": len(measured.times[EAGER]),
-        }
 
 
 def _present(keys: Mapping[str, GraphKey | None]) -> dict[str, GraphKey]:

@@ -18,8 +18,8 @@ from vitgraph.bench.compare_samples import (
     series_times,
 )
 from vitgraph.errors import UsageError
-from vitgraph.records import build_comparison
 from vitgraph.result_files import RecordFileError
+from vitgraph.run_summary import build_comparison
 
 TWO = {"A": (5.0, 4.0), "B": (5.0, 4.001)}
 

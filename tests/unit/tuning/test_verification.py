@@ -12,8 +12,9 @@ from vitgraph.bench.session import resolve_source
 from vitgraph.config import ModelSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.tuning.graph_shelf import GraphShelf
 from vitgraph.tuning.tune import TuneResult, tune_budgets
-from vitgraph.tuning.verification import FEWEST_CALLS, GraphShelf, _Verification, representative, verify_tuning
+from vitgraph.tuning.verification import FEWEST_CALLS, Verification, representative, verify_tuning
 from vitgraph.workloads.base import MediaItem, Request
 
 SOURCE = resolve_source(ModelSpec("qwen3-vl-debug"))
@@ -93,14 +94,14 @@ def test_a_short_time_takes_fewer_calls_and_says_so(tower: VisionEncoder, result
 def test_a_stop_keeps_what_was_measured(
     tower: VisionEncoder, result: TuneResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = _Verification._measure_call
+    measure = Verification._measure_call
 
-    def stop_at_third(self: _Verification, call: EncoderCall, number: int) -> object:
+    def stop_at_third(self: Verification, call: EncoderCall, number: int) -> object:
         if number == 2:
             raise KeyboardInterrupt
         return measure(self, call, number)
 
-    monkeypatch.setattr(_Verification, "_measure_call", stop_at_third)
+    monkeypatch.setattr(Verification, "_measure_call", stop_at_third)
     answer = verify_tuning(tower, some_calls(12), result, rounds=1)
     assert answer["is_interrupted"]
     assert (answer["calls"], answer["calls_left_out"]) == (2, 4)
