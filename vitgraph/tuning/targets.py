@@ -40,8 +40,8 @@ VLLM_OVERHEAD_SOURCE = (
 
 
 DOUBT = 0.01
-"""Share by which replays must be predicted faster than eager, where either could be taken: about what the replays of
-one size differ by between a calibration and a later run."""
+"""Share by which replays must be predicted faster than eager, where either could be taken: a margin against errors of
+prediction that was chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
