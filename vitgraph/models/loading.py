@@ -9,6 +9,7 @@ from torch import nn
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
+from vitgraph.models.aligned_mlp import use_aligned_mlps
 from vitgraph.models.checkpoints import encoder_tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.patch_linear import use_patch_products
@@ -59,6 +60,7 @@ def load_encoder(
     set_attention(modules, attention)
     encoder = encoder_class(modules.eval().requires_grad_(False), rule, attention)
     use_patch_products(encoder)
+    use_aligned_mlps(encoder)
     return encoder
 
 
