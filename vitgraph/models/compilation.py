@@ -120,6 +120,7 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     from vitgraph.attention.opaque import register_opaque
     from vitgraph.models.fusions import FusingCompiler
     from vitgraph.models.loading import set_implementation
+    from vitgraph.models.residual import CompiledBlockRunner
 
     blocks = encoder.repeated_blocks()
     if not blocks:
@@ -135,6 +136,9 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     _compiler = FusingCompiler()
     for block in blocks:
         block.compile(backend=_compiler, dynamic=True)
+    encoder.run_block = CompiledBlockRunner(_compiler)
+    for name in encoder.compiled_functions:
+        setattr(encoder, name, torch.compile(getattr(encoder, name), backend=_compiler, dynamic=True))
     return len(blocks)
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitgraph.attention.base import AttentionBackend
+    from vitgraph.models.residual import BlockRunner
 
 
 class VisionEncoder(ABC):
@@ -47,19 +48,25 @@ class VisionEncoder(ABC):
     Attributes:
         device: Where the encoder runs.
         dtype: Its computing dtype.
+        run_block: Applies a block to the residual stream, for towers whose loop over blocks is the adapter's.
     """
 
     rule_class: ClassVar[type[GeometryRule]]
     calls_varlen: ClassVar[bool] = True
     """The forward attends within segments of a list; False where it only attends within equal tiles."""
+    compiled_functions: ClassVar[Sequence[str]] = ()
+    """Attributes that hold functions of tensors which regional compilation compiles beside the blocks."""
 
     def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
+        from vitgraph.models.residual import run_block
+
         self.modules = modules
         self.rule = rule
         self.attention = attention
         parameter = next(modules.parameters())
         self.device = parameter.device
         self.dtype = parameter.dtype
+        self.run_block: BlockRunner = run_block
         self._config = rule.graph_config()
         self._cache = MetadataCache()
         self._specs = lru_cache(maxsize=65536)(rule.item_spec)

@@ -1,6 +1,7 @@
-"""What compiled blocks get beyond torch's own choices: norms that read their rows once, gelu in a product's epilogue.
+"""What compiled blocks get beyond torch's own choices: norms that read their rows once, gelu in a product's epilogue,
+and the sum at a block's end in the kernel of the next one's norm.
 
-Both are in force while a block is compiled and nowhere else in the process.
+All are in force while a block is compiled and nowhere else in the process.
 
 Shape legend: N rows, K and D inputs and outputs of a linear layer.
 """
@@ -14,6 +15,8 @@ from typing import Any, cast
 
 import torch
 from torch import fx
+
+from vitgraph.models.residual import open_last_sum
 
 MOST_PERSISTENT = 4096
 """Widest row that a reduction holds in registers. torch stops at 1024 and reads wider rows twice, as of layer norms of
@@ -32,17 +35,20 @@ class FusingCompiler:
     Attributes:
         persistent_reductions: Norms of up to `MOST_PERSISTENT` wide rows read them once, in what was compiled for CUDA.
         gelu_epilogues: Products of one block that took over a gelu; the most, where blocks differ.
+        open_sums: The last sum of a block is left to the next; see `vitgraph.models.residual`.
     """
 
     def __init__(self) -> None:
         self.persistent_reductions = False
         self.gelu_epilogues = 0
+        self.open_sums = False
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         from torch._inductor.compile_fx import compile_fx
 
         # Before anything of Inductor's, so that its caches see the graph as it is then, and hits are counted too.
         self.gelu_epilogues = max(self.gelu_epilogues, fuse_gelu(module))
+        self.open_sums |= open_last_sum(module)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs):
             return compile_fx(module, inputs)
         with persistent_reductions() as are_persistent:
@@ -51,7 +57,11 @@ class FusingCompiler:
 
     def facts(self) -> dict[str, Any]:
         """Which fusions were applied, for the record."""
-        return {"persistent_reductions": self.persistent_reductions, "gelu_epilogues": self.gelu_epilogues}
+        return {
+            "persistent_reductions": self.persistent_reductions,
+            "gelu_epilogues": self.gelu_epilogues,
+            "open_sums": self.open_sums,
+        }
 
 
 @contextmanager

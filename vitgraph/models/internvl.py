@@ -205,7 +205,14 @@ class InternVLEncoder(TileEncoder):
         return {"num_frames": processor["num_frames"]} if processor.get("num_frames") else {}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        features = self.modules["visual"](pixel_values=pixels).last_hidden_state[:, 1:]
+        from vitgraph.models.residual import ResidualStream
+
+        tower: Any = self.modules["visual"]
+        stream = ResidualStream(tower.embeddings(pixels, None))
+        for layer in tower.encoder.layer:
+            stream = self.run_block(layer, stream)
+        # The class token has taken part in attention, and is dropped.
+        features = tower.layernorm(stream.whole())[:, 1:]
         tiles, _, width = features.shape
         merge, cells = self.rule.merge, self.rule.patches_per_side // self.rule.merge
         # Pixel shuffle: the merge x merge patches of a cell side by side, in row order.

@@ -158,17 +158,21 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
     ) -> Sequence[torch.Tensor]:
+        from vitgraph.models.residual import ResidualStream
+
         tower: Any = self.modules["visual"]
         hidden = tower.patch_embed(inputs["pixel_values"])
         groups = hidden.view(-1, self.rule.merge**2 * hidden.shape[-1])
         hidden = groups.index_select(0, inputs["window_index"]).view(hidden.shape)
         position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
+        stream = ResidualStream(hidden)
         for layer, block in enumerate(tower.blocks):
             is_full = layer in tower.fullatt_block_indexes
-            hidden = block(
-                hidden,
+            stream = self.run_block(
+                block,
+                stream,
                 cu_seqlens=inputs["cu_seqlens" if is_full else "cu_window_seqlens"],
                 max_seqlen=scalars["max_seqlen" if is_full else "max_window_seqlen"],
                 position_embeddings=position_embeddings,
             )
-        return [tower.merger(hidden).index_select(0, inputs["inverse_index"])]
+        return [tower.merger(stream.whole()).index_select(0, inputs["inverse_index"])]

@@ -62,13 +62,17 @@ class Qwen3VLRule(MergedGridRule):
 
 
 class Qwen3VLEncoder(GridTowerEncoder):
-    """`Qwen3VLVisionModel` (the MoE variant's class is the same code); output `[M, D * (1 + deepstack levels)]`."""
+    """The modules of `Qwen3VLVisionModel`; output `[M, D * (1 + deepstack levels)]`. The MoE variant's are the same.
+
+    The loop over blocks is here so that their sums and the position embeddings can be compiled together with them.
+    """
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen3VLRule
     rule: Qwen3VLRule
     default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
     default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 32 * 32, 32 * 32 * 768)
     has_deepstack: ClassVar[bool] = True
+    compiled_functions: ClassVar[Sequence[str]] = ("position_rows",)
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -97,20 +101,42 @@ class Qwen3VLEncoder(GridTowerEncoder):
             "interp_weights": weights,
         }
 
+    @staticmethod
+    def position_rows(
+        table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Position embeddings `[N, K]`: of each row, the weighted sum of four rows of the table.
+
+        Args:
+            table: `[positions, K]`.
+            indices: `[N, 4]` rows of the table.
+            weights: `[N, 4]` float32, in which the sum is computed.
+            dtype: Of the result.
+        """
+        return (table[indices] * weights[:, :, None]).sum(1).to(dtype)
+
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
     ) -> Sequence[torch.Tensor]:
-        output = self.modules["visual"](
-            inputs["pixel_values"],
-            # Everything that the tower would derive from the grid is passed in; it must not look at it.
-            grid_thw=None,
-            cu_seqlens=inputs["cu_seqlens"],
-            max_seqlen=scalars["max_seqlen"],
-            position_ids=inputs["position_ids"],
-            interp_indices=inputs["interp_indices"],
-            interp_weights=inputs["interp_weights"],
-        )
-        return self._output_parts(output)
+        from vitgraph.models.residual import ResidualStream
+
+        tower: Any = self.modules["visual"]
+        hidden = tower.patch_embed(inputs["pixel_values"])
+        table = tower.pos_embed.weight
+        positions = self.position_rows(table, inputs["interp_indices"], inputs["interp_weights"], hidden.dtype)
+        arguments = {
+            "cu_seqlens": inputs["cu_seqlens"],
+            "max_seqlen": scalars["max_seqlen"],
+            "position_embeddings": tower.rotary_pos_emb(hidden, inputs["position_ids"]),
+        }
+        stream, levels = ResidualStream(hidden, positions), []
+        taps = tower.deepstack_visual_indexes if self.has_deepstack else ()
+        for layer, block in enumerate(tower.blocks):
+            stream = self.run_block(block, stream, **arguments)
+            if layer in taps:
+                merger = tower.deepstack_merger_list[taps.index(layer)]
+                levels.append(merger(stream.whole()))
+        return [tower.merger(stream.whole()), *levels]
 
     def _output_parts(self, output: Any) -> list[torch.Tensor]:
         return [output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())]

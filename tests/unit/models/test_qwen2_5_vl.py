@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.aligned_mlp import stock_widths
+from vitgraph.models.base import GraphCapacity
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.qwen2_5_vl import most_windows, window_order
 from vitgraph.models.registry import resolve_model
