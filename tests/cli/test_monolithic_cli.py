@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +214,10 @@ def test_wrong_monolithic_outputs_are_never_timed(tmp_path: Path, monkeypatch: p
 def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays are timed on a GPU only; here each graph of budget b is said to take b milliseconds."""
 
-    def timed(manager: EncoderCudaGraphManager, *_: Any) -> dict[GraphKey, dict[str, Any]]:
+    def timed(manager: EncoderCudaGraphManager, *_: Any) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
         timings = {"gpu_busy_ms": None, "kernels": None, "launch_gap": 1.0}
-        return {key: {"replay_ms": float(key.token_budget), **timings} for key in manager.graphs}
+        for key in manager.graphs:
+            yield key, {"replay_ms": float(key.token_budget), **timings}
 
     def speed_of_light(self: Any, *_: Any) -> None:
         self.record["environment"]["matrix_rate_tflops"] = None
@@ -228,7 +230,7 @@ def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypat
     monkeypatch.setattr(_Run, "_speed_of_light", speed_of_light)
     monkeypatch.setattr(_Run, "_release", lambda self: None)
     monkeypatch.setattr(diagnostics, "measure_replays", timed)
-    monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: [])
+    monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: iter(()))
     result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")
     assert result.exit_code == 0, result.output
     graph = json.loads(result.stdout)["graph"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +68,10 @@ def diagnose(
 
 
 def _diagnose_replays(candidate: Candidate, inputs: CallInputs, calls: Sequence[EncoderCall]) -> None:
-    """Averages over the most used graphs, by use; the same graphs for every backend, unless one lacks some."""
+    """Averages over the most used graphs, by use; the same for every backend, unless one lacks some or takes long.
+
+    Whatever ends this leaves the averages over the graphs that were timed before.
+    """
     use = candidate.counters().use
     ending_with: dict[GraphKey, EncoderCall] = {}
     for call in calls:
@@ -75,9 +79,13 @@ def _diagnose_replays(candidate: Candidate, inputs: CallInputs, calls: Sequence[
         if keys and not call.has_images:
             ending_with.setdefault(keys[-1], call)
     most_used = sorted(ending_with, key=lambda key: -use[key].replays)[:MOST_GRAPHS]
-    found = measure_replays(candidate.manager, inputs, [ending_with[key] for key in most_used])
-    timed = [(use[key].replays, found[key]) for key in most_used if key in found and found[key]["launch_gap"]]
-    if timed:
-        weights = [replays for replays, _ in timed]
-        for name in ("replay_ms", "gpu_busy_ms", "launch_gap"):
-            candidate.row[name] = float(np.average([values[name] for _, values in timed], weights=weights))
+    timed: dict[GraphKey, dict[str, Any]] = {}
+    try:
+        for key, times in measure_replays(candidate.manager, inputs, {key: ending_with[key] for key in most_used}):
+            if times["launch_gap"]:
+                timed[key] = times
+    finally:
+        if timed:
+            weights = [use[key].replays for key in timed]
+            for name in ("replay_ms", "gpu_busy_ms", "launch_gap"):
+                candidate.row[name] = float(np.average([times[name] for times in timed.values()], weights=weights))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,10 +21,22 @@ REPLAY_REPEATS = 20
 REPLAY_LIMIT_MS = 300.0
 """A replay is repeated until one of these is reached: long ones vary little, and a dozen of them would take minutes."""
 
+TRACE_REPEATS = 5
+TRACE_LIMIT_MS = 300.0
+"""A replay is traced as often as fits into this, once at least: a long one is read from one trace as well as from five,
+and the profiler takes its time for every kernel."""
+
 MOST_GRAPHS = 12
 MOST_CALL_SHAPES = 4
 MOST_HOST_CALLS = 100
+
+REPLAYS_LIMIT_S = 12.0
+CALL_OVERHEADS_LIMIT_S = 6.0
 HOST_CALLS_LIMIT_S = 4.0
+"""No further graph, call shape or call is taken on after these, of each manager; the first is, however long it takes.
+
+The requests are measured by then: what only explains them must not keep the user of a slow tower waiting for minutes.
+"""
 
 HOST_STEPS = {
     "plan": "plan_call",
@@ -39,21 +51,19 @@ HOST_STEPS = {
 
 
 @torch.inference_mode()
-def measure_replays(
+def most_used_graphs(
     manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
-) -> dict[GraphKey, dict[str, Any]]:
-    """Times the most used graphs alone, each with a batch of the workload in its buffers.
+) -> dict[GraphKey, EncoderCall]:
+    """Chooses the graphs to time alone.
 
     Args:
-        manager: The captured graphs; it lives on a GPU.
+        manager: The captured graphs.
         inputs: Makes the calls' pixels.
         calls: The measured calls.
 
     Returns:
-        For each graph `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
-        intervals, from a profiler trace), `kernels`, and `launch_gap` (see `launch_gap`).
+        Up to `MOST_GRAPHS` graphs, the most used first, each with a call that leaves a batch of it in its buffers.
     """
-    timer = CallTimer(manager.model.device)
     uses: dict[GraphKey, int] = {}
     last_use: dict[GraphKey, EncoderCall] = {}
     for call in calls:
@@ -65,19 +75,44 @@ def measure_replays(
             # After the call, the shared metadata is that of its last replay; graphs without any are always valid.
             if key == keys[-1] or not manager.graphs[key].writer.layout.nbytes:
                 last_use.setdefault(key, call)
-    found = {}
-    for key in sorted(last_use, key=lambda key: -uses[key])[:MOST_GRAPHS]:
-        manager.execute(inputs.make(last_use[key]))
+    return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:MOST_GRAPHS]}
+
+
+@torch.inference_mode()
+def measure_replays(
+    manager: EncoderCudaGraphManager, inputs: CallInputs, graphs: Mapping[GraphKey, EncoderCall]
+) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
+    """Times graphs alone, one after another; none is begun after `REPLAYS_LIMIT_S`, except the first.
+
+    Args:
+        manager: The captured graphs; it lives on a GPU.
+        inputs: Makes the calls' pixels.
+        graphs: The graphs in the order in which they are timed, each with a call that leaves a batch in its buffers.
+
+    Yields:
+        A graph, and its `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
+        intervals, from a profiler trace), `kernels`, and `launch_gap` (see `launch_gap`); all but the first are None
+        where the profiler saw nothing.
+    """
+    timer = CallTimer(manager.model.device)
+    begun = time.perf_counter()
+    for number, (key, call) in enumerate(graphs.items()):
+        if number and time.perf_counter() - begun > REPLAYS_LIMIT_S:
+            return
+        manager.execute(inputs.make(call))
         graph = manager.graphs[key].graph
-        replay = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
-        trace = busy_time(graph.replay, manager.model.device)
-        found[key] = {
-            "replay_ms": replay,
-            "gpu_busy_ms": trace.busy_ms if trace else None,
-            "kernels": trace.kernels if trace else None,
-            "launch_gap": launch_gap(replay, trace) if trace else None,
-        }
-    return found
+        replay_ms = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
+        repeats = max(1, min(TRACE_REPEATS, int(TRACE_LIMIT_MS / replay_ms)))
+        trace = busy_time(graph.replay, manager.model.device, repeats)
+        yield (
+            key,
+            {
+                "replay_ms": replay_ms,
+                "gpu_busy_ms": trace.busy_ms if trace else None,
+                "kernels": trace.kernels if trace else None,
+                "launch_gap": launch_gap(replay_ms, trace) if trace else None,
+            },
+        )
 
 
 def launch_gap(replay_ms: float, trace: BusyTime) -> float:
@@ -93,11 +128,18 @@ def launch_gap(replay_ms: float, trace: BusyTime) -> float:
 @torch.inference_mode()
 def measure_call_overheads(
     manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit.
 
-    Returns:
-        For each shape: items, tokens, replays, `call_ms`, `replays_ms` (its replays, each between two
+    No shape is begun after `CALL_OVERHEADS_LIMIT_S`, except the first that hits.
+
+    Args:
+        manager: The captured graphs; it lives on a GPU.
+        inputs: Makes the calls' pixels.
+        calls: The measured calls.
+
+    Yields:
+        Of a shape: items, tokens, replays, `call_ms`, `replays_ms` (its replays, each between two
         synchronisations) and `overhead_ms` (what packing, metadata, copies and clone-out add).
     """
     timer = CallTimer(manager.model.device)
@@ -107,8 +149,11 @@ def measure_call_overheads(
         if not call.has_images:
             frequency[call.items] = frequency.get(call.items, 0) + 1
             example[call.items] = call
-    found: list[dict[str, Any]] = []
+    begun, measured = time.perf_counter(), 0
     for items in sorted(frequency, key=lambda shape: -frequency[shape]):
+        is_late = time.perf_counter() - begun > CALL_OVERHEADS_LIMIT_S
+        if measured == MOST_CALL_SHAPES or (measured and is_late):
+            return
         mm_kwargs = inputs.make(example[items])
         plan = manager.plan_call(mm_kwargs)
         keys = [run.key for batch in plan.batches for run in batch.runs.values() if run.key is not None]
@@ -123,19 +168,15 @@ def measure_call_overheads(
                 if run.key is not None:
                     replay = manager.graphs[run.key].graph.replay
                     replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
-        found.append(
-            {
-                "items": len(items),
-                "tokens": example[items].tokens,
-                "replays": len(keys),
-                "call_ms": call_ms,
-                "replays_ms": replays_ms,
-                "overhead_ms": call_ms - replays_ms,
-            }
-        )
-        if len(found) == MOST_CALL_SHAPES:
-            break
-    return found
+        yield {
+            "items": len(items),
+            "tokens": example[items].tokens,
+            "replays": len(keys),
+            "call_ms": call_ms,
+            "replays_ms": replays_ms,
+            "overhead_ms": call_ms - replays_ms,
+        }
+        measured += 1
 
 
 @torch.inference_mode()

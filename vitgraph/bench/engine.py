@@ -214,11 +214,12 @@ class _Run:
             return
         self.is_measured = True
         if writer is not None and manager.is_cuda:
+            # First what is done at once: a stop while replays are timed, which takes much longer, leaves it.
+            self._speed_of_light(device, dtype)
             calls = runner.own_calls(prepared.calls)
             self._diagnose(manager, inputs, calls, record["graph"])
             if monolithic is not None:
                 self._diagnose(monolithic, inputs, calls, record["graph"]["monolithic"])
-            self._speed_of_light(device, dtype)
         record["status"], record["status_reason"] = "complete", None
 
     def _monolithic_manager(self, encoder: VisionEncoder) -> EncoderCudaGraphManager | None:
@@ -307,14 +308,36 @@ class _Run:
         calls: Sequence[EncoderCall],
         graph: dict[str, Any],
     ) -> None:
-        """Times a manager's replays alone and its steps on the host, into its section of the record."""
-        from vitgraph.bench.diagnostics import measure_call_overheads, measure_host_steps, measure_replays
+        """Times a manager's replays alone and its steps on the host, into its section of the record.
+
+        Each figure goes there as soon as it is known, so that whatever ends this leaves those before it.
+        """
+        from vitgraph.bench.diagnostics import (
+            measure_call_overheads,
+            measure_host_steps,
+            measure_replays,
+            most_used_graphs,
+        )
 
         self.progress.phase("timing replays alone")
-        found = measure_replays(manager, inputs, calls)
-        by_row = {(key.path, key.token_budget, key.segment_slots, key.axis_key): times for key, times in found.items()}
-        for row in graph["per_budget"]:
-            row |= by_row.get((row["path"], row["token_budget"], row["segment_slots"], tuple(row["axis_key"])), {})
+        rows = {
+            (row["path"], row["token_budget"], row["segment_slots"], tuple(row["axis_key"])): row
+            for row in graph["per_budget"]
+        }
+        try:
+            for key, times in measure_replays(manager, inputs, most_used_graphs(manager, inputs, calls)):
+                row = rows.get((key.path, key.token_budget, key.segment_slots, key.axis_key))
+                if row is not None:
+                    row.update(times)
+        finally:
+            self._derive_replay_times(graph)
+        graph["call_overheads"] = []
+        for overhead in measure_call_overheads(manager, inputs, calls):
+            graph["call_overheads"].append(overhead)
+        graph["host_steps_ms"] = measure_host_steps(manager, inputs, calls)
+
+    def _derive_replay_times(self, graph: dict[str, Any]) -> None:
+        """Fills `launch_gap` and the times of paths from the graphs that were timed."""
         timed = [row for row in graph["per_budget"] if row.get("launch_gap")]
         if timed:
             gaps, uses = [row["launch_gap"] for row in timed], [row["replays"] for row in timed]
@@ -322,8 +345,6 @@ class _Run:
         requests = sum(call.requests for call in self.prepared.calls)
         for row in graph["per_path"]:
             row["replay_ms"] = replay_ms_of_path(row["path"], graph["per_budget"], requests)
-        graph["call_overheads"] = measure_call_overheads(manager, inputs, calls)
-        graph["host_steps_ms"] = measure_host_steps(manager, inputs, calls)
 
     def _speed_of_light(self, device: torch.device, dtype: torch.dtype) -> None:
         """Adds the arithmetic limit of the unpadded items: its mean, and how far each mode is from it."""

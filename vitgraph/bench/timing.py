@@ -99,7 +99,7 @@ class BusyTime:
     kernels: int
 
 
-def busy_time(call: Callable[[], object], device: torch.device, repeats: int = 5) -> BusyTime | None:
+def busy_time(call: Callable[[], object], device: torch.device, repeats: int) -> BusyTime | None:
     """GPU-busy time of a call, from a profiler trace; None on a CPU, or where the profiler saw nothing."""
     if device.type != "cuda":
         return None

@@ -12,6 +12,7 @@ from vitgraph.records import RunRecord
 from vitgraph.report.claims import interval_text
 from vitgraph.report.units import (
     NO_VALUE,
+    NOT_MEASURED,
     bytes_text,
     count_text,
     is_number,
@@ -37,6 +38,10 @@ def path_rows(graph: Mapping[str, Any]) -> list[Cells]:
 
     Args:
         graph: The `graph` section of a record, or expected counters of the same shape.
+
+    Returns:
+        The cells. The time of a path of which some graph was not timed is said not to be measured; where no graph was
+        to be timed, as on a CPU, it is a dash.
     """
     paths = graph.get("per_path", [])
     if all(row["path"] == "default" for row in paths):
@@ -47,10 +52,15 @@ def path_rows(graph: Mapping[str, Any]) -> list[Cells]:
             *(str(row[name]) for name in ("items", "hits", "runs", "replays")),
             *(f"{row[name]:,}" for name in ("tokens_replayed", "budget_tokens_replayed")),
             share_text(row["waste"]),
-            ms_text(row.get("replay_ms")),
+            _replay_text(row),
         )
         for row in paths
     ]
+
+
+def _replay_text(row: Mapping[str, Any]) -> str:
+    was_wanted = "replay_ms" in row
+    return NOT_MEASURED if was_wanted and row["replay_ms"] is None else ms_text(row.get("replay_ms"))
 
 
 def all_graphs(graph: Mapping[str, Any], name: str) -> list[dict[str, Any]]:

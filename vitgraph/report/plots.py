@@ -32,6 +32,7 @@ from vitgraph.report.figures import (
 )
 from vitgraph.report.files import write_files
 from vitgraph.report.paths_view import all_graphs, path_rows
+from vitgraph.report.units import NOT_MEASURED, is_number
 from vitgraph.samples import EAGER, GRAPH, MONOLITHIC, RequestTimes, compared_modes, request_times
 from vitgraph.stats import Summary, summarize
 
@@ -177,7 +178,8 @@ def draw_paths(record: RunRecord) -> Figure:
     """Waste of each encoder path, inside monolithic graphs too where they were measured, and its replays' time."""
     graph = record["graph"]
     paths = graph["per_path"]
-    has_times = all(row.get("replay_ms") is not None for row in paths)
+    times = [row.get("replay_ms") for row in paths]
+    has_times = any(map(is_number, times))
     figure = new_figure(9.6, 4.2 + 2.4 * has_times)
     waste_axes, *time_axes = figure.subplots(1 + has_times, 1, squeeze=False)[:, 0]
     _add_title(waste_axes, record, "Encoder paths")
@@ -194,8 +196,9 @@ def draw_paths(record: RunRecord) -> Figure:
     waste_axes.set_xticks(range(len(names)), names)
     legend_beside(waste_axes)
     for axes in time_axes:
-        bars = axes.bar(range(len(paths)), [row["replay_ms"] for row in paths], width=0.6, color=BLUE)
-        axes.bar_label(bars, fmt="%.2f", fontsize=10, padding=1)
+        bars = axes.bar(range(len(paths)), [time_ms or 0.0 for time_ms in times], width=0.6, color=BLUE)
+        labels = [f"{time_ms:.2f}" if is_number(time_ms) else NOT_MEASURED for time_ms in times]
+        axes.bar_label(bars, labels, fontsize=10, padding=1)
         axes.set_xticks(range(len(paths)), [row["path"] for row in paths])
         axes.set_ylabel("Replays alone\n(ms a request)")
         axes.margins(y=0.12)

@@ -383,13 +383,15 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
     use = candidate.counters().use
     assert len(use) == 2
 
-    def measure_replays(manager: Any, inputs: Any, chosen: Any) -> dict[Any, Any]:
-        ends = {run.key for call in chosen for batch in candidate.plan(call).batches for run in batch.runs.values()}
-        return {
-            key: {"replay_ms": 1.1 * key.token_budget, "gpu_busy_ms": 1.0 * key.token_budget, "launch_gap": 1.05}
-            for key in ends
-        }
+    def measure_replays(manager: Any, inputs: Any, graphs: Any) -> Any:
+        assert [use[key].replays for key in graphs] == sorted((use[key].replays for key in graphs), reverse=True)
+        for key in graphs:
+            times = {"replay_ms": 1.1 * key.token_budget, "gpu_busy_ms": 1.0 * key.token_budget, "launch_gap": 1.05}
+            yield key, times
+            if is_stopped:
+                raise KeyboardInterrupt
 
+    is_stopped = False
     monkeypatch.setattr(compare_diagnosis, "measure_replays", measure_replays)
     monkeypatch.setattr(compare_diagnosis, "busy_time", lambda call, device, repeats: BusyTime(2.0, 2.1, 700))
     compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
@@ -402,6 +404,11 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
         assert busy["share"] == pytest.approx(2.0 / busy["wall_ms"])
         walls = [row.sample.wall_ms for row in samples if row.sample.mode == mode]
         assert min(walls) <= busy["wall_ms"] <= max(walls)
+    is_stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
+    most_used = max(use, key=lambda key: use[key].replays)
+    assert candidate.row["gpu_busy_ms"] == pytest.approx(most_used.token_budget)
 
 
 def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

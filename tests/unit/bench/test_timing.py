@@ -31,7 +31,7 @@ def test_a_cpu_has_wall_time_only() -> None:
     time = CallTimer(device).time(lambda: None)
     assert time.wall_ms >= 0
     assert time.gpu_ms is None
-    assert busy_time(lambda: None, device) is None
+    assert busy_time(lambda: None, device, 1) is None
     assert matrix_rate_flops(device, torch.float32) is None
 
 
