@@ -63,7 +63,7 @@ class BudgetGraphMetadata:
         writer: Sends the metadata of a replay.
         pixel_capacity: Rows of each pixel buffer.
         pointers: Addresses of the inputs and the output at capture; a replay asserts them.
-        capture_ms: Time of warm-up and capture.
+        capture_ms: Time of warm-up, capture and first replay.
         pool_bytes: Bytes that the graph added to the shared pool.
         buffer_bytes: Bytes of the static buffers that the graph uses (shared with the others).
     """
@@ -112,7 +112,7 @@ def capture_budget(
     pool: Any,
     stream: Any,
 ) -> BudgetGraphMetadata:
-    """Warms up and captures one graph.
+    """Warms up, captures and, on a GPU, replays one graph.
 
     Args:
         model: The encoder.
@@ -208,6 +208,9 @@ def _capture_cuda(run: Callable[[], None], pool: Any, stream: Any, key: GraphKey
                     f"(at {site.filename}:{site.lineno}, in {site.name}); a capture allows no host synchronisation"
                 ) from error
             graph.capture_end()
+        # The first launch of a graph uploads it, which takes about a millisecond; it must not be in a request's call.
+        graph.replay()
+        stream.synchronize()
     torch.cuda.current_stream().wait_stream(stream)
     return graph, reserved
 

@@ -25,12 +25,12 @@ from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.tuning.catalogue import ItemCatalogue, SizedItem, budget_grid, encoder_facts
 from vitgraph.tuning.cost_model import CostModel
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
+from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
 from vitgraph.tuning.holdout import predicted_holdout
 from vitgraph.tuning.holdout_calls import measure_holdout
 from vitgraph.tuning.points import (
     CallPoint,
     CapturePoint,
-    EagerPoint,
     EncoderFacts,
     MemoryPoint,
     ReplayPoint,
@@ -57,6 +57,12 @@ FEWEST_EAGER = 8
 
 REPLAY_SHARE, EAGER_SHARE = 0.5, 0.75
 """Shares of the time limit by which the replays, and then the eager calls, stop; the rest is for the held-out calls."""
+
+FURTHER_SWEEP = 0.4
+"""Share of the usual time that sweeps beside the main one spend on an eager call: a slow host shows in few repeats."""
+
+LAST_SWEEP_SHARE = 0.05
+"""Share of the time limit that the held-out calls leave to a last sweep, where the host's eager times have moved."""
 
 
 @dataclass(slots=True)
@@ -145,6 +151,7 @@ class _Calibration:
         self.facts: EncoderFacts = encoder_facts(encoder.rule)
         self.catalogue = ItemCatalogue(encoder.rule, max_tokens)
         self.timing = DeviceTiming(encoder, seed)
+        self.sweeps = EagerSweeps(self.timing.eager)
         self.seed = seed
         self.progress = progress
         self._time_limit_s = time_limit_s
@@ -192,10 +199,14 @@ class _Calibration:
             if profile.replays and self._is_late(REPLAY_SHARE):
                 profile.notes.append(f"no replays above {low} tokens: the time was up")
                 break
+            is_first = not profile.replays
             self._measure_stage(profile, plan, stage)
-        self._measure_eager(profile)
+            if is_first:
+                self._sweep_early(profile, plan)
+        calls = self._measure_eager(profile)
         copied = {item.spec.output_tokens: item for item in map(self.catalogue.image, COPY_TOKENS) if item is not None}
         profile.copies = [self.timing.copies(item) for item in copied.values()]
+        has_moved = self.sweeps.movement_ms() is not None
         self._phase("measuring calls that the fit does not see", holdout_calls)
         profile.holdout, profile.holdout_plans = measure_holdout(
             self.timing,
@@ -203,9 +214,13 @@ class _Calibration:
             self.facts,
             calls=holdout_calls,
             seed=self.seed,
-            is_late=lambda: self._is_late(1.0),
+            is_late=lambda: self._is_late(1.0 - LAST_SWEEP_SHARE if has_moved else 1.0),
             tick=self._step,
         )
+        if has_moved:
+            self._sweep_last()
+        profile.eager = self.sweeps.points(calls)
+        profile.notes += filter(None, [self.sweeps.note()])
 
     # -- replays -------------------------------------------------------------------------------------------------------
 
@@ -325,28 +340,58 @@ class _Calibration:
         ]
         return CallPoint(tuple(specs), replays, 0, self.timing.call(manager, groups, items), parts_ms)
 
-    def _measure_eager(self, profile: CalibrationProfile) -> None:
-        """Eager runs of one image over the measured sizes, of several images, of videos; some through the manager."""
-        largest = max(point.token_budget for point in profile.replays)
+    def _eager_calls(self, budgets: Sequence[int], largest: int) -> list[Call]:
+        """One image over the budgets; several images, and videos, up to the largest."""
         path = next(iter(self.facts.path_minimums))
-        budgets = sorted({point.token_budget for point in profile.replays if point.path == path})
         calls = [self.catalogue.fill(path, budget) for budget in budgets]
         for total in (total for total in EAGER_TOTALS if total <= largest):
             calls += [self.catalogue.fill(path, total, items=count) for count in EAGER_ITEMS]
             for segments in EAGER_FRAMES:
                 clip = self.catalogue.video(total, segments)
                 calls.append([clip] if clip is not None else [])
-        distinct = {tuple(item.geometry for item in call): call for call in calls if call}
-        self._phase("timing eager calls", len(distinct))
-        for number, call in enumerate(distinct.values()):
-            if len(profile.eager) >= FEWEST_EAGER and self._is_late(EAGER_SHARE):
-                profile.notes.append(f"{len(distinct) - number} eager calls were left out: the time was up")
-                break
-            profile.eager.append(EagerPoint(tuple(item.spec for item in call), self.timing.eager(call)))
-            self._step()
+        return list({tuple(item.geometry for item in call): call for call in calls if call}.values())
+
+    def _sweep_early(self, profile: CalibrationProfile, plan: _Plan) -> None:
+        """Short eager calls, long before the rest of them: the host may be slower or faster then."""
+        budgets = plan.budgets[next(iter(self.facts.path_minimums))]
+        calls = self._eager_calls(budgets, max(budgets, default=0))
+        self._phase("timing short eager calls, which are timed again later")
+        self.sweeps.sweep(
+            "early",
+            sorted(calls, key=lambda call: sum(item.spec.output_tokens for item in call)),
+            is_late=lambda: self._is_late(REPLAY_SHARE),
+            tick=self._step,
+            share=FURTHER_SWEEP,
+            ends_device_bound=True,
+        )
+        profile.eager = self.sweeps.points(calls)
+
+    def _measure_eager(self, profile: CalibrationProfile) -> list[Call]:
+        """Eager runs over the measured sizes, some of them through the manager too; returns the calls."""
+        path = next(iter(self.facts.path_minimums))
+        budgets = sorted({point.token_budget for point in profile.replays if point.path == path})
+        calls = self._eager_calls(budgets, max(point.token_budget for point in profile.replays))
+        self._phase("timing eager calls", len(calls))
+        self.sweeps.sweep(
+            "main",
+            calls,
+            is_late=lambda: len(self.sweeps) >= FEWEST_EAGER and self._is_late(EAGER_SHARE),
+            tick=self._step,
+        )
+        profile.eager = self.sweeps.points(calls)
+        if left_out := len(calls) - len(profile.eager):
+            profile.notes.append(f"{left_out} eager calls were left out: the time was up")
         manager = EncoderCudaGraphManager(self.encoder, BudgetPlan(dict.fromkeys(self.timing.paths, ()), 1, 0, {}))
-        for call in list(distinct.values())[::MISSES_EVERY]:
+        for call in calls[::MISSES_EVERY]:
             specs = [item.spec for item in call]
             missed = forced_batch(range(len(call)), specs, self.timing.paths, {})
             through, alone = self.timing.beside_eager(manager, [missed], call)
             profile.calls.append(CallPoint(tuple(specs), 0, len(call), through, alone.ms))
+            self.sweeps.add("beside misses", call, alone)
+        return calls
+
+    def _sweep_last(self) -> None:
+        """Once more, so that a call is likely to have met the host undisturbed at least once."""
+        calls = self.sweeps.host_bound()
+        self._phase("timing short eager calls again, since the host's times have moved", len(calls))
+        self.sweeps.sweep("last", calls, is_late=lambda: self._is_late(1.0), tick=self._step, share=FURTHER_SWEEP)

@@ -70,11 +70,15 @@ class DeviceTiming:
             self._pool = self.encoder.random_pixels(grown, self._seed)
         return self.encoder.make_inputs([item.geometry for item in batch], self._pool)
 
-    def repeat(self, *calls: Callable[[], object]) -> list[Timing]:
+    def repeat(self, *calls: Callable[[], object], share: float = 1.0) -> list[Timing]:
         """Times calls in turn, as often as their time allows.
 
         The first run of each is not counted, except where it is long: there the noise of a first run is a small share,
         and one more run is enough.
+
+        Args:
+            calls: What to time.
+            share: Share of `SECONDS_A_POINT` to spend; the fewest repeats are made in any case.
         """
 
         def run_all() -> list[float]:
@@ -85,7 +89,7 @@ class DeviceTiming:
         # A first run may also be long because a kernel was built in it, which says nothing of the call.
         mean_s = sum(rows[-1] if rows else first) / len(calls) / 1e3
         if mean_s <= LONG_S:
-            repeats = max(FEWEST_REPEATS, min(MOST_REPEATS, int(SECONDS_A_POINT / max(mean_s, 1e-6))))
+            repeats = max(FEWEST_REPEATS, min(MOST_REPEATS, int(share * SECONDS_A_POINT / max(mean_s, 1e-6))))
             rows = [run_all() for _ in range(repeats)]
         low, middle, high = np.percentile(np.array(rows), (10, 50, 90), axis=0)
         return [Timing(float(m), float(a), float(b), len(rows)) for a, m, b in zip(low, middle, high, strict=True)]
@@ -105,10 +109,10 @@ class DeviceTiming:
         plan = CallPlan.of(list(batches), [item.spec for item in items], self.paths)
         return self.repeat(lambda: manager.execute_planned(inputs, plan))[0]
 
-    def eager(self, items: Sequence[SizedItem]) -> Timing:
-        """A call run eagerly as a whole."""
+    def eager(self, items: Sequence[SizedItem], share: float = 1.0) -> Timing:
+        """A call run eagerly as a whole, timed in a share of the usual time."""
         inputs = self.inputs(items)
-        return self.repeat(lambda: self._eager.run_eager(inputs))[0]
+        return self.repeat(lambda: self._eager.run_eager(inputs), share=share)[0]
 
     def both(self, manager: EncoderCudaGraphManager, items: Sequence[SizedItem]) -> tuple[Timing, Timing]:
         """A call through the manager with its own packing, and eagerly, in turn."""

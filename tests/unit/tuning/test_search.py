@@ -13,6 +13,7 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.tuning.cost_model import CostModel
 from vitgraph.tuning.evaluate import eager_calls, predict_calls
+from vitgraph.tuning.list_maker import MOST_GRAPHS
 from vitgraph.tuning.misses import break_even_tokens
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search, SearchResult
@@ -176,6 +177,25 @@ def test_fewer_graphs_are_preferred_where_they_lose_next_to_nothing() -> None:
     assert least is not None and frugal is not None
     assert frugal.graphs < least.graphs
     assert frugal.score <= least.score * 1.002
+
+
+def test_a_dense_list_of_many_slot_counts_is_not_captured_for_minutes() -> None:
+    """Each budget has a graph for every number of slots; more of them would be a little faster."""
+    rng = np.random.default_rng(1)
+    calls = [tuple(video(4, int(t)) for t in rng.integers(16, 200, size=2)) for _ in range(60)]
+    best = search_of(calls, model=CostModel(synthetic_profile())).guided().best
+    assert best is not None
+    assert best.graphs > 2 * len(best.settings.token_budgets)
+    assert best.graphs <= MOST_GRAPHS
+
+
+def test_more_graphs_are_searched_where_a_limit_allows_them() -> None:
+    rng = np.random.default_rng(1)
+    calls = [tuple(video(4, int(t)) for t in rng.integers(16, 200, size=2)) for _ in range(60)]
+    search = search_of(calls, model=CostModel(synthetic_profile()), limits=Limits(max_graphs=1000))
+    best = search.guided().best
+    assert best is not None
+    assert best.graphs > MOST_GRAPHS
 
 
 def test_list_denser_than_the_traffic_needs_is_pruned() -> None:
