@@ -28,6 +28,7 @@ MIN_PAIRS = 10
 RESAMPLES = 2000
 CONFIDENCE_PCT = 95.0
 REQUEST_NOISE_PERCENTILE = 95.0
+FEWEST_NOISE_PAIRS = 10
 FIXED_THRESHOLD_PCT = 2.0
 
 _OBSERVATIONS_ABOVE = 3
@@ -199,13 +200,15 @@ def verdict(delta_pct: float | None, ci95: tuple[float, float] | None, floor_pct
 
 
 def request_noise_pct(eager: Values, eager_repeat: Values) -> float | None:
-    """95th percentile over requests of how far a repeat of eager was from eager, in percent; None without pairs.
+    """95th percentile over requests of how far a repeat of eager was from eager, in percent.
+
+    None with fewer than `FEWEST_NOISE_PAIRS`, which may all lie close together by chance.
 
     Raises:
         ValueError: The series differ in length.
     """
     first, second = _as_pairs(eager, eager_repeat)
-    if first.size == 0:
+    if first.size < FEWEST_NOISE_PAIRS:
         return None
     return float(np.percentile(np.abs(second / first - 1.0), REQUEST_NOISE_PERCENTILE) * 100.0)
 
@@ -216,7 +219,7 @@ def slower_than_eager(eager: Values, graph: Values, noise_pct: float | None) -> 
     Args:
         eager: One value a request.
         graph: The same requests in the same order.
-        noise_pct: Threshold in percent, from `request_noise_pct`; None where no repeat was measured.
+        noise_pct: Threshold in percent, from `request_noise_pct`; None where too few repeats were measured.
 
     Raises:
         ValueError: The series differ in length.
