@@ -77,7 +77,7 @@ def render_tune(data: Mapping[str, Any], console: Console) -> None:
     console.print(line(f"profile: {data['profile']['label']}, {data['profile']['created_at']}", "dim"))
     console.print(line(data["verdict_text"], f"bold {_STYLES[data['verdict']]}"))
     console.print()
-    console.print(_latency_table("Predicted, ms a request", _predicted_rows(data)))
+    _print_latencies("Predicted, ms a request", _predicted_rows(data), console)
     console.print(line(data["predicted"]["error_text"], "dim"))
     if data["measured"]:
         console.print()
@@ -96,12 +96,18 @@ def _predicted_rows(data: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any
     return [("tuned", data["predicted"]), *data["baselines"].items()]
 
 
-def _latency_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+def _print_latencies(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]], console: Console) -> None:
     supported = all(row["n"] >= P99_MIN_SAMPLES for _, row in rows if "n" in row)
+    console.print(_latency_table(title, rows, supported))
+    if not supported:
+        console.print(line(f"* below {P99_MIN_SAMPLES} requests nearly the maximum", "dim"))
+
+
+def _latency_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]], supported: bool) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
     table.add_column("", no_wrap=True)
-    tail = "P99" if supported else "P99 (few)"
-    for column in ("mean", "P50", tail, "gain", "slower", "graphs", "memory", "capt."):
+    tail = "P99" if supported else "P99*"
+    for column in ("mean", "P50", tail, "gain", "slower", "graphs", "GiB", "capt. s"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, row in rows:
         table.add_row(
@@ -112,8 +118,8 @@ def _latency_table(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) ->
             signed_pct_text(row.get("gain_over_eager_pct")),
             share_text(row.get("slower_than_eager_share")),
             str(row["graphs"]) if "graphs" in row else NO_VALUE,
-            bytes_text(row.get("memory_bytes")),
-            f"{number_text(row['capture_s'], 1)} s" if is_number(row.get("capture_s")) else NO_VALUE,
+            number_text(row["memory_bytes"] / 2**30, 2) if is_number(row.get("memory_bytes")) else NO_VALUE,
+            number_text(row["capture_s"], 1) if is_number(row.get("capture_s")) else NO_VALUE,
         )
     return table
 
@@ -124,12 +130,14 @@ def _print_measured(measured: Mapping[str, Any], console: Console) -> None:
         gain = None if row.get("mean_delta_pct") is None else -row["mean_delta_pct"]
         shown = {**row, "gain_over_eager_pct": gain, "slower_than_eager_share": row.get("slower_share")}
         rows.append((name, shown))
-    console.print(_latency_table(f"Measured on {count_text(measured['calls'], 'call')}, ms a request", rows))
+    _print_latencies(f"Measured on {count_text(measured['calls'], 'call')}, ms a request", rows, console)
+    noise = measured["request_noise_pct"]
+    threshold = "not known from so few repeats" if noise is None else f"{number_text(noise, 1)}%"
     console.print(
         line(
             "closed from the automatic list to the oracle: "
             f"mean {share_text(measured['closed']['mean'])}, median {share_text(measured['closed']['median'])}; "
-            f"slower = beyond the noise of a request, {number_text(measured['request_noise_pct'], 1)}%"
+            f"slower = beyond the noise of a request, {threshold}"
         )
     )
     tuned = measured["strategies"].get("tuned", {})
