@@ -114,6 +114,14 @@ def packed_sections(cu_seqlens: torch.Tensor, slots: int, row_strides: Sequence[
 
 def zero_rows_past_end(out: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     """Zeros the rows of `out` `[N, H, E]` past `cu_seqlens[-1]` in place; for kernels that take no output tensor."""
+    if out.is_cuda and out.is_contiguous():
+        try:
+            from vitgraph.attention.tail_kernel import zero_tail
+        except ImportError:
+            pass
+        else:
+            # The tensor operations below read and write all of `out`, and are three launches.
+            return zero_tail(out, cu_seqlens)
     past_end = torch.arange(out.shape[0], dtype=cu_seqlens.dtype, device=out.device) >= cu_seqlens[-1]
     return out.masked_fill_(past_end[:, None, None], 0)
 

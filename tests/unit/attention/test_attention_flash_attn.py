@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitgraph.attention import flash_attn
-from vitgraph.attention.flash_attn import FlashAttnBackend
+from vitgraph.attention.flash_attn import SHORT_ROWS, FlashAttnBackend
 from vitgraph.errors import BackendError
 
 CPU = torch.device("cpu")
@@ -79,7 +79,9 @@ def test_the_newest_installed_generation_is_taken_and_named(monkeypatch: pytest.
     assert FlashAttnBackend.for_device(GPU).implementation == "flash-attn-3 9.9 of flash_attn_3"
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
     newest = FlashAttnBackend.for_device(GPU)
-    assert (newest.version, newest.implementation) == (4, "flash-attn-4 9.9 of flash-attn-4")
+    short = f"FlashAttention 2 in torch {torch.__version__} for segments of at most {SHORT_ROWS} rows"
+    assert (newest.version, newest.implementation) == (4, f"flash-attn-4 9.9 of flash-attn-4; {short}")
+    assert FlashAttnBackend.for_device(GPU, 4).implementation == "flash-attn-4 9.9 of flash-attn-4"
     assert FlashAttnBackend.versions(GPU) == (2, 3, 4)
 
 
@@ -159,6 +161,25 @@ def test_generation_4_writes_all_layers_of_a_graph_to_one_zeroed_output(monkeypa
     assert second.data_ptr() == first.data_ptr()
     assert first.untyped_storage().nbytes() == 9 * 8 * 4
     assert backend.varlen(*packed, OFFSETS, 2, 1.0).data_ptr() != first.data_ptr()
+
+
+@pytest.mark.usefixtures("hopper")
+def test_short_segments_go_to_generation_2_unless_one_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows have far more slots than segments; and what it leaves in padded rows is loaded by generation 4 later."""
+    recorder = Recorder(False)
+    install(monkeypatch, "flash_attn", flash_attn_varlen_func=recorder)
+    install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
+    free, forced = FlashAttnBackend.for_device(GPU), FlashAttnBackend.for_device(GPU, 4)
+    packed = ones(5)
+    free.varlen(*packed, OFFSETS, SHORT_ROWS + 1, 1.0)
+    forced.varlen(*packed, OFFSETS, SHORT_ROWS, 1.0)
+    assert not recorder.calls
+    eager = free.varlen(*packed, OFFSETS, SHORT_ROWS, 1.0)
+    assert len(recorder.calls) == 1
+    assert eager[3:].isnan().all(), "eager has no padded rows and must not pay for them"
+    with free.graph_path():
+        captured = free.varlen(*packed, OFFSETS, SHORT_ROWS, 1.0)
+    assert captured[:, 0, 0].tolist() == [1, 1, 1, 0, 0]
 
 
 @pytest.mark.usefixtures("hopper")

@@ -180,3 +180,22 @@ def test_interpreted_kernels_measure_no_tiles(interpreted: TritonAttnBackend) ->
     assert interpreted._tile((CPU, torch.float16, 2, 72), 100, 50) == candidate_tiles(72)[0]
     assert interpreted.implementation.endswith("interpreted")
     assert interpreted.plan_build_ms == 0
+
+
+@pytest.mark.parametrize(("ends", "rows"), [((0, 100), 300), ((0, 64, 128, 128), 128), ((0, 0), 70), ((0, 63), 65)])
+def test_interpreted_rows_past_the_last_segment_are_zeroed_and_no_other(
+    ends: tuple[int, ...], rows: int, interpreted: TritonAttnBackend
+) -> None:
+    from vitgraph.attention.tail_kernel import zero_tail
+
+    out = torch.full((rows, 2, 300), float("nan"), dtype=torch.float16)
+    out[: ends[-1]] = 7
+    zero_tail(out, torch.tensor(ends, dtype=torch.int32))
+    assert (out[: ends[-1]] == 7).all()
+    assert not out[ends[-1] :].any()
+
+
+def test_interpreted_tail_of_nothing(interpreted: TritonAttnBackend) -> None:
+    from vitgraph.attention.tail_kernel import zero_tail
+
+    assert zero_tail(torch.empty(0, 2, 8), torch.zeros(2, dtype=torch.int32)).shape == (0, 2, 8)
