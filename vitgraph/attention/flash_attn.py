@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, ClassVar, Self
@@ -13,6 +14,9 @@ import torch
 from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
 from vitgraph.attention.padding import zero_rows_past_end
 from vitgraph.errors import BackendError
+
+HeadShape = tuple[int, int, torch.dtype, torch.device]
+"""Heads, head width, dtype and device of a call."""
 
 Kernel = Callable[..., torch.Tensor]
 """`(query, key, value, cu_seqlens, max_seqlen, scale, out) -> [N, H, E]`; `out` is None in eager calls."""
@@ -74,6 +78,7 @@ class FlashAttnBackend(AttentionBackend):
             self._short_kernel, short = GENERATIONS[2].load()
             self.implementation += f"; {short} for segments of at most {SHORT_ROWS} rows"
         self.needs_finite_padding = generation.loads_whole_tiles
+        self._heads_seen: set[HeadShape] = set()
 
     @classmethod
     def for_device(cls, device: torch.device, version: int | None = None) -> Self:
@@ -102,6 +107,7 @@ class FlashAttnBackend(AttentionBackend):
         max_seqlen: int,
         scale: float,
     ) -> torch.Tensor:
+        self._heads_seen.add((query.shape[1], query.shape[2], query.dtype, query.device))
         is_short = max_seqlen <= SHORT_ROWS
         kernel = self._short_kernel if is_short else self._kernel
         if not (self.is_on_graph_path and self.needs_finite_padding):
@@ -111,9 +117,30 @@ class FlashAttnBackend(AttentionBackend):
             return zero_rows_past_end(out, cu_seqlens)
         return kernel(query, key, value, cu_seqlens, max_seqlen, scale, self.graph_output(query))
 
+    @torch.inference_mode()
+    def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
+        """Generation 4 builds a kernel, in seconds, where lengths or slots fall on another side of its thresholds."""
+        if self.version != 4:
+            return
+        started = time.perf_counter()
+        classes: dict[tuple[int, int], tuple[int, int, int]] = {}
+        for rows, slots, longest in sorted(shapes):
+            classes.setdefault((_length_class(longest), (slots - 1).bit_length()), (rows, slots, longest))
+        for heads, width, dtype, device in self._heads_seen.copy():
+            for rows, slots, longest in classes.values():
+                tensor = torch.zeros(rows, heads, width, dtype=dtype, device=device)
+                offsets = torch.arange(slots + 1, dtype=torch.int32, device=device).mul_(longest).clamp_(max=rows)
+                self.varlen(tensor, tensor, tensor, offsets, longest, width**-0.5)
+        self.plan_build_ms += (time.perf_counter() - started) * 1e3
+
     def _is_cheaper_to_clear(self, query: torch.Tensor) -> bool:
         """Clearing the padded rows of a call's own output, instead of filling it with zeros beforehand."""
         return self.returns_fresh_output and query.is_cuda and query.numel() * query.element_size() > LARGE_FILL_BYTES
+
+
+def _length_class(longest: int) -> int:
+    """Lengths between two of which no threshold of a kernel is to be expected: tiles are multiples of 64 rows."""
+    return -(-longest // 64) if longest <= 512 else 8 + (longest - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

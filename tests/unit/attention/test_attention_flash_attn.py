@@ -183,6 +183,34 @@ def test_short_segments_go_to_generation_2_unless_one_is_forced(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("hopper")
+def test_generation_4_builds_what_lengths_to_come_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keys its kernels on thresholds of its own, and a first call beyond one of them takes seconds."""
+    built: list[tuple[int, int]] = []
+
+    def forward(*tensors: torch.Tensor, cu_seqlens_q: torch.Tensor, max_seqlen_q: int, **_: Any) -> tuple[Any, None]:
+        assert int(cu_seqlens_q[-1]) == len(tensors[0])
+        built.append((max_seqlen_q, len(cu_seqlens_q) - 1))
+        return tensors[2].clone(), None
+
+    install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
+    backend = FlashAttnBackend.for_device(GPU, 4)
+    shapes = [(rows, 1, rows) for rows in range(100, 3000, 20)] + [(900, 20, 50), (300, 3, 100)]
+    backend.prepare(shapes)
+    assert not built, "no head shape is known before the first call"
+    backend.varlen(*ones(5), torch.tensor([0, 5], dtype=torch.int32), 5, 1.0)
+    built.clear()
+    backend.prepare(shapes)
+
+    def sides(longest: int, slots: int) -> tuple[bool, ...]:
+        """On which side of thresholds like FlashAttention's own a call is."""
+        return (*(longest <= limit for limit in (128, 192, 256, 512, 1024, 2048)), slots > 16)
+
+    assert {sides(*call) for call in built} == {sides(longest, slots) for _, slots, longest in shapes}
+    assert len(built) < 20
+    assert backend.plan_build_ms > 0
+
+
+@pytest.mark.usefixtures("hopper")
 def test_compiled_code_gets_an_output_of_each_calls_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may keep other values in memory that a call returned: a shared output would overwrite them a layer later."""
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
