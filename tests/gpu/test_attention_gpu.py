@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.flash_attn import installed_generations
 from vitgraph.attention.measure import AttentionCase, capture_calls, reference_attention, relative_error
 from vitgraph.attention.registry import BACKENDS, backend_class, create_backend
 
@@ -40,7 +41,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
     """One backend, skipped with its reason where it cannot run."""
     name, version = request.param
     reason = backend_class(name).unavailable_reason(device())
-    if reason is None and version is not None and version not in backend_class(name).versions(device()):
+    if reason is None and version is not None and version not in installed_generations(device()):
         reason = f"generation {version} is not installed"
     if reason is not None:
         pytest.skip(reason)

@@ -63,7 +63,7 @@ class FlashAttnBackend(AttentionBackend):
         device = device or torch.device("cuda", torch.cuda.current_device())
         is_free = version is None
         if version is None:
-            version = max(self.versions(device), default=2)
+            version = max(installed_generations(device), default=2)
         if version not in GENERATIONS:
             known = ", ".join(str(generation) for generation in sorted(GENERATIONS))
             raise BackendError(f"--flash-attn-version is {version}; known generations are {known}")
@@ -85,10 +85,9 @@ class FlashAttnBackend(AttentionBackend):
         return cls(version, device)
 
     @classmethod
-    def versions(cls, device: torch.device) -> tuple[int, ...]:
-        return tuple(
-            version for version, generation in GENERATIONS.items() if generation.unavailable_reason(device) is None
-        )
+    def versions(cls, device: torch.device) -> tuple[int | None, ...]:
+        # What is forced to generation 4 is for comparisons; its place is taken by what runs when nobody forces one.
+        return tuple(None if version == 4 else version for version in installed_generations(device))
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
@@ -156,6 +155,13 @@ class Generation:
     unavailable_reason: Callable[[torch.device], str | None]
     load: Callable[[], tuple[Kernel, str]]
     loads_whole_tiles: bool
+
+
+def installed_generations(device: torch.device) -> tuple[int, ...]:
+    """Generations that can run on `device`, ascending."""
+    return tuple(
+        version for version, generation in GENERATIONS.items() if generation.unavailable_reason(device) is None
+    )
 
 
 def _device_reason(device: torch.device, oldest: int) -> str | None:
