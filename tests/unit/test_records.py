@@ -379,10 +379,16 @@ def test_any_reason_against_the_times_makes_every_verdict_invalid() -> None:
 
 
 def test_slower_requests_use_the_noise_of_the_repeat() -> None:
-    slower = build_comparison(make_run([10.0] * 4, [9.0, 10.3, 10.6, 12.0], [10.5] * 4))["slower_than_eager"]
+    slower = build_comparison(make_run([10.0] * 12, [9.0, 10.3, 10.6, 12.0] * 3, [10.5] * 12))["slower_than_eager"]
     assert slower["threshold_pct"] == pytest.approx(5.0)
-    assert (slower["count"], slower["share"], slower["n"]) == (2, 0.5, 4)
-    assert (slower["over_2pct_count"], slower["over_2pct_share"]) == (3, 0.75)
+    assert (slower["count"], slower["share"], slower["n"]) == (6, 0.5, 12)
+    assert (slower["over_2pct_count"], slower["over_2pct_share"]) == (9, 0.75)
+
+
+def test_a_few_repeats_are_no_noise_of_a_request() -> None:
+    slower = build_comparison(make_run([10.0] * 4, [9.0, 10.3, 10.6, 12.0], [10.5] * 4))["slower_than_eager"]
+    assert (slower["threshold_pct"], slower["count"], slower["share"]) == (None, None, None)
+    assert slower["over_2pct_count"] == 3
 
 
 def test_records_and_reports_load_neither_torch_nor_what_they_do_not_need() -> None:
