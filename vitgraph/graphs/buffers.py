@@ -6,9 +6,7 @@ than its largest. Nothing here is ever re-allocated while a graph exists.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from itertools import cycle
 
 import numpy as np
@@ -27,9 +25,6 @@ class HostStaging:
     Args:
         nbytes: Bytes of the largest layout.
         device: Where the arena is.
-
-    Attributes:
-        sent: Whose values the arena holds, and which; None where that is not known.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -39,7 +34,6 @@ class HostStaging:
         ]
         self.slabs = [tensor.numpy() for tensor in self._tensors]
         self._events: list[torch.cuda.Event | None] = [None] * STAGING_SLABS
-        self.sent: tuple[MetadataWriter, weakref.ref[Mapping[str, np.ndarray]]] | None = None
         self._turn = cycle(range(STAGING_SLABS))
 
     def next_slab(self) -> int:
@@ -126,19 +120,11 @@ class MetadataWriter:
         self._destination: torch.Tensor | None = None
 
     def send(self, values: Mapping[str, np.ndarray], arena: torch.Tensor) -> None:
-        """Pads `values`, and copies the layout's bytes into the arena, which is always the same, in one transfer.
-
-        Values are never changed once they are made, so that the very ones that were sent last are still there.
-        """
-        sent = self._staging.sent
-        if not self.layout.nbytes or (sent is not None and sent[0] is self and sent[1]() is values):
+        """Pads `values`, and copies the layout's bytes into the arena, which is always the same, in one transfer."""
+        if not self.layout.nbytes:
             return
-        self._staging.sent = None
         slab = self._staging.next_slab()
         self.layout.write(self._views[slab], values)
         if self._destination is None:
             self._destination = arena[: self.layout.nbytes]
         self._staging.send(slab, self._sources[slab], self._destination)
-        # Other mappings than the model's cached ones are sent every time.
-        with suppress(TypeError):
-            self._staging.sent = self, weakref.ref(values)

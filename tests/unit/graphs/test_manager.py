@@ -246,33 +246,3 @@ def test_dense_budget_lists_share_one_set_of_buffers(tower: VisionEncoder) -> No
     many = make_manager(tower, list(range(16, 257, 16)), 4)
     assert len(many.graphs) > 10 * len(one.graphs) / 2
     assert many.buffer_bytes == one.buffer_bytes
-
-
-def test_metadata_is_sent_again_only_where_the_arena_holds_another(
-    tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other sizes and captures change it; the same sizes one after the other do not."""
-    from vitgraph.graphs.buffers import HostStaging
-
-    sent = []
-    real = HostStaging.send
-    monkeypatch.setattr(HostStaging, "send", lambda self, *rest: (sent.append(self), real(self, *rest))[1])
-    manager = EncoderCudaGraphManager(tower, plan_budgets(resolve_budget_settings((1, 64), [16, 64], 4, 0)))
-    large, *small = manager.plan.graph_keys()
-    manager.capture_some(small)
-    square, wide = (1, 4, 4), (1, 2, 8)
-
-    def sends_of(grids: Grids, seed: int) -> int:
-        before = len(sent)
-        assert_equals_eager(tower, manager, call(tower, grids, seed))
-        return len(sent) - before
-
-    assert sends_of([square], 0) == 1
-    assert [sends_of([square], seed) for seed in (1, 2)] == [0, 0]
-    # As many tokens in other positions, and back; the first sizes beside others of their kind, and back.
-    assert [sends_of([grid], 3) for grid in (wide, square)] == [1, 1]
-    assert [sends_of(grids, 4) for grids in ([square] * 4, [square])] == [1, 1]
-    # Of five, the last replay holds one.
-    assert [sends_of(grids, 5) for grids in ([square] * 5, [square])] == [2, 0]
-    manager.capture_some([large])
-    assert [sends_of([square], seed) for seed in (6, 7)] == [1, 0]
