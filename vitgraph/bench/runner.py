@@ -17,7 +17,7 @@ from vitgraph.environment import GpuState, read_gpu_state
 from vitgraph.errors import IncorrectOutputError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
-from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.planning.packing import PackedBatch
@@ -163,11 +163,12 @@ class BenchRunner:
         tile_counts: dict[int, EncoderCall] = {}
         for items, call in {call.items: call for call in calls}.items():
             metadata = encoder.compute_metadata(items, DEFAULT_PATH, ()) if encoder.calls_varlen else {}
-            if "cu_seqlens" in metadata:
-                offsets = metadata["cu_seqlens"]
-                longest = encoder.compute_scalars(metadata)["max_seqlen"]
-                shapes.add((int(offsets[-1]), len(offsets) - 1, longest))
-            else:
+            names = SEGMENT_OFFSETS.keys() & metadata.keys()
+            scalars = encoder.compute_scalars(metadata) if names else {}
+            for name in names:
+                offsets = metadata[name]
+                shapes.add((int(offsets[-1]), len(offsets) - 1, scalars[SEGMENT_OFFSETS[name]]))
+            if not names:
                 tile_counts[call.input_rows] = call
         encoder.attention.prepare(sorted(shapes))
         for call in tile_counts.values():

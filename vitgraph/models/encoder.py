@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from vitgraph.models.residual import BlockRunner
 
 
+SEGMENT_OFFSETS = {"cu_seqlens": "max_seqlen", "cu_window_seqlens": "max_window_seqlen"}
+"""Metadata fields that hold offsets of attention segments, and the scalar that bounds each one's lengths."""
+
+
 class VisionEncoder(ABC):
     """Base of the family adapters; implements `SupportsEncoderCudaGraph`.
 
@@ -168,7 +172,7 @@ class VisionEncoder(ABC):
         """Host integers of a batch, from its metadata: `max_seqlen` of the offsets where the family has them."""
         return {
             scalar: int(np.diff(metadata[offsets]).max(initial=0))
-            for scalar, offsets in (("max_seqlen", "cu_seqlens"), ("max_window_seqlen", "cu_window_seqlens"))
+            for offsets, scalar in SEGMENT_OFFSETS.items()
             if offsets in metadata
         }
 
