@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,3 +30,12 @@ def tower() -> VisionEncoder:
     spec = ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu")
     encoder, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)
     return encoder
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """torch's compiler without anything compiled before, in this process or on the disk."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -16,8 +16,8 @@ from vitgraph.parallel.launch import is_follower, is_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitgraph.bench.compare import CompareSpec, PreparedCompare
     from vitgraph.bench.compare_record import CompareRecord
+    from vitgraph.bench.compare_spec import CompareSpec, PreparedCompare
     from vitgraph.bench.engine import Progress
 
 PART_OPTIONS_FILE = "options.json"
@@ -55,7 +55,7 @@ def compare_spec(options: Mapping[str, Any]) -> CompareSpec:
     Raises:
         UsageError: An option that cannot be read, or two that contradict each other.
     """
-    from vitgraph.bench.compare import CompareSpec, choose_backends
+    from vitgraph.bench.compare_spec import CompareSpec, choose_backends
     from vitgraph.cli_specs import bench_spec
 
     for name in ("isolate", "dry_run"):
@@ -79,9 +79,9 @@ def run_comparison(options: Mapping[str, Any]) -> Shown | None:
     Raises:
         VitgraphError: What cannot be run at all.
     """
-    from vitgraph.bench.compare import prepare_compare
     from vitgraph.bench.compare_micro import MICRO_KIND
     from vitgraph.bench.compare_record import KIND
+    from vitgraph.bench.compare_spec import prepare_compare
     from vitgraph.cli_parallel import ran_on_ranks, rank_progress
     from vitgraph.cli_specs import new_run_folder
     from vitgraph.report.progress import ConsoleProgress

@@ -14,7 +14,8 @@ from vitgraph.bench.session import load, resolve_source
 from vitgraph.config import GraphSpec, ModelSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.patch_linear import PatchProduct, stock_convolutions
+from vitgraph.models.patch_linear import PatchProduct
+from vitgraph.models.stock import stock_modules
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.workloads.base import Request
 
@@ -57,7 +58,7 @@ def test_the_patch_product_is_the_convolution_in_half_precision(encoder: VisionE
     product = encoder.modules.get_submodule(name)
     assert isinstance(product, PatchProduct)
     pixels = torch.randn(500, *product.weight.shape[1:], device="cuda", dtype=torch.bfloat16)
-    with stock_convolutions(encoder):
+    with stock_modules(encoder):
         convolved = product(pixels).float()
     assert float((product(pixels).float() - convolved).norm() / convolved.norm()) <= 1e-2
 

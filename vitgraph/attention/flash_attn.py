@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
-from vitgraph.attention.padding import zero_rows_past_end
+from vitgraph.attention.padding import FILL_BYTES, zero_rows_past_end
 from vitgraph.errors import BackendError
 
 HeadShape = tuple[int, int, torch.dtype, torch.device]
@@ -30,7 +30,7 @@ SHORT_ROWS = 64
 launches work for every unused segment slot too, of which windows have hundreds: on an H200 a replay of twenty 336x336
 images took Qwen2.5-VL 67.6 ms with generation 4 and 61.4 with generation 2, whose eager call was the faster one too."""
 
-LARGE_FILL_BYTES = 16 * 2**20
+LARGE_FILL_BYTES = FILL_BYTES // 2
 """Outputs above this are not filled several at once (see `FreshOutputs`), and a fill takes longer than a launch."""
 
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitgraph.bench.compare import STOPPED, PreparedCompare, new_record
+from vitgraph.bench.compare import STOPPED
 from vitgraph.bench.compare_record import ERROR, CompareRecord, empty_row, set_status
 from vitgraph.bench.compare_results import COMPARED_MODES, OK, derive_results
 from vitgraph.bench.compare_samples import BackendSample, BackendSampleWriter
+from vitgraph.bench.compare_spec import PreparedCompare, new_record
 from vitgraph.bench.engine import Progress
 from vitgraph.result_files import refuse_to_replace
 from vitgraph.samples import RUN_FILE

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph import __version__
-from vitgraph.bench.compare import CompareSpec
 from vitgraph.bench.compare_results import OK
+from vitgraph.bench.compare_spec import CompareSpec
 from vitgraph.bench.engine import Progress
 from vitgraph.bench.session import resolve_device, resolve_dtype, resolve_source
 from vitgraph.errors import BackendError, UsageError, VitgraphError

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from vitgraph.bench.calls import CallInputs, EncoderCall
-from vitgraph.bench.compare import Comparison, PreparedCompare, new_record, run_compare
+from vitgraph.bench.compare import Comparison, run_compare
 from vitgraph.bench.compare_candidates import Candidate
 from vitgraph.bench.compare_record import ERROR, INCORRECT, CompareRecord
 from vitgraph.bench.compare_reference import Reference, largest_error
 from vitgraph.bench.compare_results import COMPARED_MODES, OK, Series
 from vitgraph.bench.compare_samples import BackendSample, BackendSampleWriter
+from vitgraph.bench.compare_spec import PreparedCompare, new_record
 from vitgraph.bench.engine import Progress
 from vitgraph.bench.parallel_runner import RankPart, RankTimer, part_of, rank_samples, slowest
 from vitgraph.bench.prepared import PreparedBench, shared_facts

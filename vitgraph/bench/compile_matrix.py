@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph import stats
-from vitgraph.bench.compare import CompareSpec, Comparison, PreparedCompare, run_compare
+from vitgraph.bench.compare import Comparison, run_compare
 from vitgraph.bench.compare_candidates import Candidate
 from vitgraph.bench.compare_record import CompareRecord
 from vitgraph.bench.compare_results import GAIN_METRICS, INVALID, measured_series
 from vitgraph.bench.compare_samples import BackendSample, Series, series_name, series_times
+from vitgraph.bench.compare_spec import CompareSpec, PreparedCompare
 from vitgraph.bench.engine import PreparedBench, Progress
 from vitgraph.models.compilation import compile_facts
 from vitgraph.samples import EAGER, GRAPH

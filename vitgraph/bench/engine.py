@@ -163,7 +163,8 @@ class _Run:
         from vitgraph.bench.calls import CallInputs
         from vitgraph.bench.runner import TOLERANCE, BenchOutcome
         from vitgraph.environment import snapshot
-        from vitgraph.graphs.manager import EncoderCudaGraphManager, reserve_together
+        from vitgraph.graphs.captured import reserve_together
+        from vitgraph.graphs.manager import EncoderCudaGraphManager
 
         prepared, record, spec = self.prepared, self.record, self.prepared.spec
         device = resolve_device(spec.model.device) if self.ranks is None else self.ranks.group.device

@@ -208,7 +208,7 @@ def _capture_cuda(run: Callable[[], None], pool: Any, stream: Any, key: GraphKey
                     f"(at {site.filename}:{site.lineno}, in {site.name}); a capture allows no host synchronisation"
                 ) from error
             graph.capture_end()
-        # The first launch of a graph uploads it, which takes about a millisecond; it must not be in a request's call.
+        # The first launch of a graph uploads it to the device, which must not be in a request's call.
         graph.replay()
         stream.synchronize()
     torch.cuda.current_stream().wait_stream(stream)

@@ -7,13 +7,13 @@ act(0) * 0 * 0 = 0 to the result, so units of that kind may be appended up to a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from vitgraph.models.stock import StockSwitch
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
@@ -28,7 +28,7 @@ WIDENED = ("gate_proj", "up_proj")
 NARROWED = "down_proj"
 
 
-class WidenedLinear(nn.Module):
+class WidenedLinear(StockSwitch):
     """A linear layer with zeros appended to its weight, as outputs or as inputs.
 
     Args:
@@ -39,7 +39,7 @@ class WidenedLinear(nn.Module):
     Attributes:
         weight: `[outputs, inputs]`; its first D rows and K columns are the layer's, the rest is zero.
         bias: `[outputs]`, or None.
-        is_stock: True while transformers' own forward runs, which must keep its widths.
+        is_stock: See `StockSwitch`.
     """
 
     def __init__(self, linear: nn.Linear, outputs: int, inputs: int) -> None:
@@ -51,7 +51,6 @@ class WidenedLinear(nn.Module):
         self.bias: nn.Parameter | None = None
         if linear.bias is not None:
             self.bias = nn.Parameter(functional.pad(linear.bias.detach(), (0, below)), requires_grad=False)
-        self.is_stock = False
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """`[..., inputs]` to `[..., outputs]`; `[..., K]` to `[..., D]` while `is_stock`."""
@@ -86,16 +85,3 @@ def use_aligned_mlps(encoder: VisionEncoder) -> int:
         setattr(module, NARROWED, WidenedLinear(down, down.out_features, aligned))
         widened += 1
     return widened
-
-
-@contextmanager
-def stock_widths(encoder: VisionEncoder) -> Iterator[None]:
-    """Lets the widened layers compute their stock widths, as transformers' own forward does."""
-    layers = [module for module in encoder.modules.modules() if isinstance(module, WidenedLinear)]
-    for layer in layers:
-        layer.is_stock = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.is_stock = False

@@ -197,7 +197,7 @@ class VisionEncoder(ABC):
     def patch_convolutions(self) -> Sequence[str]:
         """Names in `modules` of patch embeddings whose input is cut into patches; see `vitgraph.models.patch_linear`.
 
-        `stock_forward` runs them within `stock_convolutions`.
+        `stock_forward` runs them within `stock_modules`.
         """
         return ()
 

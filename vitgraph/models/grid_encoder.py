@@ -115,12 +115,11 @@ class GridTowerEncoder(VisionEncoder):
     def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         import torch
 
-        from vitgraph.models.aligned_mlp import stock_widths
-        from vitgraph.models.patch_linear import stock_convolutions
+        from vitgraph.models.stock import stock_modules
 
         rows = [row for item in mm_kwargs.chosen for row in self.grid_rows(self.rule.checked_grid(item))]
         grid_thw = torch.tensor(rows, device=self.device)
-        with stock_convolutions(self), stock_widths(self):
+        with stock_modules(self):
             return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
 
     def patch_convolutions(self) -> Sequence[str]:

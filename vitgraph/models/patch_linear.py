@@ -6,13 +6,13 @@ flattened patch with the flattened kernel. Both are laid out alike: channels, th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
+
+from vitgraph.models.stock import StockSwitch
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Convolution = nn.Conv2d | nn.Conv3d
 
 
-class PatchProduct(nn.Module):
+class PatchProduct(StockSwitch):
     """Takes a convolution's place with its very parameters, under their names.
 
     Args:
@@ -29,7 +29,7 @@ class PatchProduct(nn.Module):
     Attributes:
         weight: The convolution's own parameter, `[D, C, (T,) P, P]`.
         bias: Its bias `[D]`, or None.
-        is_product: False while the stock forward runs, which must keep its convolution.
+        is_stock: See `StockSwitch`.
     """
 
     def __init__(self, convolution: Convolution) -> None:
@@ -38,11 +38,10 @@ class PatchProduct(nn.Module):
         self.bias: nn.Parameter | None
         self.register_parameter("bias", cast("nn.Parameter | None", convolution.bias))
         self.kernel_size = tuple(convolution.kernel_size)
-        self.is_product = True
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """`[N, C, (T,) P, P]` to `[N, D, (1,) 1, 1]`; input of any other extent is convolved as before."""
-        if self.is_product and tuple(pixels.shape[2:]) == self.kernel_size:
+        if not self.is_stock and tuple(pixels.shape[2:]) == self.kernel_size:
             # A view of the kernel, so the product reads the memory that the checkpoint was loaded into.
             kernel = self.weight.view(self.weight.shape[0], -1)
             rows = functional.linear(pixels.flatten(1), kernel, self.bias)
@@ -82,17 +81,3 @@ def use_patch_products(encoder: VisionEncoder) -> list[str]:
             setattr(encoder.modules.get_submodule(parent), attribute, PatchProduct(convolution))
             replaced.append(name)
     return replaced
-
-
-@contextmanager
-def stock_convolutions(encoder: VisionEncoder) -> Iterator[None]:
-    """Lets the replaced convolutions convolve, as transformers' own forward does."""
-    found = [encoder.modules.get_submodule(name) for name in encoder.patch_convolutions()]
-    products = [module for module in found if isinstance(module, PatchProduct)]
-    for product in products:
-        product.is_product = False
-    try:
-        yield
-    finally:
-        for product in products:
-            product.is_product = True

@@ -184,6 +184,18 @@ def size_text(record: RunRecord) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def scenario_of(record: RunRecord) -> tuple[str, str, str, str, str, str]:
+    """What runs in one table share: device, model, its weights, workload, how much of it, and its fingerprint."""
+    return (
+        record.device_name or "unknown device",
+        record.model_name,
+        model_text(record),
+        workload_name(record),
+        size_text(record),
+        str(record["workload"].get("fingerprint")),
+    )
+
+
 def command_text(command: Sequence[str]) -> str:
     """A command as a shell takes it, one option a line."""
     lines: list[list[str]] = [[]]

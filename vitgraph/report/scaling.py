@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from vitgraph.report.claims import backend_text, model_text, size_text, workload_name
+from vitgraph.report.claims import backend_text, scenario_of
 from vitgraph.report.terminal import line, new_table
 from vitgraph.report.text_tables import markdown_row, markdown_text
 from vitgraph.report.tidy_tables import Column
@@ -78,18 +78,9 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
     for run in runs:
         if not (run.record["comparison"] or {}).get("requests"):
             continue
-        record = run.record
-        settings = record["settings"]
-        key = (
-            record.device_name or "unknown device",
-            record.model_name,
-            model_text(record),
-            workload_name(record),
-            size_text(record),
-            str(record["workload"].get("fingerprint")),
-            str(settings.get("resolved", {}).get("token_budgets")),
-        )
-        scenarios.setdefault(key, {}).setdefault(backend_text(record), []).append(run)
+        budgets = run.record["settings"].get("resolved", {}).get("token_budgets")
+        key = (*scenario_of(run.record), str(budgets))
+        scenarios.setdefault(key, {}).setdefault(backend_text(run.record), []).append(run)
     tables = []
     for (device, model, weights, workload, size, *_), backends in scenarios.items():
         rows: list[Mapping[str, Any]] = []

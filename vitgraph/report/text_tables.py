@@ -13,10 +13,8 @@ from vitgraph.report.claims import (
     backend_text,
     claim_of,
     command_text,
-    model_text,
     remark_of,
-    size_text,
-    workload_name,
+    scenario_of,
 )
 from vitgraph.saved_runs import SavedRun
 
@@ -84,16 +82,7 @@ def latex_tables(runs: Sequence[SavedRun]) -> str:
 def _groups(runs: Sequence[SavedRun]) -> list[_Group]:
     found: dict[tuple[str, str, str, str, str, str], list[SavedRun]] = {}
     for run in runs:
-        record = run.record
-        key = (
-            record.device_name or "unknown device",
-            record.model_name,
-            model_text(record),
-            workload_name(record),
-            size_text(record),
-            str(record["workload"].get("fingerprint")),
-        )
-        found.setdefault(key, []).append(run)
+        found.setdefault(scenario_of(run.record), []).append(run)
     return [
         _Group(device, model, weights, workload, size, tuple(members))
         for (device, model, weights, workload, size, _), members in found.items()

@@ -8,7 +8,7 @@ the best are improved by local moves. Spaces that are small enough are tried in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -27,6 +27,7 @@ from vitgraph.tuning.list_maker import MOST_GRAPHS, ListMaker
 from vitgraph.tuning.objective import Limits, Objective, doubted_loss
 from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.search_options import frame_options, item_options, spread
+from vitgraph.tuning.search_result import Evaluation, SearchResult
 from vitgraph.tuning.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
 from vitgraph.tuning.traffic import Traffic
 
@@ -49,58 +50,6 @@ four requests a call were predicted to bring the median request 81 % of the way 
 0.02 and above, and 91 % at 0.01, of the 93 % that the manager's own time leaves. Elsewhere it moves the mean by less
 than 1 % of the way, for up to 58 graphs more than at 0.05; memory stays below the automatic list's.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Settings with what they are predicted to give and to take.
-
-    Attributes:
-        settings: What was evaluated.
-        score: Of the objective; below 1 is better than eager.
-        loss: What requests may be slower than eager, as a share of eager's time; weighed beside the score.
-        mean_ms, p50_ms, p99_ms: Per request.
-        graphs: Graphs to capture.
-        memory_bytes: Their pool and buffers.
-        capture_s: Time to capture them.
-        is_allowed: Within the limits.
-    """
-
-    settings: Settings
-    score: float
-    loss: float
-    mean_ms: float
-    p50_ms: float
-    p99_ms: float
-    graphs: int
-    memory_bytes: float
-    capture_s: float
-    is_allowed: bool
-
-    @property
-    def rank(self) -> float:
-        """What the search minimises."""
-        return self.score + self.loss
-
-
-@dataclass(slots=True)
-class SearchResult:
-    """What a search found.
-
-    Attributes:
-        best: The winner; None where nothing is within the limits.
-        evaluated: Every evaluation within the limits, the best first; without a limit on graphs, those of up to
-            `MOST_GRAPHS` where there are any.
-        is_exhaustive: All settings of the space were tried.
-        is_exact: The winner is the optimum over the candidates.
-        evaluations: How many settings were evaluated.
-    """
-
-    best: Evaluation | None
-    evaluated: list[Evaluation]
-    is_exhaustive: bool
-    is_exact: bool
-    evaluations: int
 
 
 class Search:

@@ -24,7 +24,8 @@ from vitgraph.tuning.misses import break_even_tokens, collect_misses
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.profile import CalibrationProfile
-from vitgraph.tuning.search import Evaluation, Search, SearchResult
+from vitgraph.tuning.search import Search
+from vitgraph.tuning.search_result import Evaluation, SearchResult
 from vitgraph.tuning.targets import (
     DOUBT,
     TARGETS,

@@ -21,7 +21,7 @@ from vitgraph.bench.runner import BenchRunner, relative_l2
 from vitgraph.bench.timing import CallTimer
 from vitgraph.environment import GpuState, read_gpu_state
 from vitgraph.graphs.call_plan import CallPlan
-from vitgraph.graphs.manager import reserve_together
+from vitgraph.graphs.captured import reserve_together
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey

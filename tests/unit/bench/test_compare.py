@@ -15,9 +15,10 @@ import torch
 from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.bench import compare, compare_candidates, compare_diagnosis
-from vitgraph.bench.compare import CompareSpec, call_order, choose_backends, prepare_compare, repeated, run_compare
+from vitgraph.bench.compare import call_order, repeated, run_compare
 from vitgraph.bench.compare_record import CompareRecord
 from vitgraph.bench.compare_samples import load_backend_samples
+from vitgraph.bench.compare_spec import CompareSpec, choose_backends, prepare_compare
 from vitgraph.bench.timing import BusyTime
 from vitgraph.config import BenchSpec, GraphSpec, ModelSpec, RunSpec
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from vitgraph.bench.compare import CompareSpec, prepare_compare, run_compare
+from vitgraph.bench.compare import run_compare
 from vitgraph.bench.compare_isolated import run_isolated
 from vitgraph.bench.compare_record import CompareRecord, empty_row
+from vitgraph.bench.compare_spec import CompareSpec, prepare_compare
 from vitgraph.config import BenchSpec, GraphSpec, ModelSpec, RunSpec
 from vitgraph.errors import UsageError
 from vitgraph.workloads.base import WorkloadSpec

@@ -13,7 +13,8 @@ from vitgraph.attention.registry import create_backend
 from vitgraph.bench.session import plan_graphs
 from vitgraph.bench.verify_items import encode_eagerly
 from vitgraph.config import GraphSpec
-from vitgraph.graphs.manager import EncoderCudaGraphManager, reserve_together
+from vitgraph.graphs.captured import reserve_together
+from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelRow, ModelSource, row_presets

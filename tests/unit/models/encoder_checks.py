@@ -30,10 +30,18 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.metadata import MetadataLayout
-from vitgraph.models.registry import ModelRow, ModelSource, row_presets
+from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_model, row_presets
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 
 CPU = torch.device("cpu")
+
+
+@cache
+def debug_encoder(row_name: str) -> VisionEncoder:
+    """The debug-size encoder of a row with seeded random weights, float32 on the CPU; shared, so not to be changed."""
+    (row,) = (row for row in ROWS if row.name == row_name)
+    backend = create_backend("TORCH_SDPA", CPU)
+    return load_encoder(resolve_model(row.debug_preset), backend, device=CPU, dtype=torch.float32, load_format="dummy")
 
 
 class PoisoningBackend(TorchSdpaBackend):

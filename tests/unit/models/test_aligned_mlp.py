@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import pytest
 import torch
+from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.attention.registry import create_backend
-from vitgraph.bench.session import resolve_source
-from vitgraph.config import ModelSpec
-from vitgraph.models.aligned_mlp import WidenedLinear, stock_widths, use_aligned_mlps
+from vitgraph.models.aligned_mlp import WidenedLinear, use_aligned_mlps
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ROWS
+from vitgraph.models.stock import stock_modules
 
 CPU = torch.device("cpu")
 UNALIGNED = {"qwen2_5_vl"}
 """Rows whose published MLP width is no multiple of eight."""
-
-
-@cache
-def encoder_of(row_name: str) -> VisionEncoder:
-    (row,) = (row for row in ROWS if row.name == row_name)
-    source = resolve_source(ModelSpec(row.debug_preset))
-    backend = create_backend("TORCH_SDPA", CPU)
-    return load_encoder(source, backend, device=CPU, dtype=torch.float32, load_format="dummy")
 
 
 def widened(encoder: VisionEncoder) -> list[WidenedLinear]:
@@ -34,16 +22,16 @@ def widened(encoder: VisionEncoder) -> list[WidenedLinear]:
 
 
 def test_rows_with_an_unaligned_mlp_are_widened_and_no_others() -> None:
-    found = {row.name for row in ROWS if widened(encoder_of(row.name))}
+    found = {row.name for row in ROWS if widened(debug_encoder(row.name))}
     assert found == UNALIGNED
     for name in UNALIGNED:
-        for layer in widened(encoder_of(name)):
+        for layer in widened(debug_encoder(name)):
             assert layer.out_features % 8 == 0
             assert layer.in_features % 8 == 0
 
 
 def test_the_units_that_were_added_are_zero() -> None:
-    for layer in widened(encoder_of("qwen2_5_vl")):
+    for layer in widened(debug_encoder("qwen2_5_vl")):
         outputs, inputs = layer.stock_shape
         assert layer.weight[:outputs, :inputs].any(dim=-1).all()
         assert not layer.weight[outputs:].any()
@@ -52,7 +40,7 @@ def test_the_units_that_were_added_are_zero() -> None:
 
 
 def test_the_widened_tower_computes_what_transformers_does() -> None:
-    encoder = encoder_of("qwen2_5_vl")
+    encoder = debug_encoder("qwen2_5_vl")
     items = [encoder.rule.image_geometry(140, 84), encoder.rule.image_geometry(84, 84)]
     rows = sum(encoder.rule.pixel_rows(item)["pixel_values"] for item in items)
     inputs = encoder.make_inputs(items, encoder.random_pixels({"pixel_values": rows}, 0))
@@ -62,7 +50,7 @@ def test_the_widened_tower_computes_what_transformers_does() -> None:
 
 
 def test_the_stock_forward_keeps_its_widths() -> None:
-    encoder, shapes = encoder_of("qwen2_5_vl"), []
+    encoder, shapes = debug_encoder("qwen2_5_vl"), []
     layers = widened(encoder)
     hooks = [layer.register_forward_hook(lambda _, __, result: shapes.append(result.shape[-1])) for layer in layers]
     items = [encoder.rule.image_geometry(84, 84)]
@@ -72,13 +60,13 @@ def test_the_stock_forward_keeps_its_widths() -> None:
     for hook in hooks:
         hook.remove()
     assert set(shapes) == {layer.stock_shape[0] for layer in layers}
-    with pytest.raises(RuntimeError, match="stop"), stock_widths(encoder):
+    with pytest.raises(RuntimeError, match="stop"), stock_modules(encoder):
         raise RuntimeError("stop")
     assert not any(layer.is_stock for layer in layers)
 
 
 def test_a_second_pass_changes_nothing() -> None:
-    assert use_aligned_mlps(encoder_of("qwen2_5_vl")) == 0
+    assert use_aligned_mlps(debug_encoder("qwen2_5_vl")) == 0
 
 
 def test_a_layer_with_a_bias() -> None:

@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.attention.registry import create_backend
-from vitgraph.bench.session import resolve_source
-from vitgraph.config import ModelSpec
-from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.loading import load_encoder
-from vitgraph.models.patch_linear import PatchProduct, product_refusal, stock_convolutions, use_patch_products
+from vitgraph.models.patch_linear import PatchProduct, product_refusal, use_patch_products
 from vitgraph.models.registry import ROWS
+from vitgraph.models.stock import stock_modules
 
 CPU = torch.device("cpu")
 CONVOLVED = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl")
 """Rows whose transformers tower convolves pixels that are cut into patches already."""
 
 
-@cache
-def encoder_of(row_name: str) -> VisionEncoder:
-    (row,) = (row for row in ROWS if row.name == row_name)
-    source = resolve_source(ModelSpec(row.debug_preset))
-    backend = create_backend("TORCH_SDPA", CPU)
-    return load_encoder(source, backend, device=CPU, dtype=torch.float32, load_format="dummy")
-
-
 def product_of(row_name: str) -> PatchProduct:
-    (name,) = encoder_of(row_name).patch_convolutions()
-    product = encoder_of(row_name).modules.get_submodule(name)
+    (name,) = debug_encoder(row_name).patch_convolutions()
+    product = debug_encoder(row_name).modules.get_submodule(name)
     assert isinstance(product, PatchProduct)
     return product
 
 
 def both_ways(row_name: str, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What the tower's own module makes of patches as a product, and as a convolution."""
-    encoder, product = encoder_of(row_name), product_of(row_name)
+    encoder, product = debug_encoder(row_name), product_of(row_name)
     with torch.inference_mode():
         as_product = product(pixels)
-        with stock_convolutions(encoder):
+        with stock_modules(encoder):
             return as_product, product(pixels)
 
 
@@ -66,7 +54,7 @@ def test_each_pixel_meets_its_own_weight_bit_for_bit(row_name: str) -> None:
 
 @pytest.mark.parametrize("row_name", CONVOLVED)
 def test_the_parameters_are_the_towers_own_under_their_names(row_name: str) -> None:
-    encoder, product = encoder_of(row_name), product_of(row_name)
+    encoder, product = debug_encoder(row_name), product_of(row_name)
     (name,) = encoder.patch_convolutions()
     parameters = dict(encoder.modules.named_parameters())
     assert parameters[f"{name}.weight"] is product.weight
@@ -78,7 +66,7 @@ def test_the_parameters_are_the_towers_own_under_their_names(row_name: str) -> N
 def test_every_row_that_convolves_patches_is_covered() -> None:
     found = []
     for row in ROWS:
-        encoder = encoder_of(row.name)
+        encoder = debug_encoder(row.name)
         modules = [encoder.modules.get_submodule(name) for name in encoder.patch_convolutions()]
         found += [row.name for module in modules if isinstance(module, PatchProduct)]
     assert sorted(found) == sorted(CONVOLVED)
@@ -86,7 +74,7 @@ def test_every_row_that_convolves_patches_is_covered() -> None:
 
 @pytest.mark.parametrize("row_name", CONVOLVED)
 def test_only_the_stock_forward_convolves(row_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = encoder_of(row_name)
+    encoder = debug_encoder(row_name)
     side = encoder.rule.vision_config["patch_size"] * 4
     items = [encoder.rule.image_geometry(4 * side, 4 * side)]
     inputs = encoder.make_inputs(items, encoder.random_pixels(encoder.rule.pixel_rows(items[0]), 1))
@@ -94,7 +82,7 @@ def test_only_the_stock_forward_convolves(row_name: str, monkeypatch: pytest.Mon
     real = PatchProduct.forward
 
     def noted(self: PatchProduct, pixels: torch.Tensor) -> torch.Tensor:
-        used.append(self.is_product)
+        used.append(not self.is_stock)
         return real(self, pixels)
 
     monkeypatch.setattr(PatchProduct, "forward", noted)
@@ -107,9 +95,9 @@ def test_only_the_stock_forward_convolves(row_name: str, monkeypatch: pytest.Mon
 
 
 def test_a_stock_forward_that_fails_leaves_the_product_behind() -> None:
-    with pytest.raises(RuntimeError, match="stop"), stock_convolutions(encoder_of("qwen3_vl")):
+    with pytest.raises(RuntimeError, match="stop"), stock_modules(debug_encoder("qwen3_vl")):
         raise RuntimeError("stop")
-    assert product_of("qwen3_vl").is_product
+    assert not product_of("qwen3_vl").is_stock
 
 
 def test_input_of_another_extent_is_convolved_as_before() -> None:
@@ -156,5 +144,5 @@ def test_a_refused_convolution_stays_in_its_place() -> None:
     stub: Any = Stub(proj)
     assert use_patch_products(stub) == []
     assert stub.modules.get_submodule("embed.proj") is proj
-    with stock_convolutions(stub):
+    with stock_modules(stub):
         pass

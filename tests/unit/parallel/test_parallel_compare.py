@@ -12,10 +12,10 @@ import torch
 from rank_processes import RankResult, run_ranks, values
 from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memory
 
-from vitgraph.bench.compare import CompareSpec, prepare_compare
 from vitgraph.bench.compare_candidates import Candidate
 from vitgraph.bench.compare_parallel import BACKEND_RANK_SAMPLES_FILE, follow_compare, lead_compare
 from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.bench.compare_spec import CompareSpec, prepare_compare
 from vitgraph.bench.session import load
 from vitgraph.cli_parallel import SilentProgress
 from vitgraph.errors import BackendError

@@ -16,7 +16,8 @@ from vitgraph.tuning.evaluate import eager_calls, predict_calls
 from vitgraph.tuning.list_maker import MOST_GRAPHS
 from vitgraph.tuning.misses import break_even_tokens
 from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.search import Search, SearchResult
+from vitgraph.tuning.search import Search
+from vitgraph.tuning.search_result import SearchResult
 from vitgraph.tuning.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
 from vitgraph.tuning.traffic import Traffic
 
