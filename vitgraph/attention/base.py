@@ -157,7 +157,17 @@ class AttentionBackend(ABC):
             tensor.transpose(1, 2).reshape(tiles * length, heads, tensor.shape[-1]) for tensor in (query, key, value)
         )
         offsets = self._offsets_of_tiles(tiles, length, query.device)
-        return self.varlen(query, key, value, offsets, length, scale).view(tiles, length, heads, width)
+        with self._without_padded_rows():
+            return self.varlen(query, key, value, offsets, length, scale).view(tiles, length, heads, width)
+
+    @contextmanager
+    def _without_padded_rows(self) -> Iterator[None]:
+        """Marks a call whose segments take up every row, in a graph too: nothing past the last one must be finite."""
+        was_on_graph_path, self.is_on_graph_path = self.is_on_graph_path, False
+        try:
+            yield
+        finally:
+            self.is_on_graph_path = was_on_graph_path
 
     def _offsets_of_tiles(self, tiles: int, length: int, device: torch.device) -> torch.Tensor:
         known = self._tile_offsets.get((tiles, length, device))

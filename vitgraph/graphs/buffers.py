@@ -15,12 +15,16 @@ import torch
 from vitgraph.models.base import PixelField, PixelRows
 from vitgraph.models.metadata import MetadataLayout
 
-STAGING_SLABS = 4
-"""Host slabs that take turns, so that writing one does not wait for the copy out of another."""
+STAGING_SLABS, SLABS_AN_EVENT = 8, 4
+"""Host slabs that take turns, so that writing one does not wait for the copy out of another; and how many of them share
+an event, since recording and awaiting one costs the host as much as the copy."""
 
 
 class HostStaging:
-    """Pinned host memory for metadata on its way to the device; slabs are reused once their copy has run.
+    """Pinned host memory for metadata on its way to the device; slabs are reused once their copies have run.
+
+    Replays share the device's buffers, so that copies are ordered on the device, whatever streams the calls are on: the
+    event after a group's last copy is after all of them.
 
     Args:
         nbytes: Bytes of the largest layout.
@@ -33,15 +37,16 @@ class HostStaging:
             torch.zeros(max(nbytes, 1), dtype=torch.uint8, pin_memory=self._on_gpu) for _ in range(STAGING_SLABS)
         ]
         self.slabs = [tensor.numpy() for tensor in self._tensors]
-        self._events: list[torch.cuda.Event | None] = [None] * STAGING_SLABS
+        self._events: list[torch.cuda.Event | None] = [None] * (STAGING_SLABS // SLABS_AN_EVENT)
         self._turn = cycle(range(STAGING_SLABS))
 
     def next_slab(self) -> int:
-        """Index of a slab that may be written now; waits where its last copy is still under way."""
+        """Index of a slab that may be written now; waits where the last copies of its group are still under way."""
         index = next(self._turn)
-        event = self._events[index]
-        if event is not None:
-            event.synchronize()
+        if index % SLABS_AN_EVENT == 0:
+            event = self._events[index // SLABS_AN_EVENT]
+            if event is not None:
+                event.synchronize()
         return index
 
     def heads(self, nbytes: int) -> list[torch.Tensor]:
@@ -51,10 +56,11 @@ class HostStaging:
     def send(self, index: int, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copies from slab `index` to the device, asynchronously on a GPU."""
         destination.copy_(source, non_blocking=True)
-        if self._on_gpu:
-            event = self._events[index]
+        if self._on_gpu and index % SLABS_AN_EVENT == SLABS_AN_EVENT - 1:
+            group = index // SLABS_AN_EVENT
+            event = self._events[group]
             if event is None:
-                event = self._events[index] = torch.cuda.Event()
+                event = self._events[group] = torch.cuda.Event()
             event.record()
 
 

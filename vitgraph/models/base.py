@@ -66,6 +66,8 @@ class RowRanges:
 
     def of(self, tensor: torch.Tensor) -> list[torch.Tensor] | tuple[torch.Tensor, ...]:
         """The ranges as views of `tensor`, in order."""
+        if self.ranges == ((0, tensor.shape[0]),):
+            return [tensor]
         if len(self.ranges) == 1 or self._cuts is None:
             return [tensor[start:stop] for start, stop in self.ranges]
         if not self.ranges:

@@ -136,7 +136,7 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     _compiler = FusingCompiler()
     for block in blocks:
         block.compile(backend=_compiler, dynamic=True)
-    encoder.run_block = CompiledBlockRunner(_compiler)
+    encoder.run_block = CompiledBlockRunner(_compiler, blocks, encoder.block_scale)
     for name in encoder.compiled_functions:
         setattr(encoder, name, torch.compile(getattr(encoder, name), backend=_compiler, dynamic=True))
     return len(blocks)

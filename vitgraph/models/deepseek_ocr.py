@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -338,6 +338,9 @@ class DeepseekOCREncoder(TwoPathEncoder):
         for line in whole.split(self.rule.cells(GLOBAL)):
             parts += [line, newline]
         return torch.cat([*parts, tokens.view_separator[None]])
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.sam_encoder.patch_embed.projection",)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

@@ -60,6 +60,8 @@ class VisionEncoder(ABC):
     """The forward attends within segments of a list; False where it only attends within equal tiles."""
     compiled_functions: ClassVar[Sequence[str]] = ()
     """Attributes that hold functions of tensors which regional compilation compiles beside the blocks."""
+    block_scale: ClassVar[str | None] = None
+    """Attribute of the repeated block that holds the factor `[K]` of its last branch, where `run_block` is used."""
 
     def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
         from vitgraph.models.residual import run_block
@@ -195,7 +197,7 @@ class VisionEncoder(ABC):
         """transformers' own forward with nothing precomputed, `[M, D]`: the `hf` baseline and the tests' reference."""
 
     def patch_convolutions(self) -> Sequence[str]:
-        """Names in `modules` of patch embeddings whose input is cut into patches; see `vitgraph.models.patch_linear`.
+        """Names in `modules` of convolutions that embed patches; see `vitgraph.models.patch_linear`.
 
         `stock_forward` runs them within `stock_modules`.
         """

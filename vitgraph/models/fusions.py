@@ -1,5 +1,5 @@
-"""What compiled blocks get beyond torch's own choices: norms that read their rows once, gelu in a product's epilogue,
-and the sum at a block's end in the kernel of the next one's norm.
+"""What compiled blocks get beyond torch's own choices: norms that read their rows once, gelu in a product's epilogue or
+in fewer instructions, and the sum at a block's end in the kernel of the next one's norm.
 
 All are in force while a block is compiled and nowhere else in the process.
 
@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
+from vitgraph.models.erf_gelu import erf_gelus, with_erf_gelu
 from vitgraph.models.residual import open_last_sum
 
 MOST_PERSISTENT = 4096
@@ -35,12 +36,14 @@ class FusingCompiler:
     Attributes:
         persistent_reductions: Norms of up to `MOST_PERSISTENT` wide rows read them once, in what was compiled for CUDA.
         gelu_epilogues: Products of one block that took over a gelu; the most, where blocks differ.
+        erf_gelus: Gelus of one block in the form of `vitgraph.models.erf_gelu`; the most, where blocks differ.
         open_sums: The last sum of a block is left to the next; see `vitgraph.models.residual`.
     """
 
     def __init__(self) -> None:
         self.persistent_reductions = False
         self.gelu_epilogues = 0
+        self.erf_gelus = 0
         self.open_sums = False
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -48,18 +51,20 @@ class FusingCompiler:
 
         # Before anything of Inductor's, so that its caches see the graph as it is then, and hits are counted too.
         self.gelu_epilogues = max(self.gelu_epilogues, fuse_gelu(module))
+        self.erf_gelus = max(self.erf_gelus, erf_gelus(module))
         self.open_sums |= open_last_sum(module)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs):
-            return compile_fx(module, inputs)
+            return compile_fx(module, inputs, decompositions=with_erf_gelu())
         with persistent_reductions() as are_persistent:
             self.persistent_reductions |= are_persistent
-            return compile_fx(module, inputs)
+            return compile_fx(module, inputs, decompositions=with_erf_gelu())
 
     def facts(self) -> dict[str, Any]:
         """Which fusions were applied, for the record."""
         return {
             "persistent_reductions": self.persistent_reductions,
             "gelu_epilogues": self.gelu_epilogues,
+            "erf_gelus": self.erf_gelus,
             "open_sums": self.open_sums,
         }
 

@@ -116,6 +116,9 @@ class Gemma3Encoder(TileEncoder):
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
 
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.patch_embedding",)
+
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]
         return list(tower.encoder.layers)

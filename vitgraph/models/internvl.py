@@ -140,6 +140,7 @@ class InternVLEncoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = InternVLRule
     rule: InternVLRule
+    block_scale: ClassVar[str | None] = "lambda_2"
 
     @classmethod
     def build_modules(
@@ -228,6 +229,9 @@ class InternVLEncoder(TileEncoder):
         shuffle: Any = InternVLModel.pixel_shuffle
         shuffled = shuffle(None, grid, scale_factor=1 / self.rule.merge)
         return self.modules["projector"](shuffled.reshape(len(pixels), -1, shuffled.shape[-1]))
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.patch_embeddings.projection",)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

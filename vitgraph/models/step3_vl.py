@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -321,6 +321,9 @@ class Step3VLEncoder(TwoPathEncoder):
         import torch
 
         return torch.cat([*crops, whole])
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.patch_embedding",)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

@@ -202,11 +202,14 @@ class TwoPathEncoder(VisionEncoder):
         """The items' final embeddings one after the other, `[sum of final tokens, D]`."""
         import torch
 
+        from vitgraph.models.stock import stock_modules
+
         items = [self.rule.checked_crops(item) for item in mm_kwargs.chosen]
-        whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize())
-        crops = whole[:0]
-        if any(item.crops for item in items):
-            crops = self.stock_views(mm_kwargs.rows(self.rule.local_pixels).materialize())
+        with stock_modules(self):
+            whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize())
+            crops = whole[:0]
+            if any(item.crops for item in items):
+                crops = self.stock_views(mm_kwargs.rows(self.rule.local_pixels).materialize())
         pieces = crops.split([item.crops for item in items])
         return torch.cat(
             [self.stock_item(item, view, piece) for item, view, piece in zip(items, whole, pieces, strict=True)]

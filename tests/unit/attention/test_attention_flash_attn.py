@@ -230,3 +230,23 @@ def test_compiled_code_gets_an_output_of_each_calls_own(monkeypatch: pytest.Monk
             in_forward.append(backend.varlen(*packed, OFFSETS, 2, 1.0))
     assert len({output.data_ptr() for output in (first, second, *in_forward)}) == 6
     assert all(torch.equal(output, first) and output.is_contiguous() for output in in_forward)
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_equal_tiles_have_no_padded_rows_to_zero(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def forward(*tensors: torch.Tensor, out: torch.Tensor | None, **_: Any) -> tuple[torch.Tensor, None]:
+        given.append(out)
+        return tensors[2].clone(), None
+
+    install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
+    backend = FlashAttnBackend.for_device(GPU, 4)
+    backend.returns_fresh_output = is_compiled
+    tiles = torch.randn(2, 1, 5, 8)
+    with backend.graph_path():
+        out = backend.dense(tiles, tiles, tiles, None, 1.0)
+        backend.varlen(*ones(5), OFFSETS, 2, 1.0)
+    assert torch.equal(out, tiles.transpose(1, 2))
+    assert [target is None for target in given] == [True, False], "the packed call after it is guarded again"

@@ -15,6 +15,7 @@ from vitgraph.bench.runner import relative_l2
 from vitgraph.bench.session import load, resolve_source
 from vitgraph.config import ModelSpec
 from vitgraph.models import fusions
+from vitgraph.models.erf_gelu import erf_gelu
 from vitgraph.models.fusions import MOST_PERSISTENT, FusingCompiler, fuse_gelu, persistent_reductions
 from vitgraph.models.persistent import PersistentChoices
 from vitgraph.models.registry import ROWS
@@ -119,10 +120,11 @@ def test_the_cpu_has_no_such_epilogue() -> None:
 def test_which_rows_have_such_products(row: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import compile_fx
 
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _, **__: graph.forward)
     spec = ModelSpec(row.debug_preset, load_format="dummy", device="cpu", compile=True)
     _, facts = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=HALF)
-    expected = {"persistent_reductions": False, "gelu_epilogues": EPILOGUES[row.name]}
+    expected = {"persistent_reductions": False, "gelu_epilogues": EPILOGUES[row.name], "erf_gelus": 0}
+    expected["erf_gelus"] = 1 if row.name == "internvl" else 0
     assert facts["compile_fusions"] == {**expected, "open_sums": row.name in OPEN_SUMS}
 
 
@@ -134,7 +136,36 @@ def test_inductor_compiles_the_changed_graph_for_any_length(on_cpu: None) -> Non
         for rows in (5, 9):
             x = torch.randn(rows, 32, dtype=HALF)
             assert relative_l2(compiled(x), plain(x)) <= 0.01
-    assert compiler.facts() == {"persistent_reductions": False, "gelu_epilogues": 1, "open_sums": False}
+    assert compiler.facts() == {
+        "persistent_reductions": False,
+        "gelu_epilogues": 1,
+        "erf_gelus": 0,
+        "open_sums": False,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_erf_form_in_fewer_instructions_is_the_erf_form(dtype: torch.dtype) -> None:
+    """Over all magnitudes, no further from the exact values than torch's own, and the same in both tails."""
+    x = torch.linspace(-12, 12, 40001).to(dtype)
+    exact = functional.gelu(x.double())
+    error, torchs = ((erf_gelu(x).double() - exact).abs(), (functional.gelu(x).double() - exact).abs())
+    bound = torch.finfo(dtype).eps * exact.abs() + 1e-6
+    assert bool((error <= torch.maximum(torchs, bound)).all())
+    assert float(error.norm()) <= 1.01 * float(torchs.norm())
+
+
+def test_compiled_code_takes_it_in_half_precision_only() -> None:
+    compilers = []
+    for dtype in (HALF, torch.float32):
+        torch._dynamo.reset()
+        compiler = FusingCompiler()
+        mlp = Mlp(functional.gelu).to(dtype).requires_grad_(False)
+        x = torch.randn(9, 32, dtype=dtype)
+        with torch.inference_mode():
+            assert relative_l2(torch.compile(mlp, backend=compiler)(x), mlp(x)) <= 0.01
+        compilers.append(compiler)
+    assert [compiler.erf_gelus for compiler in compilers] == [1, 0]
 
 
 def test_code_with_and_without_persistent_reductions_has_cache_entries_of_its_own() -> None:

@@ -14,8 +14,11 @@ from vitgraph.models.registry import ROWS
 from vitgraph.models.stock import stock_modules
 
 CPU = torch.device("cpu")
-CONVOLVED = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl")
+CUT = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl")
 """Rows whose transformers tower convolves pixels that are cut into patches already."""
+
+CONVOLVED = (*CUT, "internvl", "gemma3", "deepseek_ocr", "step3_vl")
+"""Those, and the rows that convolve whole tiles."""
 
 
 def product_of(row_name: str) -> PatchProduct:
@@ -72,7 +75,7 @@ def test_every_row_that_convolves_patches_is_covered() -> None:
     assert sorted(found) == sorted(CONVOLVED)
 
 
-@pytest.mark.parametrize("row_name", CONVOLVED)
+@pytest.mark.parametrize("row_name", CUT)
 def test_only_the_stock_forward_convolves(row_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = debug_encoder(row_name)
     side = encoder.rule.vision_config["patch_size"] * 4
@@ -100,9 +103,26 @@ def test_a_stock_forward_that_fails_leaves_the_product_behind() -> None:
     assert not product_of("qwen3_vl").is_stock
 
 
-def test_input_of_another_extent_is_convolved_as_before() -> None:
+@pytest.mark.parametrize(
+    ("convolution", "extents"),
+    [
+        (nn.Conv2d(3, 8, 4, stride=4), (8, 12)),
+        (nn.Conv2d(3, 8, (4, 2), stride=(4, 2)), (4, 6)),
+        (nn.Conv3d(3, 8, (2, 4, 4), stride=(2, 4, 4)), (6, 8, 12)),
+    ],
+    ids=["square", "oblong", "video"],
+)
+def test_a_whole_image_is_cut_into_its_patches(convolution: nn.Conv2d | nn.Conv3d, extents: tuple[int, ...]) -> None:
+    image = torch.randn(2, 3, *extents)
+    with torch.inference_mode():
+        product, expected = PatchProduct(convolution)(image), convolution(image)
+    assert product.shape == expected.shape
+    assert float((product - expected).norm() / expected.norm()) <= 1e-6
+
+
+def test_what_patches_do_not_fill_is_convolved_as_before() -> None:
     convolution = nn.Conv2d(3, 8, 4, stride=4)
-    image = torch.randn(2, 3, 8, 12)
+    image = torch.randn(2, 3, 8, 14)
     with torch.inference_mode():
         assert torch.equal(PatchProduct(convolution)(image), convolution(image))
 

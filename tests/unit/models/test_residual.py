@@ -29,6 +29,18 @@ class Block(nn.Module):
         return self.end(hidden, self.branch(self.norm(hidden)))
 
 
+class ScaledBlock(Block):
+    """A block whose branch has a factor of its own, as InternVL's; `end` takes the scaled branch."""
+
+    def __init__(self, end: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(end)
+        self.factor = nn.Parameter(torch.randn(16))
+
+    def forward(self, hidden: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+        hidden = hidden * scale
+        return self.end(hidden, self.factor * self.branch(self.norm(hidden)))
+
+
 class Tracer:
     """A backend of `torch.compile` that opens sums and runs the graph as it is."""
 
@@ -63,6 +75,20 @@ def test_the_hidden_state_is_that_of_the_blocks(end: Callable[..., torch.Tensor]
         assert torch.allclose(plain.whole(), opened.whole(), atol=1e-6)
         assert not torch.allclose(opened.hidden, opened.whole())
     assert tracer.opened == [True]
+
+
+@pytest.mark.parametrize(("end", "is_opened"), [(summed, True), (lambda hidden, branch: hidden - branch, False)])
+@torch.inference_mode()
+def test_the_next_block_scales_the_branch(end: Callable[..., torch.Tensor], is_opened: bool) -> None:
+    """Each with the factor of the block that the branch is of; one compilation, though the first has none before it."""
+    tracer, blocks = Tracer(), [ScaledBlock(end) for _ in range(3)]
+    run_compiled = CompiledBlockRunner(tracer, blocks, "factor")
+    plain = opened = ResidualStream(torch.randn(7, 16))
+    for block in blocks:
+        plain, opened = run_block(block, plain, scale=0.9), run_compiled(block, opened, scale=0.9)
+        assert torch.allclose(plain.whole(), opened.whole(), atol=1e-6)
+        assert torch.equal(opened.hidden, opened.whole()) is not is_opened
+    assert tracer.opened == [is_opened]
 
 
 def clamped(hidden: torch.Tensor, branch: torch.Tensor) -> torch.Tensor:
@@ -105,7 +131,7 @@ def test_towers_leave_their_sums_open_in_one_compilation(name: str, monkeypatch:
     """Deepstack taps, window attention and layer scales included; Inductor's own part is tested elsewhere."""
     from torch._inductor import compile_fx
 
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _, **__: graph.forward)
     (row,) = (row for row in ROWS if row.name == name)
     outputs = []
     for is_compiled in (False, True):
