@@ -122,6 +122,7 @@ def main_of_rank(app: Callable[[], object]) -> None:
     A rank that left its group may still have a collective on its GPU. Cleaning up would wait for that, and so for a
     rank that is gone; such a process ends at once.
     """
+    keep_stdout()
     try:
         app()
     except SystemExit as end:
@@ -132,6 +133,18 @@ def main_of_rank(app: Callable[[], object]) -> None:
         traceback.print_exc()
         _leave_at_once(EXIT_UNEXPECTED)
         sys.exit(EXIT_UNEXPECTED)
+
+
+def keep_stdout() -> None:
+    """Leaves standard output to this program: what libraries write there goes to standard error from now on.
+
+    NCCL tells its version there once it is asked for warnings, in the middle of what `--json` prints.
+    """
+    sys.stdout.flush()
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(ours, "w", buffering=1, encoding=encoding, errors=errors)
 
 
 def _leave_at_once(exit_status: int) -> None:

@@ -214,3 +214,12 @@ def test_plan_of_a_workload_counts_each_rank() -> None:
     counts = [rank["explanation"]["counts"] for rank in found["ranks"]]
     assert sum(count["items"] for count in counts) >= 20
     assert found["sharing"]["by_cost"]["calls"] == 5
+
+
+def test_libraries_of_a_rank_do_not_write_into_what_it_prints() -> None:
+    program = (
+        "import os, sys; from vitgraph.cli_parallel import keep_stdout; keep_stdout(); "
+        "os.write(1, b'NCCL version'); print('{}'); sys.stdout.flush(); os._exit(0)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("{}\n", "NCCL version")

@@ -361,7 +361,11 @@ class ParallelGroup:
         if error is not None:
             self.announce(error)
         elif not self._is_ending:
-            self.exchange(None, "the end of the run", slow=True)
+            try:
+                self.exchange(None, "the end of the run", slow=True)
+            except BaseException as stop:
+                self.announce(stop)
+                raise
             self._restore_handlers()
             dist.destroy_process_group()
             _abandoned = False

@@ -241,6 +241,26 @@ def test_a_signal_ends_a_rank_in_the_middle_of_a_wait() -> None:
     assert results[1].error is not None and "rank 0 (" in results[1].error and "told to stop" in results[1].error
 
 
+def test_ranks_that_are_all_told_to_stop_answer_from_the_last_wait_too() -> None:
+    """A rank that has done its part waits for the others; a stop of the whole run finds it there."""
+
+    def work(group: ParallelGroup) -> str | None:
+        ids = group.exchange(os.getpid(), "ids")
+        if group.rank == 1:
+            return None
+        time.sleep(0.5)
+        try:
+            for rank in (1, 0):
+                os.kill(ids[rank], signal.SIGTERM)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            fault = group.failure_behind_stop()
+            return "stopped" if fault is None else str(fault)
+        return "not stopped"
+
+    assert run_ranks(2, work)[0].value == "stopped"
+
+
 ERROR_REPORT = {"kind": "error", "text": "out of memory", "exit_status": 4, "time": 2.0}
 LOST_REPORT = {"kind": "lost", "text": "", "exit_status": 1, "time": 1.0}
 STOPPED_REPORT = {"kind": "stopped", "text": "", "exit_status": 1, "time": 3.0}
