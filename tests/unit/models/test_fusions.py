@@ -153,6 +153,9 @@ def test_the_erf_form_in_fewer_instructions_is_the_erf_form(dtype: torch.dtype) 
     bound = torch.finfo(dtype).eps * exact.abs() + 1e-6
     assert bool((error <= torch.maximum(torchs, bound)).all())
     assert float(error.norm()) <= 1.01 * float(torchs.norm())
+    assert erf_gelu(torch.tensor([torch.inf, torch.nan], dtype=dtype)).tolist() == pytest.approx(
+        [torch.inf, torch.nan], nan_ok=True
+    )
 
 
 def test_compiled_code_takes_it_in_half_precision_only() -> None:
