@@ -286,8 +286,11 @@ def product_flops(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from vitgraph.models.stock import stock_modules
+
     counter = FlopCounterMode(display=False)
-    with torch.inference_mode(), counter:
+    # Zeros that widen a layer are no work that anyone asked for.
+    with torch.inference_mode(), stock_modules(encoder), counter:
         for path in encoder.get_encoder_cudagraph_config().paths:
             specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
             present = [index for index, spec in enumerate(specs) if spec.tokens_on(path)]

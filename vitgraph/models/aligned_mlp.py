@@ -1,12 +1,15 @@
-"""Gated MLPs of a width that tensor cores read slowly, widened with zeros: the same sums, in other kernels.
+"""MLPs of a width that tensor cores read slowly, widened with zeros: the same sums, in other kernels.
 
 A product whose rows are no multiple of 16 bytes runs in cuBLAS's kernels for unaligned operands, which take several
-times as long. Qwen2.5-VL's MLP is 3420 wide. A hidden unit whose gate, up and down weights are zero adds
-act(0) * 0 * 0 = 0 to the result, so units of that kind may be appended up to a width that is aligned.
+times as long: Qwen2.5-VL's MLP is 3420 wide. Rows that begin inside a cache line of 128 bytes cost a part of that: the
+MLPs of SigLIP's size and of all towers that took it over are 4304 wide. A hidden unit whose weights are zero adds
+nothing to the result as long as its activation of zero is finite times zero, or zero, so units of that kind may be
+appended up to a width that is aligned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,14 +21,15 @@ from vitgraph.models.stock import StockSwitch
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
 
-ALIGNED_ELEMENTS = 8
-"""16 bytes of two-byte elements: what tensor-core kernels of cuBLAS ask of a row."""
-
 WIDTH_MULTIPLE = 64
-"""Widths are raised to a multiple of this: one K tile, so the last is no more work than the cut one was."""
+"""128 bytes of two-byte elements. Also one K tile, so the last is no more work than the cut one was."""
 
-WIDENED = ("gate_proj", "up_proj")
-NARROWED = "down_proj"
+GATED = (("gate_proj", "up_proj"), "down_proj")
+PLAIN = ((("linear_fc1",), "linear_fc2"), (("fc1",), "fc2"), (("lin1",), "lin2"))
+"""Names, in a module, of the layers that make the hidden units and of the one that reads them."""
+
+ACTIVATIONS = ("act_fn", "activation_fn", "act")
+"""Names of the function between the layers."""
 
 
 class WidenedLinear(StockSwitch):
@@ -65,23 +69,39 @@ class WidenedLinear(StockSwitch):
 
 
 def use_aligned_mlps(encoder: VisionEncoder) -> int:
-    """Widens the gated MLPs of `encoder` whose width is not aligned, in every mode alike.
+    """Widens the MLPs of `encoder` whose width is not aligned, in every mode alike.
 
     Returns:
         How many were widened; those of aligned widths, and other modules, stay.
     """
     widened = 0
     for module in list(encoder.modules.modules()):
-        layers = [getattr(module, name, None) for name in (*WIDENED, NARROWED)]
-        gate, up, down = layers
-        if not (isinstance(gate, nn.Linear) and isinstance(up, nn.Linear) and isinstance(down, nn.Linear)):
-            continue
-        width = gate.out_features
-        if width % ALIGNED_ELEMENTS == 0 or not width == up.out_features == down.in_features:
-            continue
-        aligned = -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-        for name, layer in zip(WIDENED, (gate, up), strict=True):
-            setattr(module, name, WidenedLinear(layer, aligned, layer.in_features))
-        setattr(module, NARROWED, WidenedLinear(down, down.out_features, aligned))
-        widened += 1
+        for makers, reader in (GATED, *PLAIN):
+            layers = [getattr(module, name, None) for name in (*makers, reader)]
+            if all(isinstance(layer, nn.Linear) for layer in layers):
+                is_harmless = makers == GATED[0] or _keeps_zero(module)
+                widened += is_harmless and _widen(module, makers, reader)
     return widened
+
+
+def _keeps_zero(module: nn.Module) -> bool:
+    """Whether the activation of `module` maps zero to zero; False where it is not found."""
+    for name in ACTIVATIONS:
+        activation = getattr(module, name, None)
+        if callable(activation):
+            return bool(activation(torch.zeros(1)) == 0)
+    return False
+
+
+def _widen(module: nn.Module, makers: Sequence[str], reader: str) -> bool:
+    """Replaces the layers by wider ones; returns whether they were not aligned."""
+    down: nn.Linear = getattr(module, reader)
+    ups: list[nn.Linear] = [getattr(module, name) for name in makers]
+    width = down.in_features
+    if width % WIDTH_MULTIPLE == 0 or any(up.out_features != width for up in ups):
+        return False
+    aligned = -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    for name, up in zip(makers, ups, strict=True):
+        setattr(module, name, WidenedLinear(up, aligned, up.in_features))
+    setattr(module, reader, WidenedLinear(down, down.out_features, aligned))
+    return True

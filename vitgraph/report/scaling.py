@@ -21,7 +21,7 @@ from vitgraph.samples import EAGER, GRAPH
 from vitgraph.saved_runs import SavedRun
 
 SCALING_COLUMNS = (
-    Column("backend", "text", "", "attention backend that ran"),
+    Column("backend", "text", "", "attention backend that ran, and how calls were packed where not greedily"),
     Column("ranks", "integer", "ranks", "processes that shared each call, each on a GPU of its own"),
     Column("run", "text", "", "name of the run; empty for a published result"),
     Column("source", "text", "", "`measured`, or where the figures were published"),
@@ -37,6 +37,8 @@ SCALING_COLUMNS = (
     Column("time_imbalance", "number", "ratio", "slowest rank over the ranks' mean in graph mode; empty on one GPU"),
 )
 """Columns of `scaling.csv` and `scaling.parquet`, one row a backend and number of ranks."""
+
+DEFAULT_PACKING = "greedy"
 
 SCALING_NOTE = (
     "Efficiency, eager→graph = mean latency on the fewest GPUs over N times that on N times as many; 1 is perfect. "
@@ -80,13 +82,16 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
             continue
         budgets = run.record["settings"].get("resolved", {}).get("token_budgets")
         key = (*scenario_of(run.record), str(budgets))
-        scenarios.setdefault(key, {}).setdefault(backend_text(run.record), []).append(run)
+        scenarios.setdefault(key, {}).setdefault(_series_of(run), []).append(run)
     tables = []
-    for (device, model, weights, workload, size, *_), backends in scenarios.items():
+    for (device, model, weights, workload, size, *_), series in scenarios.items():
         rows: list[Mapping[str, Any]] = []
-        for backend, members in backends.items():
+        published: dict[str, Mapping[str, Any]] = {}
+        for name, members in series.items():
             if len({run.record.ranks for run in members}) > 1:
-                rows += _backend_rows(backend, members)
+                rows += _series_rows(name, members)
+                published |= _published_rows(members[0])
+        rows += published.values()
         if rows:
             title = f"{model.rsplit('/', 1)[-1]} on {device}, {workload}"
             details = "; ".join(part for part in (model, weights, size) if part)
@@ -94,7 +99,14 @@ def scaling_tables(runs: Sequence[SavedRun]) -> list[ScalingTable]:
     return tables
 
 
-def _backend_rows(backend: str, runs: Sequence[SavedRun]) -> list[Mapping[str, Any]]:
+def _series_of(run: SavedRun) -> str:
+    """What runs whose latencies are set against each other have in common: the backend, and how calls are packed."""
+    packing = run.record["settings"]["graph"].get("packing", DEFAULT_PACKING)
+    backend = backend_text(run.record)
+    return backend if packing == DEFAULT_PACKING else f"{backend}, packing {packing}"
+
+
+def _series_rows(name: str, runs: Sequence[SavedRun]) -> list[Mapping[str, Any]]:
     ordered = sorted(runs, key=lambda run: run.record.ranks)
     first = ordered[0]
     rows: list[Mapping[str, Any]] = []
@@ -103,7 +115,7 @@ def _backend_rows(backend: str, runs: Sequence[SavedRun]) -> list[Mapping[str, A
         has_p99 = summary[EAGER]["p99_supported"]
         growth = run.record.ranks / first.record.ranks
         shared = summary[GRAPH].get("parallel", {})
-        row: dict[str, Any] = {"backend": backend, "ranks": run.record.ranks, "run": run.name, "source": "measured"}
+        row: dict[str, Any] = {"backend": name, "ranks": run.record.ranks, "run": run.name, "source": "measured"}
         for metric in ("mean", "p99"):
             is_known = metric == "mean" or has_p99
             for mode in (EAGER, GRAPH):
@@ -116,12 +128,11 @@ def _backend_rows(backend: str, runs: Sequence[SavedRun]) -> list[Mapping[str, A
             row[f"{mode}_efficiency"] = before / (growth * after)
         row |= {"gather_ms": shared.get("gather_ms"), "time_imbalance": shared.get("time_imbalance")}
         rows.append(row)
-    published = _published_row(backend, first)
-    return [*rows, published] if published is not None else rows
+    return rows
 
 
-def _published_row(backend: str, run: SavedRun) -> Mapping[str, Any] | None:
-    """What vLLM published of the scenario of a run; None where it is another one."""
+def _published_rows(run: SavedRun) -> Mapping[str, Mapping[str, Any]]:
+    """What vLLM published of the scenario of a run, by backend; empty where it is another one."""
     settings = run.record["settings"]
     workload = settings["workload"]
     is_scenario = (
@@ -129,16 +140,17 @@ def _published_row(backend: str, run: SavedRun) -> Mapping[str, Any] | None:
         and workload.get("dataset_name") == "random-mm"
         and workload.get("random_mm_base_items_per_request") == 20
     )
-    figures = _PUBLISHED.get(run.record.backend_used or "")
+    backend = run.record.backend_used or ""
+    figures = _PUBLISHED.get(backend)
     if not is_scenario or figures is None:
-        return None
+        return {}
     names = (
         *("eager_mean_ms", "graph_mean_ms", "mean_improvement_pct"),
         *("eager_p99_ms", "graph_p99_ms", "p99_improvement_pct"),
     )
     row: dict[str, Any] = dict.fromkeys(column.name for column in SCALING_COLUMNS)
     named = {"backend": backend, "ranks": _PUBLISHED_RANKS, "source": PUBLISHED_SOURCE}
-    return {**row, **named, **dict(zip(names, figures, strict=True))}
+    return {backend: {**row, **named, **dict(zip(names, figures, strict=True))}}
 
 
 def render_scaling(tables: Sequence[ScalingTable], console: Console) -> None:

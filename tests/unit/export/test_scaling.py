@@ -65,6 +65,34 @@ def test_the_published_figures_stand_beside_their_scenario(tmp_path: Path) -> No
     assert all(row["run"] for row in scaling_tables(other)[0].rows)
 
 
+def packed(policy: str, change: Any) -> Any:
+    def both(record: dict[str, Any]) -> None:
+        change(record)
+        record["settings"]["graph"]["packing"] = policy
+
+    return both
+
+
+def test_runs_that_pack_otherwise_are_a_series_of_their_own(tmp_path: Path) -> None:
+    runs = opened(
+        tmp_path,
+        one=on_ranks(1, 1.0),
+        two=on_ranks(2, 1.5),
+        one_optimal=packed("optimal", on_ranks(1, 1.25)),
+        two_optimal=packed("optimal", on_ranks(2, 2.5)),
+    )
+    (table,) = scaling_tables(runs)
+    measured = [(row["backend"], row["run"], row["graph_efficiency"]) for row in table.rows if row["run"]]
+    assert [(backend, run) for backend, run, _ in measured] == [
+        ("FLASH_ATTN", "one"),
+        ("FLASH_ATTN", "two"),
+        ("FLASH_ATTN, packing optimal", "one_optimal"),
+        ("FLASH_ATTN, packing optimal", "two_optimal"),
+    ]
+    assert [efficiency for *_, efficiency in measured] == pytest.approx([1.0, 0.75, 1.0, 1.0])
+    assert sum(row["source"] == PUBLISHED_SOURCE for row in table.rows) == 1
+
+
 def test_no_cell_is_cut_on_a_narrow_console(tmp_path: Path) -> None:
     tables = scaling_tables(opened(tmp_path, one=on_ranks(1, 1.0), two=on_ranks(2, 1.5)))
     console = Console(file=io.StringIO(), width=80)

@@ -25,12 +25,14 @@ from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.aligned_mlp import WidenedLinear
 from vitgraph.models.base import EncoderInputs, GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_model, row_presets
+from vitgraph.models.stock import stock_modules
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 
 CPU = torch.device("cpu")
@@ -215,6 +217,18 @@ def write_checkpoint(folder: Path, config: Mapping[str, Any], tensors: Mapping[s
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def stock_state(encoder: VisionEncoder) -> dict[str, torch.Tensor]:
+    """The encoder's tensors by name, in the shapes that transformers' own modules have."""
+    state: dict[str, torch.Tensor] = dict(encoder.modules.named_parameters())
+    for name, module in encoder.modules.named_modules():
+        if isinstance(module, WidenedLinear):
+            outputs, inputs = module.stock_shape
+            state[f"{name}.weight"] = module.weight[:outputs, :inputs].contiguous()
+            if module.bias is not None:
+                state[f"{name}.bias"] = module.bias[:outputs]
+    return state
+
+
 def published(state: Mapping[str, torch.Tensor], rename: Callable[[str], str | None]) -> dict[str, torch.Tensor]:
     """`state` under the names that `rename` gives; entries with none are left out."""
     return {name: tensor.clone() for key, tensor in state.items() if (name := rename(key)) is not None}
@@ -278,7 +292,7 @@ def assert_flops_are_counted(encoder: VisionEncoder, items: Sequence[ItemGeometr
     for item in items:
         counter = FlopCounterMode(display=False)
         inputs = inputs_of(encoder, [item])
-        with sdpa_kernel(SDPBackend.MATH), counter:
+        with sdpa_kernel(SDPBackend.MATH), stock_modules(encoder), counter:
             encoder.encoder_eager_forward(inputs)
         assert encoder.rule.flops(item) == counter.get_total_flops(), item
 

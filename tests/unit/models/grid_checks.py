@@ -32,6 +32,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelSource, resolve_model
+from vitgraph.models.stock import stock_modules
 from vitgraph.planning.budgets import BudgetSettings, plan_budgets
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -195,7 +196,7 @@ def check_flops(encoder: VisionEncoder) -> None:
     for item in MIXED:
         call = call_of(encoder, [item])
         counter = FlopCounterMode(display=False)
-        with sdpa_kernel(SDPBackend.MATH), counter:
+        with sdpa_kernel(SDPBackend.MATH), stock_modules(encoder), counter:
             encoder.encoder_eager_forward(call)
         assert encoder.rule.flops(item) == counter.get_total_flops(), item
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from encoder_checks import debug_encoder
@@ -13,8 +17,10 @@ from vitgraph.models.registry import ROWS
 from vitgraph.models.stock import stock_modules
 
 CPU = torch.device("cpu")
-UNALIGNED = {"qwen2_5_vl"}
-"""Rows whose published MLP width is no multiple of eight."""
+UNALIGNED = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "kimi_vl", "minicpmv_2_5", "minicpmv_2_6_4_0"}
+UNALIGNED |= {"step3_vl", "deepseek_ocr", "glm4v"}
+"""Rows whose debug-size MLP is no multiple of 64 wide. Of the published ones that is so for the first seven and for
+`qwen3_5_moe`."""
 
 
 def widened(encoder: VisionEncoder) -> list[WidenedLinear]:
@@ -26,12 +32,12 @@ def test_rows_with_an_unaligned_mlp_are_widened_and_no_others() -> None:
     assert found == UNALIGNED
     for name in UNALIGNED:
         for layer in widened(debug_encoder(name)):
-            assert layer.out_features % 8 == 0
-            assert layer.in_features % 8 == 0
+            assert 64 in {math.gcd(layer.out_features, 64), math.gcd(layer.in_features, 64)}
 
 
-def test_the_units_that_were_added_are_zero() -> None:
-    for layer in widened(debug_encoder("qwen2_5_vl")):
+@pytest.mark.parametrize("name", sorted(UNALIGNED))
+def test_the_units_that_were_added_are_zero(name: str) -> None:
+    for layer in widened(debug_encoder(name)):
         outputs, inputs = layer.stock_shape
         assert layer.weight[:outputs, :inputs].any(dim=-1).all()
         assert not layer.weight[outputs:].any()
@@ -39,8 +45,9 @@ def test_the_units_that_were_added_are_zero() -> None:
         assert layer.bias is None or not layer.bias[outputs:].any()
 
 
-def test_the_widened_tower_computes_what_transformers_does() -> None:
-    encoder = debug_encoder("qwen2_5_vl")
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_the_widened_tower_computes_what_transformers_does(name: str) -> None:
+    encoder = debug_encoder(name)
     items = [encoder.rule.image_geometry(140, 84), encoder.rule.image_geometry(84, 84)]
     rows = sum(encoder.rule.pixel_rows(item)["pixel_values"] for item in items)
     inputs = encoder.make_inputs(items, encoder.random_pixels({"pixel_values": rows}, 0))
@@ -67,6 +74,32 @@ def test_the_stock_forward_keeps_its_widths() -> None:
 
 def test_a_second_pass_changes_nothing() -> None:
     assert use_aligned_mlps(debug_encoder("qwen2_5_vl")) == 0
+
+
+class Mlp(nn.Module):
+    """A plain MLP, 5 to 70 to 5, with its activation under a name that is looked for, or under none."""
+
+    def __init__(self, **activation: nn.Module) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(5, 70), nn.Linear(70, 5)
+        for name, module in activation.items():
+            self.add_module(name, module)
+
+
+@pytest.mark.parametrize(
+    ("mlp", "count"),
+    [
+        (Mlp(activation_fn=nn.GELU()), 1),
+        (Mlp(act=nn.SiLU()), 1),
+        (Mlp(activation_fn=nn.Sigmoid()), 0),
+        (Mlp(nonlinearity=nn.GELU()), 0),
+    ],
+    ids=["gelu", "silu", "not zero at zero", "not found"],
+)
+def test_only_activations_that_keep_zero_allow_it(mlp: nn.Module, count: int) -> None:
+    stub: Any = SimpleNamespace(modules=mlp)
+    assert use_aligned_mlps(stub) == count
+    assert mlp.get_submodule("fc2").weight.shape == (5, 128 if count else 70)
 
 
 def test_a_layer_with_a_bias() -> None:

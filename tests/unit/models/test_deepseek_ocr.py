@@ -298,7 +298,7 @@ PUBLISHED_PARTS = {
 def published_tensors(encoder: DeepseekOCREncoder, prefix: str) -> dict[str, torch.Tensor]:
     """The weights under the published names, CLIP's q, k and v fused, with what the checkpoint has and nobody reads."""
     tensors: dict[str, torch.Tensor] = {}
-    state: dict[str, torch.Tensor] = dict(encoder.modules.named_parameters())
+    state = checks.stock_state(encoder)
     for key in state:
         ours = next(part for part in PUBLISHED_PARTS if key.startswith(part))
         name = prefix + PUBLISHED_PARTS[ours] + key.removeprefix(ours)

@@ -24,6 +24,7 @@ from vitgraph.models.minicpmv import MiniCPMV25Encoder, MiniCPMVEncoder, nearest
 from vitgraph.models.minicpmv_modules import TABLE_ROWS, Resampler
 from vitgraph.models.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.registry import ModelSource, row_presets
+from vitgraph.models.stock import stock_modules
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.planning.packing import pack_items
@@ -154,8 +155,8 @@ def test_first_versions_tower_takes_a_slice_for_one_row_of_patches() -> None:
     metadata = encoder.compute_metadata([item], "default", ())
     config = Idefics2VisionConfig(**{**encoder.rule.vision_config, "model_type": "idefics2_vision"})
     idefics = Idefics2VisionTransformer._from_config(config, attn_implementation="sdpa").eval()
-    tower: Any = encoder.modules["vpm"]
-    idefics.load_state_dict(tower.state_dict())
+    weights = checks.stock_state(encoder).items()
+    idefics.load_state_dict({name.removeprefix("vpm."): value for name, value in weights if name.startswith("vpm.")})
     call = checks.inputs_of(encoder, [item])
     rows = call.rows("pixel_values").materialize().view(-1, 3, 14, 14)
     strip = rows.permute(1, 2, 0, 3).reshape(1, 3, 14, -1)
@@ -306,7 +307,7 @@ def test_published_checkpoint_loads_bit_equal(encoder: MiniCPMVEncoder, tmp_path
     def rename(name: str) -> str:
         return ".".join(norms.get(part, part) for part in name.split("."))
 
-    tensors = checks.published(encoder.modules.state_dict(), rename)
+    tensors = checks.published(checks.stock_state(encoder), rename)
     norms_published = [f"ln_{norm}.{part}" for norm in ("q", "kv", "post") for part in ("weight", "bias")]
     attention = ["attn.in_proj_weight", "attn.in_proj_bias", "attn.out_proj.weight", "attn.out_proj.bias"]
     of_resampler = {name.removeprefix("resampler.") for name in tensors if name.startswith("resampler.")}
@@ -378,7 +379,7 @@ def test_flops_are_those_that_torch_counts(encoder: MiniCPMVEncoder) -> None:
     # Equal slices of a multiple of eight patches: the dense keys then have no padding, which the rule does not count.
     items = [SliceGeometry(IMAGE, ((8, 8), (4, 16))), SliceGeometry(IMAGE, ((16, 4),))]
     call = checks.inputs_of(encoder, items)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), stock_modules(encoder):
         encoder.encoder_eager_forward(call)
     shared_by_all_slices = 2 * encoder.rule.queries * 64 * 64
     assert sum(map(encoder.rule.flops, items)) + shared_by_all_slices == counter.get_total_flops()

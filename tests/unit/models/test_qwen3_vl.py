@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from encoder_checks import stock_state
 from PIL import Image
 from safetensors.torch import save_file
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -143,7 +144,7 @@ def test_real_images_go_through_the_image_processor(tower: VisionEncoder) -> Non
 
 def write_checkpoint(folder: Path, tower: VisionEncoder, *, drop: str | None = None) -> None:
     """A sharded checkpoint with the published key names, beside language-model tensors in a damaged shard."""
-    vision = {f"model.{key}": value.contiguous() for key, value in tower.modules.state_dict().items() if key != drop}
+    vision = {f"model.{key}": value.contiguous() for key, value in stock_state(tower).items() if key != drop}
     names = sorted(vision)
     half = len(names) // 2
     shards = {"model-00001.safetensors": names[:half], "model-00002.safetensors": names[half:]}

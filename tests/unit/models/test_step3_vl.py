@@ -317,7 +317,7 @@ def perception_tensors(state: dict[str, torch.Tensor], heads: int) -> dict[str, 
 
 
 def test_published_10b_checkpoint_loads(perception: Step3VLEncoder, tmp_path: Path) -> None:
-    tensors = perception_tensors(dict(perception.modules.named_parameters()), 4)
+    tensors = perception_tensors(checks.stock_state(perception), 4)
     assert {
         "vision_model.transformer.resblocks.2.attn.in_proj_bias",
         "vision_model.transformer.resblocks.0.ls_2.gamma",
@@ -330,7 +330,7 @@ def test_published_10b_checkpoint_loads(perception: Step3VLEncoder, tmp_path: Pa
 def test_10b_checkpoint_as_transformers_saves_it_loads(perception: Step3VLEncoder, tmp_path: Path) -> None:
     names = {"visual": "model.vision_model", "projector": "model.multi_modal_projector"}
     tensors = checks.published(
-        dict(perception.modules.named_parameters()),
+        checks.stock_state(perception),
         lambda key: ".".join([names[key.split(".")[0]], *key.split(".")[1:]]),
     )
     checks.write_checkpoint(tmp_path, {}, tensors)
@@ -339,7 +339,7 @@ def test_10b_checkpoint_as_transformers_saves_it_loads(perception: Step3VLEncode
 
 def test_published_321b_checkpoint_loads(tmp_path: Path) -> None:
     expected = two_path_checks.build(source("step3-321b-debug"))
-    state: dict[str, torch.Tensor] = dict(expected.modules.named_parameters())
+    state = checks.stock_state(expected)
     tensors = {}
     for key, tensor in state.items():
         name = key.replace("visual.vit_downsampler", "vit_downsampler").replace("visual.", "vision_model.")

@@ -20,6 +20,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.models.stock import stock_modules
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
 from vitgraph.planning.items import IMAGE
 
@@ -87,7 +88,7 @@ def assert_flops_are_counted(encoder: TwoPathEncoder) -> None:
     for path in (GLOBAL, LOCAL):
         pixels = torch.zeros(1, 3, encoder.rule.side_of(path), encoder.rule.side_of(path))
         counter = FlopCounterMode(display=False)
-        with sdpa_kernel(SDPBackend.MATH), counter:
+        with sdpa_kernel(SDPBackend.MATH), stock_modules(encoder), counter:
             encoder.encode_views(pixels, path)
         assert encoder.rule.view_flops(encoder.rule.side_of(path)) == counter.get_total_flops(), path
     whole, crop = (encoder.rule.view_flops(encoder.rule.side_of(path)) for path in (GLOBAL, LOCAL))
