@@ -329,3 +329,22 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
     record = RunRecord.load(folder)
     assert record["status"] == "interrupted"
     assert record["summary"]["graph"]["n"] >= 1
+
+
+def test_a_module_that_reports_leaks_at_the_end_is_not_asked() -> None:
+    program = """
+import atexit, os, sys, types
+from vitgraph import cli
+sys.modules[cli.LEAK_REPORTER] = types.ModuleType("reporter")
+class Report:
+    def __del__(self): os.write(1, b"leaked")
+kept = Report()
+atexit.register(lambda: print("at exit"))
+def app():
+    print("a table")
+    raise SystemExit(3)
+cli.app = app
+cli.main()
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (3, "a table\nat exit\n", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -294,6 +295,9 @@ def _package_kernel(function: Callable[..., Any]) -> Kernel:
 def _load_fa4() -> tuple[Kernel, str]:
     # The public function cannot be given its output, which padding safety needs; see the class.
     from flash_attn.cute.interface import _flash_attn_fwd
+
+    # Building a kernel warns, once a kind, of an argument that flash-attn leaves out itself.
+    warnings.filterwarnings("ignore", message="Argument aux_data .* cannot be converted to a JitArgument")
 
     def call(
         query: torch.Tensor,

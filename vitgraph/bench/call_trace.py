@@ -90,7 +90,8 @@ def _profiled(call: Callable[[], object], device: torch.device, activities: Sequ
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    with profile(activities=list(activities)) as profiler:
+    # There is one cycle, and without the last argument torch warns that it keeps no other.
+    with profile(activities=list(activities), acc_events=True) as profiler:
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
