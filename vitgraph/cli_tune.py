@@ -15,6 +15,8 @@ from vitgraph import cli_options as opt
 
 if TYPE_CHECKING:
     from vitgraph.bench.engine import PreparedBench
+    from vitgraph.config import BenchSpec
+    from vitgraph.tuning.profile import CalibrationProfile
 
 TUNE_FILE = "run.json"
 
@@ -177,7 +179,7 @@ def tune_budgets(
             save_tuning(folder, result.data, overwrite)
             if not no_verify and not _has_no_gpu(device):
                 save = partial(save_tuning, folder, result.data, overwrite=True)
-                _measure(bench_spec(options), prepared, result, verify_calls, time_limit, save, progress)
+                _measure(bench_spec(options), prepared, profile, result, verify_calls, time_limit, save, progress)
             elif not no_verify:
                 progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
         data = result.as_dict()
@@ -341,20 +343,27 @@ def _has_no_gpu(device: str) -> bool:
 
 
 def _measure(
-    spec: Any,
+    spec: BenchSpec,
     prepared: PreparedBench,
+    profile: CalibrationProfile,
     result: Any,
     calls: int,
     time_limit: float,
     save: Callable[[], None],
     progress: Any,
 ) -> None:
+    from vitgraph.attention.registry import unavailable_backends
     from vitgraph.bench.session import load, resolve_device, resolve_dtype
+    from vitgraph.environment import snapshot
     from vitgraph.tuning.verification import verify_tuning
 
     device = resolve_device(spec.model.device)
     progress.phase("loading the encoder")
-    encoder, _ = load(prepared.source, spec.model, device=device, dtype=resolve_dtype(spec.model.dtype, device))
+    model = profile.measured_spec(spec.model, unavailable_backends(device))
+    encoder, facts = load(prepared.source, model, device=device, dtype=resolve_dtype(model.dtype, device))
+    for difference in profile.differences({**snapshot(device), **facts}):
+        progress.note(difference)
+        result.data["notes"].append(difference)
     verify_tuning(
         encoder,
         prepared.calls,

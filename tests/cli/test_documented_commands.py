@@ -69,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_page_of_a_task_shows_commands() -> None:
     shown = {name for name, _ in COMMANDS}
     tasks = {"choose-budgets", "choose-a-backend", "add-a-model", "add-a-backend", "run-on-several-gpus"}
-    assert {f"{task}.md" for task in (*tasks, "how-we-measure")} <= shown
+    assert {f"{task}.md" for task in (*tasks, "compile-the-blocks", "how-we-measure")} <= shown
 
 
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(w)[:60]}" for page, w in COMMANDS])

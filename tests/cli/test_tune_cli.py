@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
+from vitgraph.records import RunRecord
 from vitgraph.tuning.profile import load_profile
 from vitgraph.tuning.shipped import shipped_profiles
 
@@ -167,3 +168,19 @@ def test_tuning_imports_no_torch(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["best"]["token_budgets"]
+
+
+def test_a_run_says_where_it_is_not_what_was_calibrated(tmp_path: Path) -> None:
+    result = run(
+        "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--packing", "optimal",
+        "--calibration", PROFILE, "--num-prompts", "2", "--num-warmups", "1", "--token-budgets", "4096",
+        "--output-dir", str(tmp_path / "run"),
+    )  # fmt: skip
+    differences = RunRecord.load(tmp_path / "run")["environment"]["calibration_differences"]
+    (device,) = (text for text in differences if text.startswith("the device was "))
+    assert "NVIDIA H200" in device
+    assert device in " ".join(result.stderr.split())
+    # One budget of 4096 is far too large for any image, so that eager is the better answer, and no failure.
+    assert result.exit_code == 0
+    assert "predicts eager to be faster for all 2 items" in " ".join(result.stderr.split())
+    assert "0 hits" in result.stdout or "0 of 2" in result.stdout

@@ -18,10 +18,10 @@ from vitgraph.models.registry import ModelSource
 from vitgraph.parallel.assignment import Assigner
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
 from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.graph_tables import PackingCost
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 from vitgraph.tuning.shipped import packing_cost
+from vitgraph.tuning.targets import TargetCost
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.registry import build_workload
 
@@ -59,7 +59,7 @@ class PreparedBench:
     skipped: list[SkippedItem]
     plan: BudgetPlan
     warnings: list[str] = field(default_factory=list)
-    cost: PackingCost | None = None
+    cost: TargetCost | None = None
     assign: Assigner | None = None
     sharing: dict[str, Any] | None = None
     monolithic: MonolithicBench | None = None

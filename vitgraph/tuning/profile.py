@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from vitgraph.config import ModelSpec
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
@@ -72,6 +73,48 @@ class CalibrationProfile:
     def is_cpu(self) -> bool:
         """True where replays were stood in for on a CPU: they save no launches."""
         return self.environment.get("device_type") != "cuda"
+
+    @property
+    def is_compiled(self) -> bool:
+        """True where the blocks of the tower that was measured were compiled."""
+        return bool(self.model.get("compiled_blocks"))
+
+    def measured_spec(self, spec: ModelSpec, unavailable: Collection[str]) -> ModelSpec:
+        """How to run the tower so that what is measured is what was calibrated.
+
+        Args:
+            spec: What was asked for; a backend and a dtype that were asked for stay.
+            unavailable: Attention backends that cannot run here.
+        """
+        backend, dtype = self.model.get("attn_backend"), self.model.get("dtype")
+        changes: dict[str, Any] = {"compile": self.is_compiled}
+        if spec.attn_backend == "auto" and backend and backend not in unavailable:
+            changes["attn_backend"] = backend
+        if spec.dtype == "auto" and dtype:
+            changes["dtype"] = dtype
+        return replace(spec, **changes)
+
+    def differences(self, environment: Mapping[str, Any]) -> list[str]:
+        """Why predictions may not hold for a run, in words; empty where it is what was calibrated.
+
+        Args:
+            environment: Of the run's record, the facts of its encoder included.
+        """
+        found = []
+        for name, theirs, own in (
+            ("the device", self.environment.get("device"), environment.get("device")),
+            ("the attention backend", self.model.get("attn_backend"), environment.get("attn_backend")),
+            ("the dtype", self.model.get("dtype"), environment.get("dtype")),
+        ):
+            if theirs is not None and own is not None and theirs != own:
+                found.append(f"{name} was {theirs} when the profile was calibrated, and is {own} here")
+        if bool(environment.get("compiled_blocks")) != self.is_compiled:
+            was, advice = ("compiled", "") if self.is_compiled else ("not compiled", " --compile")
+            found.append(
+                f"the tower's blocks were {was} when the profile was calibrated, unlike here, so its times are not "
+                f"this tower's; run `vitgraph calibrate{advice}` and pass its file with --calibration"
+            )
+        return found
 
     @property
     def label(self) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from synthetic import synthetic_profile
 
+from vitgraph.config import ModelSpec
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
@@ -111,3 +113,35 @@ describe_profile(profile)
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+MEASURED = {"attn_backend": "FLASH_ATTN", "dtype": "bfloat16"}
+
+
+def test_a_tower_is_measured_as_it_was_calibrated() -> None:
+    profile = synthetic_profile()
+    profile.model |= MEASURED | {"compiled_blocks": 27}
+    asked = ModelSpec("some-model", seed=3)
+    assert profile.measured_spec(asked, ()) == replace(asked, compile=True, attn_backend="FLASH_ATTN", dtype="bfloat16")
+    elsewhere = profile.measured_spec(asked, {"FLASH_ATTN"})
+    assert (elsewhere.attn_backend, elsewhere.compile) == ("auto", True)
+    wanted = replace(asked, attn_backend="TORCH_SDPA", dtype="float16", compile=True)
+    assert profile.measured_spec(wanted, ()) == wanted
+    profile.model["compiled_blocks"] = 0
+    assert not profile.measured_spec(wanted, ()).compile
+
+
+def test_what_is_not_what_was_calibrated_is_named() -> None:
+    profile = synthetic_profile()
+    profile.model |= MEASURED | {"compiled_blocks": 0}
+    profile.environment["device"] = "NVIDIA H200"
+    same = {"device": "NVIDIA H200", **MEASURED, "compiled_blocks": 0}
+    assert profile.differences(same) == []
+    assert profile.differences({}) == []
+    (device,) = profile.differences({**same, "device": "NVIDIA B200"})
+    assert "NVIDIA H200" in device and "NVIDIA B200" in device
+    (compiled,) = profile.differences({**same, "compiled_blocks": 27})
+    assert "were not compiled" in compiled and "`vitgraph calibrate --compile`" in compiled
+    profile.model["compiled_blocks"] = 27
+    backend, plain = profile.differences({**same, "attn_backend": "TRITON_ATTN"})
+    assert backend.startswith("the attention backend was FLASH_ATTN") and "were compiled" in plain
