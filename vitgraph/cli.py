@@ -253,6 +253,7 @@ def verify(
     device: opt.Device = "auto",
     mm_encoder_attn_backend: opt.AttnBackend = "auto",
     flash_attn_version: opt.FlashAttnVersion = None,
+    compile_blocks: opt.CompileBlocks = False,
     revision: opt.Revision = None,
     tensor_parallel_size: opt.TensorParallelSize = 1,
     mm_encoder_tp_mode: opt.TpMode = "weights",

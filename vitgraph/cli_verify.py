@@ -87,6 +87,7 @@ def _verify_models(
         "dtype": resolve_dtype(options["dtype"], device),
         "backend": options["mm_encoder_attn_backend"],
         "load_format": options["load_format"],
+        "compiles": options["compile_blocks"],
         "flash_attn_version": options["flash_attn_version"],
         "group": group,
     }

@@ -27,6 +27,15 @@ def test_every_row_replays_as_it_runs_eagerly(row: ModelRow) -> None:
     assert found["calls"] == 60
 
 
+def test_a_compiled_tower_is_verified_compiled(fresh_compiler: None) -> None:
+    arguments = ["verify", "--model", "internvl-debug", "--device", "cpu", "--calls", "5", "--compile", "--quiet"]
+    found = CliRunner().invoke(app, [*arguments, "--json"])
+    assert found.exit_code == 0, found.stderr
+    (row,) = json.loads(found.stdout)["rows"]
+    assert (row["status"], row["compiled_blocks"]) == ("ok", 3)
+    assert row["max_rel_l2"] <= TOLERANCE
+
+
 def test_a_fault_ends_with_4_and_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = EncoderCudaGraphManager.execute_planned
     monkeypatch.setattr(

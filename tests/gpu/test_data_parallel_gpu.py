@@ -77,7 +77,11 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_run(sent: signal.Signals, within_
         _, errors = process.communicate(timeout=120)
         assert time.monotonic() - started < within_s
     finally:
+        # A stopped rank outlives its launcher, and holds memory of a GPU that others measure on.
+        ranks = rank_pids(process.pid)
         process.kill()
+        for pid in ranks.values():
+            os.kill(pid, signal.SIGKILL)
     assert process.returncode == 1, errors
     assert "error: rank 1 (" in errors
     record = RunRecord.load(folder)

@@ -165,6 +165,7 @@ def load(
         VitgraphError: What cannot be loaded or run; nothing else is used instead.
     """
     from vitgraph.attention.registry import create_backend
+    from vitgraph.models.aligned_mlp import parameter_count
     from vitgraph.models.compilation import compile_blocks, compile_now
     from vitgraph.models.loading import load_encoder
 
@@ -187,7 +188,7 @@ def load(
         "attn_implementation": attention.implementation,
         "attn_selection": list(attention.selection) or None,
         "dtype": str(dtype).removeprefix("torch."),
-        "parameters": sum(parameter.numel() for parameter in encoder.modules.parameters()),
+        "parameters": parameter_count(encoder.modules),
         "weight_bytes": sum(p.numel() * p.element_size() for p in encoder.modules.parameters()),
     }
     return encoder, facts

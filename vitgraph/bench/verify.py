@@ -60,6 +60,7 @@ from vitgraph.bench.verify_session import CPU_EFFORT, GPU_EFFORT, Effort, Progre
 from vitgraph.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
 from vitgraph.errors import BudgetError, InputError, RankFailedError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.models.compilation import compile_blocks, compile_now
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule
 from vitgraph.models.loading import load_encoder
@@ -305,6 +306,7 @@ def verify_model(
     backend: str = AUTO,
     flash_attn_version: int | None = None,
     load_format: str = "dummy",
+    compiles: bool = False,
     seed: int = 0,
     **settings: Any,
 ) -> VerifyResult:
@@ -317,6 +319,7 @@ def verify_model(
         backend: Attention backend, or `auto`.
         flash_attn_version: Generation of `FLASH_ATTN`; None is the newest that runs.
         load_format: `dummy` draws seeded weights, `auto` reads the checkpoint.
+        compiles: Compile the repeated block, in eager and in the graphs.
         seed: Seed of weights, pixels and draws.
         settings: The other settings of `verify_row`.
 
@@ -326,7 +329,11 @@ def verify_model(
     try:
         attention = create_backend(backend, device, flash_attn_version=flash_attn_version)
         encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
-        result = verify_row(encoder, seed=seed, **settings)
+        compiled = compile_blocks(encoder) if compiles else 0
+        if compiled:
+            # Before anything is counted: the compiler keeps memory of its own.
+            compile_now(encoder)
+        result = replace(verify_row(encoder, seed=seed, **settings), compiled_blocks=compiled)
         # Its reference cycles hold device memory until they are collected.
         del encoder, attention
     except RankFailedError:

@@ -80,6 +80,7 @@ class VerifyResult:
         dtype: Dtype of the encoder.
         backend_requested: Attention backend asked for.
         backend_used: What really ran.
+        compiled_blocks: Blocks that were compiled; 0 unless it was asked for.
         status: `ok`, `failed` (a check failed) or `error` (it could not be verified to the end).
         max_rel_l2: Largest relative L2 distance from eager of any output; None where none was compared.
         tolerance: Largest distance that passes.
@@ -101,6 +102,7 @@ class VerifyResult:
     dtype: str | None = None
     backend_requested: str | None = None
     backend_used: str | None = None
+    compiled_blocks: int = 0
     status: str = ERROR
     max_rel_l2: float | None = None
     tolerance: float | None = None

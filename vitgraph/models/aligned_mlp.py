@@ -64,6 +64,11 @@ class WidenedLinear(StockSwitch):
             return functional.linear(rows, self.weight[:outputs, :inputs], bias)
         return functional.linear(rows, self.weight, self.bias)
 
+    def added(self) -> int:
+        """Zeros that were appended to the weight and the bias."""
+        outputs, inputs = self.stock_shape
+        return self.weight.numel() - outputs * inputs + (0 if self.bias is None else self.out_features - outputs)
+
     def extra_repr(self) -> str:
         return f"{self.stock_shape} in {tuple(self.weight.shape)}, bias={self.bias is not None}"
 
@@ -82,6 +87,12 @@ def use_aligned_mlps(encoder: VisionEncoder) -> int:
                 is_harmless = makers == GATED[0] or _keeps_zero(module)
                 widened += is_harmless and _widen(module, makers, reader)
     return widened
+
+
+def parameter_count(modules: nn.Module) -> int:
+    """Parameters of the published network: those of `modules` without the zeros of widened layers."""
+    zeros = sum(module.added() for module in modules.modules() if isinstance(module, WidenedLinear))
+    return sum(parameter.numel() for parameter in modules.parameters()) - zeros
 
 
 def _keeps_zero(module: nn.Module) -> bool:

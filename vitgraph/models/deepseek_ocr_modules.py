@@ -5,6 +5,7 @@ The towers are transformers' `unlimited_ocr` classes, which are the same network
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -88,11 +89,22 @@ def sam_features(sam: Any, pixels: torch.Tensor, positions: torch.Tensor) -> tor
     bias_bytes = pairs * sam.config.num_attention_heads * hidden.element_size()
     tiles = max(1, GLOBAL_BIAS_BYTES // bias_bytes)
     for layer in sam.layers:
+        keep_extents(hidden)
         if layer.window_size == 0 and len(hidden) > tiles:
             hidden = torch.cat([layer(part) for part in hidden.split(tiles)])
         else:
             hidden = layer(hidden)
     return sam.proj(sam.neck(hidden))
+
+
+def keep_extents(hidden: torch.Tensor) -> None:
+    """Tells the compiler, where there is one, that only the number of tiles varies in `[tiles, grid, grid, width]`.
+
+    A window's share of an unknown grid keeps it reckoning for a minute; grids are two, and code for each takes seconds.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.mark_static(hidden, (1, 2, 3))
 
 
 def clip_features(clip: Any, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

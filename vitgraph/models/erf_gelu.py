@@ -9,13 +9,10 @@ value, so the difference is seen only where a rounding tips over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-
-GELU = torch.ops.aten.gelu.default
 
 ARGUMENT_FACTOR = 0.3275911
 COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
@@ -25,45 +22,62 @@ FARTHEST = 16.0
 
 HALF_PRECISION = (torch.bfloat16, torch.float16)
 
-Decompositions = dict[Any, Callable[..., Any]]
 
+def erf_gelu(x: Any, dtype: torch.dtype) -> Any:
+    """gelu's erf form of values of any shape, computed in float32.
 
-def erf_gelu(x: torch.Tensor) -> torch.Tensor:
-    """gelu's erf form of half-precision values of any shape, computed in float32."""
+    Args:
+        x: A tensor in half precision, or what stands for one in a graph.
+        dtype: Its dtype, and the result's.
+    """
     wide = x.float()
     size = wide.abs().clamp(max=FARTHEST)
     denominator = 1.0 + (ARGUMENT_FACTOR * 0.5**0.5) * size
     # A GPU has one instruction for this and one for powers of two; divisions and exp are several each.
     inverse = torch.rsqrt(denominator * denominator)
-    polynomial: torch.Tensor | float = 0.5 * COEFFICIENTS[-1]
+    polynomial: Any = 0.5 * COEFFICIENTS[-1]
     for coefficient in reversed(COEFFICIENTS[:-1]):
         polynomial = polynomial * inverse + 0.5 * coefficient
     tail = size * (polynomial * inverse) * torch.exp2((-0.5 / math.log(2)) * size * size)
-    return (wide.relu() - tail).to(x.dtype)
+    return (wide.relu() - tail).to(dtype)
 
 
-def with_erf_gelu() -> Decompositions:
-    """Inductor's table of decompositions, with `erf_gelu` for inputs in half precision."""
-    from torch._inductor.decomposition import select_decomp_table
+def inline_erf_gelus(module: fx.GraphModule) -> int:
+    """Puts the operations of `erf_gelu` in place of each gelu (erf form) in half precision.
 
-    table: Decompositions = dict(select_decomp_table())
-    before = table[GELU]
-
-    def decompose(x: torch.Tensor, *, approximate: str = "none") -> Any:
-        if approximate == "none" and x.dtype in HALF_PRECISION:
-            return erf_gelu(x)
-        return before(x, approximate=approximate)
-
-    return table | {GELU: decompose}
-
-
-def erf_gelus(module: fx.GraphModule) -> int:
-    """How many gelus of a graph `with_erf_gelu` decomposes.
+    In the graph itself, and not as a decomposition for Inductor, whose caches do not take code made with such a table.
 
     Args:
         module: As Dynamo traced it; nodes carry `example_value`.
+
+    Returns:
+        How many were replaced.
     """
-    return sum(
-        node.kwargs.get("approximate", "none") == "none" and node.meta["example_value"].dtype in HALF_PRECISION
-        for node in module.graph.find_nodes(op="call_function", target=torch._C._nn.gelu)
-    )
+    replaced = 0
+    for gelu in module.graph.find_nodes(op="call_function", target=torch._C._nn.gelu):
+        x = gelu.args[0] if gelu.args else None
+        if not isinstance(x, fx.Node) or gelu.kwargs.get("approximate", "none") != "none":
+            continue
+        if x.meta["example_value"].dtype not in HALF_PRECISION:
+            continue
+        known = set(module.graph.nodes)
+        with module.graph.inserting_before(gelu):
+            result = erf_gelu(fx.Proxy(x), x.meta["example_value"].dtype)
+        for node in module.graph.nodes:
+            if node not in known:
+                node.meta = {**gelu.meta, "example_value": _example_of(node)}
+        gelu.replace_all_uses_with(result.node)
+        module.graph.erase_node(gelu)
+        replaced += 1
+    if replaced:
+        module.recompile()
+    return replaced
+
+
+def _example_of(node: fx.Node) -> Any:
+    """What a node gives for the examples of its arguments."""
+    arguments, options = fx.node.map_arg((node.args, dict(node.kwargs)), lambda part: part.meta["example_value"])
+    if node.op == "call_method":
+        return getattr(arguments[0], str(node.target))(*arguments[1:], **options)
+    assert callable(node.target)
+    return node.target(*arguments, **options)

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from vitgraph.models.erf_gelu import erf_gelus, with_erf_gelu
+from vitgraph.models.erf_gelu import inline_erf_gelus
 from vitgraph.models.residual import open_last_sum
 
 MOST_PERSISTENT = 4096
@@ -51,13 +51,13 @@ class FusingCompiler:
 
         # Before anything of Inductor's, so that its caches see the graph as it is then, and hits are counted too.
         self.gelu_epilogues = max(self.gelu_epilogues, fuse_gelu(module))
-        self.erf_gelus = max(self.erf_gelus, erf_gelus(module))
+        self.erf_gelus = max(self.erf_gelus, inline_erf_gelus(module))
         self.open_sums |= open_last_sum(module)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs):
-            return compile_fx(module, inputs, decompositions=with_erf_gelu())
+            return compile_fx(module, inputs)
         with persistent_reductions() as are_persistent:
             self.persistent_reductions |= are_persistent
-            return compile_fx(module, inputs, decompositions=with_erf_gelu())
+            return compile_fx(module, inputs)
 
     def facts(self) -> dict[str, Any]:
         """Which fusions were applied, for the record."""

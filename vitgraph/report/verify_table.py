@@ -98,5 +98,6 @@ def _setting(result: Mapping[str, Any]) -> str:
     """What the figures of a result hold for."""
     requested, used = result["backend_requested"], result["backend_used"] or NO_VALUE
     backend = used if requested in (None, used) else f"{used} (asked for {requested})"
-    place = f"{result['dtype']} on {result['device']}, {backend}"
+    compiled = ", blocks compiled" if result.get("compiled_blocks") else ""
+    place = f"{result['dtype']} on {result['device']}, {backend}{compiled}"
     return f"Relative L2 distance from eager of at most {result['tolerance']:g}; {place}"

@@ -11,7 +11,7 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.aligned_mlp import WidenedLinear, use_aligned_mlps
+from vitgraph.models.aligned_mlp import WidenedLinear, parameter_count, use_aligned_mlps
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ROWS
 from vitgraph.models.stock import stock_modules
@@ -70,6 +70,13 @@ def test_the_stock_forward_keeps_its_widths() -> None:
     with pytest.raises(RuntimeError, match="stop"), stock_modules(encoder):
         raise RuntimeError("stop")
     assert not any(layer.is_stock for layer in layers)
+
+
+def test_zeros_are_no_parameters_of_the_network() -> None:
+    encoder = debug_encoder("qwen3_vl")
+    bare = type(encoder).build_modules(encoder.rule.vision_config, encoder.rule.extra, torch.float32, CPU)
+    assert parameter_count(encoder.modules) == sum(parameter.numel() for parameter in bare.parameters())
+    assert parameter_count(encoder.modules) < sum(parameter.numel() for parameter in encoder.modules.parameters())
 
 
 def test_a_second_pass_changes_nothing() -> None:

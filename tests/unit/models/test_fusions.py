@@ -120,7 +120,7 @@ def test_the_cpu_has_no_such_epilogue() -> None:
 def test_which_rows_have_such_products(row: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import compile_fx
 
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _, **__: graph.forward)
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
     spec = ModelSpec(row.debug_preset, load_format="dummy", device="cpu", compile=True)
     _, facts = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=HALF)
     expected = {"persistent_reductions": False, "gelu_epilogues": EPILOGUES[row.name], "erf_gelus": 0}
@@ -149,11 +149,11 @@ def test_the_erf_form_in_fewer_instructions_is_the_erf_form(dtype: torch.dtype) 
     """Over all magnitudes, no further from the exact values than torch's own, and the same in both tails."""
     x = torch.linspace(-12, 12, 40001).to(dtype)
     exact = functional.gelu(x.double())
-    error, torchs = ((erf_gelu(x).double() - exact).abs(), (functional.gelu(x).double() - exact).abs())
+    error, torchs = ((erf_gelu(x, dtype).double() - exact).abs(), (functional.gelu(x).double() - exact).abs())
     bound = torch.finfo(dtype).eps * exact.abs() + 1e-6
     assert bool((error <= torch.maximum(torchs, bound)).all())
     assert float(error.norm()) <= 1.01 * float(torchs.norm())
-    assert erf_gelu(torch.tensor([torch.inf, torch.nan], dtype=dtype)).tolist() == pytest.approx(
+    assert erf_gelu(torch.tensor([torch.inf, torch.nan], dtype=dtype), dtype).tolist() == pytest.approx(
         [torch.inf, torch.nan], nan_ok=True
     )
 
@@ -191,6 +191,23 @@ def test_code_with_and_without_persistent_reductions_has_cache_entries_of_its_ow
 
     hits_and_misses = [compile_once(is_persistent=is_persistent) for is_persistent in (False, True, False, True)]
     assert hits_and_misses == [(0, 1), (0, 1), (1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("act", [functional.gelu, tanh_gelu], ids=["erf", "tanh"])
+def test_code_with_a_fusion_comes_from_the_cache_the_second_time(
+    act: Callable[[torch.Tensor], torch.Tensor], on_cpu: None
+) -> None:
+    from torch._dynamo.utils import counters
+
+    found = []
+    for _ in range(2):
+        torch._dynamo.reset()
+        counters.clear()
+        mlp = Mlp(act).to(HALF).requires_grad_(False)
+        with torch.inference_mode():
+            torch.compile(mlp, backend=FusingCompiler(), dynamic=True)(torch.randn(9, 32, dtype=HALF))
+        found.append((counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]))
+    assert found == [(0, 1), (1, 0)]
 
 
 def test_choices_are_back_to_what_they_were_after_a_compilation() -> None:
