@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,8 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_run(sent: signal.Signals, within_
         ranks = rank_pids(process.pid)
         process.kill()
         for pid in ranks.values():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert process.returncode == 1, errors
     assert "error: rank 1 (" in errors
     record = RunRecord.load(folder)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.report.figures import (
     BLUE,
     GREEN,
+    GREY,
     GRID_GREY,
     ORANGE,
     PINK,
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PROFILE_PLOT = "profile"
+UNDIVIDED = "arithmetic"
+"""The limit of records in which it is not divided into attention and products."""
 
 _LOOKS = {
     "attention": (BLUE, ""),
@@ -39,6 +42,7 @@ _LOOKS = {
     "element-wise": (ORANGE, "\\\\"),
     "copy": (VERMILLION, "xx"),
     "other": (PINK, "++"),
+    UNDIVIDED: (GREY, ""),
     GAPS: (GRID_GREY, ""),
 }
 _LEAST_NAMED_SHARE = 0.045
@@ -80,7 +84,7 @@ def profile_bars(record: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     limit = record["speed_of_light"]
     if limit:
         known = {kind: limit[f"{kind}_ms"] for kind in ("attention", "product") if limit[f"{kind}_ms"] is not None}
-        bars["limit"] = known or {"product": limit["total_ms"]}
+        bars["limit"] = known or {UNDIVIDED: limit["total_ms"]}
     return bars
 
 

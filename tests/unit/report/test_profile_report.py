@@ -52,7 +52,7 @@ def test_bars_are_as_long_as_the_call_and_the_limit_is_there() -> None:
         assert sum(bars[mode].values()) == pytest.approx(record["modes"][mode]["span_ms"])
     assert bars["limit"] == {"attention": 1.0, "product": 3.5}
     record["speed_of_light"] |= {"product_ms": None, "attention_ms": None}
-    assert profile_bars(record)["limit"] == {"product": 4.5}
+    assert profile_bars(record)["limit"] == {"arithmetic": 4.5}
 
 
 def test_overlapping_kernels_do_not_make_the_bar_longer() -> None:
