@@ -193,14 +193,18 @@ class VisionEncoder(ABC):
         """The encoder on packed tensors: parts `[M, D_i]` of the output, joined along the width by the caller."""
 
     @abstractmethod
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """What `stock_forward` gives, computed while every replaced module computes as the one that it replaced."""
+
     def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' own forward with nothing precomputed, `[M, D]`: the `hf` baseline and the tests' reference."""
+        from vitgraph.models.stock import stock_modules
+
+        with stock_modules(self):
+            return self.stock_rows(mm_kwargs)
 
     def patch_convolutions(self) -> Sequence[str]:
-        """Names in `modules` of convolutions that embed patches; see `vitgraph.models.patch_linear`.
-
-        `stock_forward` runs them within `stock_modules`.
-        """
+        """Names in `modules` of convolutions that embed patches; see `vitgraph.models.patch_linear`."""
         return ()
 
     def repeated_blocks(self) -> list[nn.Module]:

@@ -299,7 +299,7 @@ class Ernie45VLEncoder(GridTowerEncoder):
         pairs = [merged.index_select(0, inputs[name]) for name in ("first_rows", "second_rows")]
         return [resampler.after_norm(resampler.mlp(resampler.temporal_linear(torch.cat(pairs, dim=-1))))]
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         import torch
 
         grids = [self.rule.checked_grid(item) for item in mm_kwargs.chosen]

@@ -299,7 +299,7 @@ class Gemma4Encoder(VisionEncoder):
             pooled = (pooled - tower.std_bias.float()) * tower.std_scale.float()
         return pooled.to(hidden.dtype)
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' padded rows, images and frames apart as `get_image_features` and `get_video_features` do."""
         import torch
 

@@ -112,15 +112,12 @@ class GridTowerEncoder(VisionEncoder):
         """Rows of transformers' `grid_thw` that stand for the item in a stock forward."""
         return [[grid.t, grid.h, grid.w]]
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         import torch
-
-        from vitgraph.models.stock import stock_modules
 
         rows = [row for item in mm_kwargs.chosen for row in self.grid_rows(self.rule.checked_grid(item))]
         grid_thw = torch.tensor(rows, device=self.device)
-        with stock_modules(self):
-            return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
+        return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
 
     def patch_convolutions(self) -> Sequence[str]:
         return ("visual.patch_embed.proj",)

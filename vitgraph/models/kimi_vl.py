@@ -271,8 +271,8 @@ class KimiVLEncoder(GridTowerEncoder):
         ).pooler_output
         return [self.modules["projector"](pooled).squeeze(1)]
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        return self.modules["projector"](super().stock_forward(mm_kwargs)).squeeze(1)
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.modules["projector"](super().stock_rows(mm_kwargs)).squeeze(1)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

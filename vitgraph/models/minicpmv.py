@@ -210,7 +210,7 @@ class MiniCPMVEncoder(VisionEncoder):
             )
         ]
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' tower on strips of patches, then the published padded resampler, over all slices at once."""
         import torch
 

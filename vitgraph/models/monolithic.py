@@ -199,8 +199,8 @@ class MonolithicEncoder(VisionEncoder):
             parts[LOCAL].append(rows[tokens[GLOBAL] : end] if end > tokens[GLOBAL] else None)
         return self.inner.postprocess_encoder_output(mm_kwargs, parts)
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        return self.inner.stock_forward(mm_kwargs)
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.inner.stock_rows(mm_kwargs)
 
     def repeated_blocks(self) -> list[nn.Module]:
         return self.inner.repeated_blocks()

@@ -141,13 +141,10 @@ class Qwen3VLEncoder(GridTowerEncoder):
     def _output_parts(self, output: Any) -> list[torch.Tensor]:
         return [output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())]
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         import torch
-
-        from vitgraph.models.stock import stock_modules
 
         grids = [self.rule.checked_grid(item) for item in mm_kwargs.chosen]
         grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids], device=self.device)
-        with stock_modules(self):
-            output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
+        output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
         return torch.cat(self._output_parts(output), dim=-1)

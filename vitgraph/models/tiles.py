@@ -170,11 +170,8 @@ class TileEncoder(VisionEncoder):
     ) -> Sequence[torch.Tensor]:
         return [self.encode_tiles(inputs["pixel_values"]).flatten(0, 1)]
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        from vitgraph.models.stock import stock_modules
-
-        with stock_modules(self):
-            return self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).flatten(0, 1)
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).flatten(0, 1)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         items: list[ItemGeometry] = [self.rule.image_geometry(*image.size) for image in images]

@@ -198,18 +198,15 @@ class TwoPathEncoder(VisionEncoder):
             embeddings.append(self.assemble(self.rule.checked_crops(item), whole, crops))
         return embeddings
 
-    def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """The items' final embeddings one after the other, `[sum of final tokens, D]`."""
         import torch
 
-        from vitgraph.models.stock import stock_modules
-
         items = [self.rule.checked_crops(item) for item in mm_kwargs.chosen]
-        with stock_modules(self):
-            whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize())
-            crops = whole[:0]
-            if any(item.crops for item in items):
-                crops = self.stock_views(mm_kwargs.rows(self.rule.local_pixels).materialize())
+        whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize())
+        crops = whole[:0]
+        if any(item.crops for item in items):
+            crops = self.stock_views(mm_kwargs.rows(self.rule.local_pixels).materialize())
         pieces = crops.split([item.crops for item in items])
         return torch.cat(
             [self.stock_item(item, view, piece) for item, view, piece in zip(items, whole, pieces, strict=True)]

@@ -349,7 +349,7 @@ class TwoPathEncoder(VisionEncoder):
     def forward_packed(self, inputs, scalars, path):
         return [self.modules[path](inputs[self.path_pixels(path)[0]]).view(-1, 6)]
 
-    def stock_forward(self, mm_kwargs):
+    def stock_rows(self, mm_kwargs):
         pytest.fail("a verification compares with eager, never with the stock forward")
 
     def postprocess_encoder_output(self, mm_kwargs, outputs):

@@ -56,8 +56,9 @@ def test_the_widened_tower_computes_what_transformers_does(name: str) -> None:
     assert float((ours - stock).norm() / stock.norm()) <= 1e-5
 
 
-def test_the_stock_forward_keeps_its_widths() -> None:
-    encoder, shapes = debug_encoder("qwen2_5_vl"), []
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "gemma3", "kimi_vl", "minicpmv_2_6_4_0", "step3_vl"])
+def test_the_stock_forward_keeps_its_widths(name: str) -> None:
+    encoder, shapes = debug_encoder(name), []
     layers = widened(encoder)
     hooks = [layer.register_forward_hook(lambda _, __, result: shapes.append(result.shape[-1])) for layer in layers]
     items = [encoder.rule.image_geometry(84, 84)]
