@@ -29,7 +29,10 @@ OutputDir = Annotated[
     typer.Option(help="Folder of the files; unset: export/ in the run's folder, or a new one under runs/ for several."),
 ]
 Markdown = Annotated[
-    bool, typer.Option("--markdown", help="Print one Markdown table, a bench run a line, and write no files.")
+    bool,
+    typer.Option(
+        "--markdown", help="Print one Markdown table, a bench run (or one with --compile-rows) a line; write no files."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files of an earlier export.")]
 
@@ -47,9 +50,9 @@ def export(
     """Rebuild tables, plots and one HTML page from saved runs, or compare two of them; needs no GPU.
 
     Of bench runs, writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and
-    SVG, and one HTML page that loads nothing. Of one backend comparison, tuning result, profile or verification, prints
-    its tables again and writes their CSV and plots. With --compare, the files hold the deltas of two bench runs with
-    their intervals.
+    SVG, and one HTML page that loads nothing. Of one backend comparison, run of --compile-rows, tuning result, profile
+    or verification, prints its tables again and writes their CSV and plots. With --compare, the files hold the deltas
+    of two bench runs with their intervals.
     """
     from vitgraph.cli import reported_errors
 
@@ -137,9 +140,15 @@ def _export_other(
 
 
 def _print_markdown(paths: Sequence[Path]) -> None:
+    from vitgraph.bench.compare_record import COMPILE_KIND, CompareRecord
+    from vitgraph.report.compile_table import compile_rows_markdown
     from vitgraph.report.rows_table import rows_markdown
-    from vitgraph.saved_runs import open_runs
+    from vitgraph.saved_runs import open_runs, record_file, record_kind
 
+    files = [record_file(path) for path in paths]
+    if {record_kind(file) for file in files} == {COMPILE_KIND}:
+        typer.echo(compile_rows_markdown([CompareRecord.load(file, COMPILE_KIND) for file in files]), nl=False)
+        return
     runs = open_runs(paths)
     for run in runs:
         _print_notes(run.notes)

@@ -147,6 +147,24 @@ def test_a_record_of_another_kind_and_one_of_a_newer_version_are_refused(copy: P
     assert "is a record of kind 'calibration', and this takes runs of kind 'bench'" in compared.stderr
 
 
+COMPILED = [str(ROOT / "results" / f"compile_h200_2026-11-30_{row}") for row in ("qwen3_vl", "gemma4")]
+
+
+def test_compile_rows_are_shown_again_and_go_into_one_table(tmp_path: Path) -> None:
+    result = run(COMPILED[0], "--output-dir", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert "graph+compile" in result.stdout
+    assert (tmp_path / "backends.csv").read_text().count("\n") == 5
+    table = run(*COMPILED, "--markdown")
+    assert table.exit_code == 0, table.output
+    lines = [line for line in table.stdout.splitlines() if line.startswith("|")]
+    assert [line.count("|") for line in lines] == [13] * 4
+    assert lines[3].startswith("| `gemma4` | gemma-4-26b-a4b | mixed-chat, 24 | 58.46 | 25.00 | 28.10 | 12.94 |")
+    mixed = run(COMPILED[0], str(EXAMPLE), "--markdown")
+    assert mixed.exit_code == 2
+    assert "is a record of kind 'compile-rows'" in mixed.stderr
+
+
 def test_runs_are_printed_as_one_markdown_table(copy: Path) -> None:
     result = run(str(EXAMPLE), str(copy), "--markdown")
     assert result.exit_code == 0, result.output

@@ -20,7 +20,9 @@ from vitgraph.records import check_frame, decode, encode
 from vitgraph.result_files import RecordFileError, os_reason, read_text, refuse_to_replace, write_atomically
 from vitgraph.samples import EAGER, GRAPH, RUN_FILE
 
-KIND = "compare-backends"
+KIND, COMPILE_KIND = "compare-backends", "compile-rows"
+"""Both have the same record: rows of two modes, each checked against float32."""
+
 SCHEMA_VERSION = 1
 UNAVAILABLE, UNSUPPORTED, CAPTURE_FAILED = "unavailable", "unsupported", "capture_failed"
 INCORRECT, OUT_OF_MEMORY, ERROR = "incorrect", "out_of_memory", "error"
@@ -137,8 +139,12 @@ class CompareRecord:
         return path
 
     @classmethod
-    def load(cls, path: Path) -> CompareRecord:
+    def load(cls, path: Path, kind: str = KIND) -> CompareRecord:
         """Reads the record of a folder, or of its `run.json`.
+
+        Args:
+            path: One of them.
+            kind: `KIND` or `COMPILE_KIND`.
 
         Raises:
             UsageError: The file is missing, is not such a record, breaks a rule, or is of a newer version.
@@ -148,8 +154,8 @@ class CompareRecord:
             data = json.loads(read_text(path))
         except json.JSONDecodeError as error:
             raise UsageError(f"{path} is not valid JSON ({error}); give the folder of a saved run") from error
-        if not isinstance(data, dict) or data.get("kind") != KIND:
-            raise UsageError(f"{path} is no record of a backend comparison; give the folder of a `{KIND}` run")
+        if not isinstance(data, dict) or data.get("kind") != kind:
+            raise UsageError(f"{path} is no record of kind {kind!r}; give the folder of one")
         for name in ("backends", "comparison", "recommendation"):
             if name in data:
                 data[name] = decode(data[name])

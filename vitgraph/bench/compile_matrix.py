@@ -15,7 +15,7 @@ import numpy as np
 from vitgraph import stats
 from vitgraph.bench.compare import Comparison, run_compare
 from vitgraph.bench.compare_candidates import Candidate
-from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.bench.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.bench.compare_results import GAIN_METRICS, INVALID, measured_series
 from vitgraph.bench.compare_samples import BackendSample, Series, series_name, series_times
 from vitgraph.bench.compare_spec import CompareSpec, PreparedCompare
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from vitgraph.bench.calls import CallInputs
     from vitgraph.config import ModelSpec
 
-KIND = "compile-rows"
 PLAIN, COMPILED = "plain", "compiled"
 
 ROWS: Mapping[Series, str] = {
@@ -71,7 +70,7 @@ class CompileCandidate(Candidate):
 class CompileComparison(Comparison):
     """The four rows in progress."""
 
-    kind: ClassVar[str] = KIND
+    kind: ClassVar[str] = COMPILE_KIND
 
     def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
         return CompileCandidate(name, self.prepared.bench, inputs)

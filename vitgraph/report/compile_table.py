@@ -1,8 +1,11 @@
-"""Prints the rows of `bench --compile-rows`: eager and graph, plain and compiled, and what each step gains."""
+"""Prints the rows of `bench --compile-rows`: eager and graph, plain and compiled, and what each step gains.
+
+Records of several models go into one Markdown table, a model a line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -10,7 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.report.claims import LAUNCH_GAP_MEANING
 from vitgraph.report.terminal import new_table
+from vitgraph.report.text_tables import markdown_row, markdown_text
 from vitgraph.report.units import (
     NO_VALUE,
     NOT_MEASURED,
@@ -56,6 +61,50 @@ def render_compile_rows(record: CompareRecord, console: Console) -> None:
     console.print()
     for line in _facts(record):
         console.print(Text(line))
+
+
+_GAINS = (("eager", "graph+compile"), ("eager+compile", "graph+compile"))
+
+
+def compile_rows_markdown(records: Sequence[CompareRecord]) -> str:
+    """One table of records of kind `compile-rows`, in their order.
+
+    Args:
+        records: The records; what was not measured in one has a dash.
+    """
+    gains = [f"{first} → {second}" for first, second in _GAINS]
+    headers = ("Row", "Model", "Workload", *(label for label, *_ in _SERIES), *gains, *_MARKDOWN_FACTS)
+    lines = [markdown_row(headers), markdown_row([":--"] * 3 + ["--:"] * (len(headers) - 3))]
+    for record in records:
+        workload = record["workload"]
+        row = record["settings"]["resolved"]["row"]
+        cells = [record.model_name, f"{workload.get('name')}, {workload.get('requests')}", *_mean_cells(record)]
+        lines.append(markdown_row([f"`{row}`", *map(markdown_text, cells)]))
+    lines += [
+        "",
+        "Mean milliseconds a request. Positive = the second is faster, with its 95% interval. Launch gap: "
+        f"{LAUNCH_GAP_MEANING}. Error: relative L2 distance from float32.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_MARKDOWN_FACTS = ("Launch gap, plain→compiled", "Error, plain→compiled", "Compiling")
+
+
+def _mean_cells(record: CompareRecord) -> list[str]:
+    rows = {row["requested"]: row for row in record.rows}
+    plain, compiled = rows["plain"], rows["compiled"]
+    contrasts = record["comparison"].get("contrasts") or ()
+    found = {(entry["first"], entry["second"]): entry for entry in contrasts if entry["metric"] == "mean"}
+    errors = [row["error_vs_float32"]["graph"] for row in (plain, compiled)]
+    compile_s = compiled.get("compile_s")
+    return [
+        *(ms_text(rows[name][mode]["mean_ms"]) if rows[name][mode] else NO_VALUE for _, name, mode in _SERIES),
+        *(_gain(found.get(pair)) for pair in _GAINS),
+        "→".join(ratio_text(row["launch_gap"]) for row in (plain, compiled)),
+        "→".join(f"{error:.1e}" if is_number(error) else NO_VALUE for error in errors),
+        f"{number_text(compile_s, 1)} s" if is_number(compile_s) else NO_VALUE,
+    ]
 
 
 def _latency_table(record: CompareRecord) -> Table:

@@ -13,13 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
+from vitgraph.bench.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.bench.compare_record import KIND as COMPARE_KIND
-from vitgraph.bench.compare_record import CompareRecord
 from vitgraph.errors import UsageError
 from vitgraph.records import decode
 from vitgraph.report.compare_csv import BACKENDS_FILE, MICRO_FILE, backends_csv, micro_csv
 from vitgraph.report.compare_plots import compare_plot_files
 from vitgraph.report.compare_table import render_compare
+from vitgraph.report.compile_table import render_compile_rows
 from vitgraph.report.export import CSV, PLOTS, PLOTS_FOLDER
 from vitgraph.report.files import write_files
 from vitgraph.report.micro_table import render_micro
@@ -104,6 +105,13 @@ def _open_comparison(file: Path) -> _Openable:
     return _Openable(lambda: {BACKENDS_FILE: backends_csv(record)}, lambda: compare_plot_files(record), render)
 
 
+def _open_compile_rows(file: Path) -> _Openable:
+    record = CompareRecord.load(file, COMPILE_KIND)
+    return _Openable(
+        lambda: {BACKENDS_FILE: backends_csv(record)}, dict, lambda console: render_compile_rows(record, console)
+    )
+
+
 def _open_micro(file: Path) -> _Openable:
     record = _read(file)
     return _Openable(
@@ -134,6 +142,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 _OPENERS: dict[str, Callable[[Path], _Openable]] = {
     COMPARE_KIND: _open_comparison,
+    COMPILE_KIND: _open_compile_rows,
     MICRO_KIND: _open_micro,
     TUNE_KIND: _open_tuning,
     PROFILE_KIND: _open_profile,

@@ -15,11 +15,10 @@ from torch import nn
 from transformers import AttentionInterface
 
 from vitgraph.attention import opaque
-from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.bench.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.bench.compare_samples import BackendSample
 from vitgraph.bench.compile_matrix import (
     COMPILED,
-    KIND,
     PLAIN,
     ROWS,
     CompileComparison,
@@ -86,7 +85,7 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
     monkeypatch.setattr(CompileComparison, "_warm_up", look)
     record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], Silent())
     assert seen == {"plain": True, "compiled": True, "apart": True}
-    assert (record["kind"], record["status"]) == (KIND, "complete")
+    assert (record["kind"], record["status"]) == (COMPILE_KIND, "complete")
     rows = {row["requested"]: row for row in record.rows}
     assert {name: row["status"] for name, row in rows.items()} == {PLAIN: "ok", COMPILED: "ok"}
     for name, mode in ROWS:
@@ -163,7 +162,7 @@ def made_up_record() -> CompareRecord:
         "compile_cache": {"hits": 1, "misses": 0},
         "compile_cache_dir": "/cache",
     }
-    record.data |= {"kind": KIND, "backends": rows}
+    record.data |= {"kind": COMPILE_KIND, "backends": rows}
     floors = {mode: {"mean": 1.0, "p99": 1.0} for mode in (EAGER, GRAPH)}
     facts = {"noise_floor_pct": floors, "invalid_reasons": []}
     record.data["comparison"] |= facts | {
