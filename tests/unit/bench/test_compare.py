@@ -461,5 +461,5 @@ def test_a_record_breaks_no_rule_unseen(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="ok alone has none"):
         record.validate()
     (tmp_path / "run.json").write_text('{"kind": "bench"}', encoding="utf-8")
-    with pytest.raises(UsageError, match="no record of a backend comparison"):
+    with pytest.raises(UsageError, match="no record of kind 'compare-backends'"):
         CompareRecord.load(tmp_path)
