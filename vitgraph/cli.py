@@ -5,7 +5,6 @@ Heavy modules are imported inside the commands, so that `--help` answers at once
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
@@ -19,13 +18,11 @@ import typer
 
 from vitgraph import __version__, cli_export, cli_machine, cli_profile, cli_tune, cli_workload, errors
 from vitgraph import cli_options as opt
+from vitgraph.process import end_without_leak_report
 
 if TYPE_CHECKING:
     from vitgraph.cli_compare import Shown
     from vitgraph.config import BenchSpec
-
-LEAK_REPORTER = "cudnn"
-"""cuDNN's frontend holds its plans to the end; forty lines about that would follow every result with FLASHINFER."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -393,17 +390,8 @@ def main() -> None:
         else:
             app()
     except SystemExit as end:
-        if LEAK_REPORTER in sys.modules and isinstance(end.code, int | None):
-            _end_without_leak_report(end.code or 0)
+        end_without_leak_report(end.code)
         raise
-
-
-def _end_without_leak_report(exit_status: int) -> None:
-    """Ends the process as Python does, up to where nanobind would list what a module still holds."""
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(exit_status)
 
 
 if __name__ == "__main__":

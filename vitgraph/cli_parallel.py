@@ -15,6 +15,7 @@ import typer
 from vitgraph.config import ParallelSpec
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError
 from vitgraph.parallel.launch import check_devices, check_ranks, is_follower, is_rank, launch_ranks, leave_word
+from vitgraph.process import keep_stdout
 from vitgraph.result_files import refuse_to_replace
 from vitgraph.samples import RUN_FILE
 
@@ -133,18 +134,6 @@ def main_of_rank(app: Callable[[], object]) -> None:
         traceback.print_exc()
         _leave_at_once(EXIT_UNEXPECTED)
         sys.exit(EXIT_UNEXPECTED)
-
-
-def keep_stdout() -> None:
-    """Leaves standard output to this program: what libraries write there goes to standard error from now on.
-
-    NCCL tells its version there once it is asked for warnings, in the middle of what `--json` prints.
-    """
-    sys.stdout.flush()
-    encoding, errors = sys.stdout.encoding, sys.stdout.errors
-    ours = os.dup(1)
-    os.dup2(2, 1)
-    sys.stdout = os.fdopen(ours, "w", buffering=1, encoding=encoding, errors=errors)
 
 
 def _leave_at_once(exit_status: int) -> None:

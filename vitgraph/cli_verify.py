@@ -74,7 +74,7 @@ def _verify_models(
     keep: Callable[[VerifyResult], None],
 ) -> None:
     from vitgraph.bench.session import resolve_dtype, resolve_source
-    from vitgraph.bench.verify import verify_model, verify_rows
+    from vitgraph.bench.verify_models import verify_model, verify_rows
     from vitgraph.config import ModelSpec, parse_token_budgets
     from vitgraph.models.registry import ROWS
 

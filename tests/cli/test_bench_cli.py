@@ -334,8 +334,8 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
 def test_a_module_that_reports_leaks_at_the_end_is_not_asked() -> None:
     program = """
 import atexit, os, sys, types
-from vitgraph import cli
-sys.modules[cli.LEAK_REPORTER] = types.ModuleType("reporter")
+from vitgraph import cli, process
+sys.modules[process.LEAK_REPORTER] = types.ModuleType("reporter")
 class Report:
     def __del__(self): os.write(1, b"leaked")
 kept = Report()

@@ -218,7 +218,7 @@ def test_plan_of_a_workload_counts_each_rank() -> None:
 
 def test_libraries_of_a_rank_do_not_write_into_what_it_prints() -> None:
     program = (
-        "import os, sys; from vitgraph.cli_parallel import keep_stdout; keep_stdout(); "
+        "import os, sys; from vitgraph.process import keep_stdout; keep_stdout(); "
         "os.write(1, b'NCCL version'); print('{}'); sys.stdout.flush(); os._exit(0)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

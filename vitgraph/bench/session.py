@@ -166,7 +166,7 @@ def load(
     """
     from vitgraph.attention.registry import create_backend
     from vitgraph.models.aligned_mlp import parameter_count
-    from vitgraph.models.compilation import compile_blocks, compile_now
+    from vitgraph.models.compilation import compile_encoder
     from vitgraph.models.loading import load_encoder
 
     family = source.row.encoder_class()
@@ -179,10 +179,8 @@ def load(
         dtype=dtype,
     )
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
-    compiled = compile_blocks(encoder) if spec.compile else 0
     facts = {
-        **(compile_now(encoder) if compiled else {}),
-        "compiled_blocks": compiled,
+        **(compile_encoder(encoder) if spec.compile else {"compiled_blocks": 0}),
         "attn_backend_requested": spec.attn_backend,
         "attn_backend": attention.name,
         "attn_implementation": attention.implementation,

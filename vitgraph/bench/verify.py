@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from vitgraph.attention.registry import AUTO, create_backend
 from vitgraph.bench.runner import TOLERANCE
 from vitgraph.bench.session import plan_graphs
 from vitgraph.bench.verify_checks import (
@@ -58,13 +53,10 @@ from vitgraph.bench.verify_record import (
 )
 from vitgraph.bench.verify_session import CPU_EFFORT, GPU_EFFORT, Effort, ProgressCallback, VerifySession
 from vitgraph.config import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
-from vitgraph.errors import BudgetError, InputError, RankFailedError, VitgraphError
+from vitgraph.errors import BudgetError, InputError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.models.compilation import compile_blocks, compile_now
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule
-from vitgraph.models.loading import load_encoder
-from vitgraph.models.registry import ModelRow, ModelSource, resolve_model
 from vitgraph.parallel.group import ParallelGroup
 from vitgraph.planning.budgets import BudgetPlan
 
@@ -296,112 +288,3 @@ def _run_check(
             status, detail = SKIPPED, "what it found belongs to the checks that failed"
     if check.status != FAILED:
         check.status, check.detail = status, detail
-
-
-def verify_model(
-    source: ModelSource,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    backend: str = AUTO,
-    flash_attn_version: int | None = None,
-    load_format: str = "dummy",
-    compiles: bool = False,
-    seed: int = 0,
-    **settings: Any,
-) -> VerifyResult:
-    """Builds the encoder of a resolved model, verifies it and frees it.
-
-    Args:
-        source: The model.
-        device: Where it runs.
-        dtype: Its dtype.
-        backend: Attention backend, or `auto`.
-        flash_attn_version: Generation of `FLASH_ATTN`; None is the newest that runs.
-        load_format: `dummy` draws seeded weights, `auto` reads the checkpoint.
-        compiles: Compile the repeated block, in eager and in the graphs.
-        seed: Seed of weights, pixels and draws.
-        settings: The other settings of `verify_row`.
-
-    Returns:
-        The result, also where the encoder could not be built.
-    """
-    try:
-        attention = create_backend(backend, device, flash_attn_version=flash_attn_version)
-        encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
-        compiled = compile_blocks(encoder) if compiles else 0
-        if compiled:
-            # Before anything is counted: the compiler keeps memory of its own.
-            compile_now(encoder)
-        result = replace(verify_row(encoder, seed=seed, **settings), compiled_blocks=compiled)
-        # Its reference cycles hold device memory until they are collected.
-        del encoder, attention
-    except RankFailedError:
-        raise
-    except Exception as error:
-        # As in `verify_row`: the reason goes into the result.
-        result = VerifyResult("", device=str(device), dtype=dtype_name(dtype), seed=seed, error=describe_error(error))
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-    return replace(
-        result,
-        architecture=source.architecture,
-        row=source.row.name,
-        preset=source.name,
-        backend_requested=backend,
-    )
-
-
-@contextmanager
-def _threads_for(device: torch.device, debug_size: bool) -> Iterator[None]:
-    """One CPU thread for small towers: more gain little there, and wait for each other where cores are busy."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu" and debug_size:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def verify_rows(
-    rows: Iterable[ModelRow],
-    *,
-    debug_size: bool,
-    device: torch.device,
-    dtype: torch.dtype,
-    backend: str = AUTO,
-    load_format: str = "dummy",
-    on_result: Callable[[VerifyResult], None] | None = None,
-    **settings: Any,
-) -> list[VerifyResult]:
-    """Verifies the encoder of each row of the compatibility matrix, one after the other.
-
-    Args:
-        rows: Rows of `registry.ROWS`.
-        debug_size: Use the small presets instead of the full-size ones.
-        device: Where they run.
-        dtype: Their dtype.
-        backend: Attention backend, or `auto`.
-        load_format: `dummy` draws seeded weights, `auto` reads the checkpoints.
-        on_result: Called with each result as soon as it is there.
-        settings: The other settings of `verify_model` and `verify_row`.
-    """
-    results = []
-    for row in rows:
-        preset = row.debug_preset if debug_size else row.full_preset
-        try:
-            source = resolve_model(preset)
-        except Exception as error:
-            # A row whose preset does not resolve is reported like one that does not verify.
-            result = VerifyResult(row.architectures[0], row.name, preset, error=describe_error(error))
-        else:
-            with _threads_for(device, debug_size):
-                result = verify_model(
-                    source, device=device, dtype=dtype, backend=backend, load_format=load_format, **settings
-                )
-        results.append(result)
-        if on_result is not None:
-            on_result(result)
-    return results

@@ -94,10 +94,7 @@ class BudgetGraphMetadata:
     def as_dict(self) -> dict[str, Any]:
         """The graph in the shape of run.json's `graph.captured`."""
         return {
-            "path": self.key.path,
-            "token_budget": self.key.token_budget,
-            "segment_slots": self.key.segment_slots,
-            "axis_key": list(self.key.axis_key),
+            **self.key.as_dict(),
             "capture_ms": self.capture_ms,
             "pool_bytes": self.pool_bytes,
             "buffer_bytes": self.buffer_bytes,

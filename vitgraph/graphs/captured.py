@@ -37,13 +37,7 @@ class DroppedGraph:
     reason: str
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "path": self.key.path,
-            "token_budget": self.key.token_budget,
-            "segment_slots": self.key.segment_slots,
-            "axis_key": list(self.key.axis_key),
-            "reason": self.reason,
-        }
+        return {**self.key.as_dict(), "reason": self.reason}
 
 
 class CapturedGraphs:

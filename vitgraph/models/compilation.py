@@ -184,3 +184,16 @@ def compile_now(encoder: VisionEncoder) -> dict[str, Any]:
     for inputs, path in sample_calls(encoder):
         encoder.encoder_eager_forward(inputs, path)
     return compile_facts()
+
+
+def compile_encoder(encoder: VisionEncoder) -> dict[str, Any]:
+    """Sets the blocks of an encoder to compile, and compiles them.
+
+    Returns:
+        `compile_facts`, and `compiled_blocks`, how many they are.
+
+    Raises:
+        ModelError: The family names no repeated block.
+    """
+    blocks = compile_blocks(encoder)
+    return {**compile_now(encoder), "compiled_blocks": blocks}

@@ -42,36 +42,26 @@ def erf_gelu(x: Any, dtype: torch.dtype) -> Any:
     return (wide.relu() - tail).to(dtype)
 
 
-def inline_erf_gelus(module: fx.GraphModule) -> int:
-    """Puts the operations of `erf_gelu` in place of each gelu (erf form) in half precision.
+def inline_erf_gelu(gelu: fx.Node, x: fx.Node) -> bool:
+    """Puts the operations of `erf_gelu` in place of a gelu of `x`, where it is the erf form in half precision.
 
     In the graph itself, and not as a decomposition for Inductor, whose caches do not take code made with such a table.
 
-    Args:
-        module: As Dynamo traced it; nodes carry `example_value`.
-
     Returns:
-        How many were replaced.
+        Whether it was.
     """
-    replaced = 0
-    for gelu in module.graph.find_nodes(op="call_function", target=torch._C._nn.gelu):
-        x = gelu.args[0] if gelu.args else None
-        if not isinstance(x, fx.Node) or gelu.kwargs.get("approximate", "none") != "none":
-            continue
-        if x.meta["example_value"].dtype not in HALF_PRECISION:
-            continue
-        known = set(module.graph.nodes)
-        with module.graph.inserting_before(gelu):
-            result = erf_gelu(fx.Proxy(x), x.meta["example_value"].dtype)
-        for node in module.graph.nodes:
-            if node not in known:
-                node.meta = {**gelu.meta, "example_value": _example_of(node)}
-        gelu.replace_all_uses_with(result.node)
-        module.graph.erase_node(gelu)
-        replaced += 1
-    if replaced:
-        module.recompile()
-    return replaced
+    dtype = x.meta["example_value"].dtype
+    if gelu.kwargs.get("approximate", "none") != "none" or dtype not in HALF_PRECISION:
+        return False
+    known = set(gelu.graph.nodes)
+    with gelu.graph.inserting_before(gelu):
+        result = erf_gelu(fx.Proxy(x), dtype)
+    for node in gelu.graph.nodes:
+        if node not in known:
+            node.meta = {**gelu.meta, "example_value": _example_of(node)}
+    gelu.replace_all_uses_with(result.node)
+    gelu.graph.erase_node(gelu)
+    return True
 
 
 def _example_of(node: fx.Node) -> Any:

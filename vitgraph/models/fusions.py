@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from vitgraph.models.erf_gelu import inline_erf_gelus
+from vitgraph.models.erf_gelu import HALF_PRECISION, inline_erf_gelu
 from vitgraph.models.residual import open_last_sum
 
 MOST_PERSISTENT = 4096
@@ -50,8 +50,8 @@ class FusingCompiler:
         from torch._inductor.compile_fx import compile_fx
 
         # Before anything of Inductor's, so that its caches see the graph as it is then, and hits are counted too.
-        self.gelu_epilogues = max(self.gelu_epilogues, fuse_gelu(module))
-        self.erf_gelus = max(self.erf_gelus, inline_erf_gelus(module))
+        self.gelu_epilogues = max(self.gelu_epilogues, replace_gelus(module, join_product))
+        self.erf_gelus = max(self.erf_gelus, replace_gelus(module, inline_erf_gelu))
         self.open_sums |= open_last_sum(module)
         if not any(isinstance(value, torch.Tensor) and value.device.type == "cuda" for value in inputs):
             return compile_fx(module, inputs)
@@ -96,27 +96,38 @@ def persistent_reductions() -> Iterator[bool]:
         yield True
 
 
-def fuse_gelu(module: fx.GraphModule) -> int:
-    """Turns linear layers that only a gelu (tanh form) reads into one operator each, in place.
-
-    The operator is `aten::_addmm_activation`, whose kernel applies gelu to the product before it leaves the chip.
-    Others stay: gelu's erf form, layers without a bias or with other users, single precision, and other devices.
+def replace_gelus(module: fx.GraphModule, replace: Callable[[fx.Node, fx.Node], bool]) -> int:
+    """Offers each gelu of a graph, with its input, to be replaced in place.
 
     Args:
         module: As Dynamo traced it; nodes carry `example_value`.
+        replace: Replaces the gelu or leaves it, and says which.
 
     Returns:
         How many were replaced.
     """
     replaced = 0
     for gelu in module.graph.find_nodes(op="call_function", target=torch._C._nn.gelu):
-        product = gelu.args[0] if gelu.args else None
-        if gelu.kwargs.get("approximate") == "tanh" and isinstance(product, fx.Node) and _takes_epilogue(product):
-            _replace(gelu, product)
-            replaced += 1
+        x = gelu.args[0] if gelu.args else None
+        replaced += isinstance(x, fx.Node) and replace(gelu, x)
     if replaced:
         module.recompile()
     return replaced
+
+
+def join_product(gelu: fx.Node, product: fx.Node) -> bool:
+    """Turns a linear layer that only a gelu (tanh form) reads into one operator with it.
+
+    The operator is `aten::_addmm_activation`, whose kernel applies gelu to the product before it leaves the chip.
+    Others stay: gelu's erf form, layers without a bias or with other users, single precision, and other devices.
+
+    Returns:
+        Whether the two were such a pair.
+    """
+    if gelu.kwargs.get("approximate") != "tanh" or not _takes_epilogue(product):
+        return False
+    _replace(gelu, product)
+    return True
 
 
 def _takes_epilogue(product: fx.Node) -> bool:
@@ -127,7 +138,7 @@ def _takes_epilogue(product: fx.Node) -> bool:
     x, weight, bias = operands
     return (
         x.device.type in EPILOGUE_DEVICES
-        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype in HALF_PRECISION
         and x.dtype == weight.dtype == bias.dtype
         and x.ndim >= 2
         and all(width % EPILOGUE_MULTIPLE == 0 for width in weight.shape)

@@ -43,9 +43,9 @@ class PatchProduct(StockSwitch):
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """`[N, C, (T,) H, W]` to `[N, D, (T / P,) H / P, W / P]`; extents that patches do not fill are convolved."""
-        extents = pixels.shape[2:]
-        if not self.is_stock and not any(extent % side for extent, side in zip(extents, self.kernel_size, strict=True)):
-            counts = [extent // side for extent, side in zip(extents, self.kernel_size, strict=True)]
+        cuts = [divmod(extent, side) for extent, side in zip(pixels.shape[2:], self.kernel_size, strict=True)]
+        if not self.is_stock and not any(rest for _, rest in cuts):
+            counts = [count for count, _ in cuts]
             # A view of the kernel, so the product reads the memory that the checkpoint was loaded into.
             kernel = self.weight.view(self.weight.shape[0], -1)
             rows = functional.linear(self._patches(pixels, counts), kernel, self.bias)

@@ -150,10 +150,7 @@ class GraphCounters:
             "per_path": [self._path_row(name, path) for name, path in self.paths.items()],
             "per_budget": [
                 {
-                    "path": key.path,
-                    "token_budget": key.token_budget,
-                    "segment_slots": key.segment_slots,
-                    "axis_key": list(key.axis_key),
+                    **key.as_dict(),
                     "replays": use.replays,
                     "items": use.items,
                     "tokens": use.tokens,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from vitgraph.errors import BudgetError
 from vitgraph.planning.items import DEFAULT_PATH
@@ -181,6 +182,15 @@ class GraphKey:
     token_budget: int
     segment_slots: int
     axis_key: tuple[int, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The key in the shape of run.json, which names graphs by it."""
+        return {
+            "path": self.path,
+            "token_budget": self.token_budget,
+            "segment_slots": self.segment_slots,
+            "axis_key": list(self.axis_key),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _SERIES = (
     ("graph", "plain", "graph"),
     ("graph+compile", "compiled", "graph"),
 )
+_GAINS = (("eager", "graph+compile"), ("eager+compile", "graph+compile"))
+_MARKDOWN_FACTS = ("Launch gap, plain→compiled", "Error, plain→compiled", "Compiling")
 
 
 def render_compile_rows(record: CompareRecord, console: Console) -> None:
@@ -63,9 +65,6 @@ def render_compile_rows(record: CompareRecord, console: Console) -> None:
         console.print(Text(line))
 
 
-_GAINS = (("eager", "graph+compile"), ("eager+compile", "graph+compile"))
-
-
 def compile_rows_markdown(records: Sequence[CompareRecord]) -> str:
     """One table of records of kind `compile-rows`, in their order.
 
@@ -86,9 +85,6 @@ def compile_rows_markdown(records: Sequence[CompareRecord]) -> str:
         f"{LAUNCH_GAP_MEANING}. Error: relative L2 distance from float32.",
     ]
     return "\n".join(lines) + "\n"
-
-
-_MARKDOWN_FACTS = ("Launch gap, plain→compiled", "Error, plain→compiled", "Compiling")
 
 
 def _mean_cells(record: CompareRecord) -> list[str]:

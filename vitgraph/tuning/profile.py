@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitgraph.config import ModelSpec
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
@@ -26,6 +25,9 @@ from vitgraph.tuning.points import (
     Specs,
     Timing,
 )
+
+if TYPE_CHECKING:
+    from vitgraph.config import ModelSpec
 
 SCHEMA_VERSION = 1
 PROFILE_KIND = "calibration"

@@ -10,8 +10,9 @@ import torch
 
 from vitgraph.attention.registry import create_backend
 from vitgraph.bench.poison import poison_graph_buffers, poison_memory, pool_segments
-from vitgraph.bench.verify import plan_verification, verify_model, verify_row, verify_rows
+from vitgraph.bench.verify import plan_verification, verify_row
 from vitgraph.bench.verify_items import ProbeStore, find_look_alikes, item_catalogue
+from vitgraph.bench.verify_models import verify_model, verify_rows
 from vitgraph.bench.verify_record import VerifyResult
 from vitgraph.bench.verify_session import CPU_EFFORT, GPU_EFFORT
 from vitgraph.graphs.manager import EncoderCudaGraphManager

@@ -16,7 +16,7 @@ from vitgraph.bench.session import load, resolve_source
 from vitgraph.config import ModelSpec
 from vitgraph.models import fusions
 from vitgraph.models.erf_gelu import erf_gelu
-from vitgraph.models.fusions import MOST_PERSISTENT, FusingCompiler, fuse_gelu, persistent_reductions
+from vitgraph.models.fusions import MOST_PERSISTENT, FusingCompiler, join_product, persistent_reductions, replace_gelus
 from vitgraph.models.persistent import PersistentChoices
 from vitgraph.models.registry import ROWS
 
@@ -72,7 +72,7 @@ def replaced_in(module: nn.Module, *shape: int, dtype: torch.dtype = HALF) -> tu
     counts = []
 
     def trace(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        counts.append(fuse_gelu(graph))
+        counts.append(replace_gelus(graph, join_product))
         graph.graph.lint()
         return graph.forward
 
@@ -123,9 +123,12 @@ def test_which_rows_have_such_products(row: Any, on_cpu: None, monkeypatch: pyte
     monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
     spec = ModelSpec(row.debug_preset, load_format="dummy", device="cpu", compile=True)
     _, facts = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=HALF)
-    expected = {"persistent_reductions": False, "gelu_epilogues": EPILOGUES[row.name], "erf_gelus": 0}
-    expected["erf_gelus"] = 1 if row.name == "internvl" else 0
-    assert facts["compile_fusions"] == {**expected, "open_sums": row.name in OPEN_SUMS}
+    assert facts["compile_fusions"] == {
+        "persistent_reductions": False,
+        "gelu_epilogues": EPILOGUES[row.name],
+        "erf_gelus": int(row.name == "internvl"),
+        "open_sums": row.name in OPEN_SUMS,
+    }
 
 
 def test_inductor_compiles_the_changed_graph_for_any_length(on_cpu: None) -> None:
