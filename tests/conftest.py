@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitgraph.bench.session import load, resolve_source
-from vitgraph.config import ModelSpec
+from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.specs import ModelSpec
 
 torch.set_num_threads(1)
 

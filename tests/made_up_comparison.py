@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.bench.compare_record import (
+from vitgraph.measure.compare_results import COMPARED_MODES, OK, derive_results
+from vitgraph.records.compare_record import (
     KIND,
     SCHEMA_VERSION,
     UNAVAILABLE,
@@ -15,9 +16,8 @@ from vitgraph.bench.compare_record import (
     empty_row,
     set_status,
 )
-from vitgraph.bench.compare_results import COMPARED_MODES, OK, derive_results
-from vitgraph.bench.compare_samples import BACKEND_SAMPLES_FILE, BackendSample
-from vitgraph.samples import Sample
+from vitgraph.records.compare_samples import BACKEND_SAMPLES_FILE, BackendSample
+from vitgraph.records.samples import Sample
 
 REFUSAL = "attention backend TORCH_SDPA reads segment lengths on the host, so this tower cannot be captured with it"
 MEANS = {

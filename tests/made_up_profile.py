@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitgraph.bench.call_trace import TracedKernel, summarize_traces, trace_of_kernels
+from vitgraph.measure.trace import TracedKernel, summarize_traces, trace_of_kernels
 
 GEMM = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_bias_TNT"
 FLASH = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<96, 64, 64, 4, false, false>>"

@@ -16,13 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vitgraph import __version__, cli_export, cli_machine, cli_profile, cli_tune, cli_workload, errors
-from vitgraph import cli_options as opt
-from vitgraph.process import end_without_leak_report
+from vitgraph import __version__, errors
+from vitgraph.commands import export as cli_export
+from vitgraph.commands import machine as cli_machine
+from vitgraph.commands import options as opt
+from vitgraph.commands import profile as cli_profile
+from vitgraph.commands import tune as cli_tune
+from vitgraph.commands import workload as cli_workload
+from vitgraph.commands.process import end_without_leak_report
 
 if TYPE_CHECKING:
-    from vitgraph.cli_compare import Shown
-    from vitgraph.config import BenchSpec
+    from vitgraph.commands.compare_backends import Shown
+    from vitgraph.specs import BenchSpec
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -77,7 +82,7 @@ def reported_errors() -> Iterator[None]:
 
 def _tell(text: str, error: errors.VitgraphError | None = None) -> None:
     """Prints why a command ended. Of several ranks only the first does; the others leave word for the launcher."""
-    from vitgraph.parallel.launch import is_follower, leave_word
+    from vitgraph.ranks.launch import is_follower, leave_word
 
     if not is_follower():
         print(text, file=sys.stderr)
@@ -148,12 +153,12 @@ def bench(
     the shipped trace of real image sizes.
     """
     with reported_errors():
-        from vitgraph.cli_specs import bench_spec
-        from vitgraph.config_file import with_config_file
+        from vitgraph.commands.config_file import with_config_file
+        from vitgraph.commands.spec_values import bench_spec
 
         options = with_config_file(context, config, dict(locals()))
         if options["compile_rows"]:
-            from vitgraph.cli_compile import run_compile_rows
+            from vitgraph.commands.compile_rows import run_compile_rows
 
             _show(run_compile_rows(options), options["json_output"])
             return
@@ -164,9 +169,9 @@ def bench(
 def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool) -> None:
     from rich.console import Console
 
-    from vitgraph.bench.engine import prepare_bench
-    from vitgraph.cli_parallel import bench_on_rank, is_follower, ran_on_ranks, rank_progress
-    from vitgraph.cli_specs import new_run_folder
+    from vitgraph.commands.on_ranks import bench_on_rank, is_follower, ran_on_ranks, rank_progress
+    from vitgraph.commands.spec_values import new_run_folder
+    from vitgraph.measure.bench import prepare_bench
     from vitgraph.report.claims import verdict_of
     from vitgraph.report.console import render_bench
     from vitgraph.report.derived import write_derived_or_say
@@ -211,7 +216,7 @@ def _run_bench(spec: BenchSpec, *, dry_run: bool, json_output: bool, quiet: bool
 def _print_json(value: Any) -> None:
     import json
 
-    from vitgraph.records import encode
+    from vitgraph.records.bench_record import encode
 
     print(json.dumps(encode(value), indent=1))
 
@@ -263,7 +268,7 @@ def verify(
 ) -> None:
     """Prove that replay equals eager: every graph, random packings, poisoned memory, order, aliasing, clean-up."""
     with reported_errors():
-        from vitgraph.cli_verify import run_verify
+        from vitgraph.commands.verify import run_verify
 
         results = run_verify(dict(locals()))
         if results is None:
@@ -357,8 +362,8 @@ def compare_backends(
     missing, fails or is wrong keeps its row with the reason.
     """
     with reported_errors():
-        from vitgraph.cli_compare import run_comparison
-        from vitgraph.config_file import with_config_file
+        from vitgraph.commands.compare_backends import run_comparison
+        from vitgraph.commands.config_file import with_config_file
 
         shown = run_comparison(with_config_file(context, config, dict(locals())))
         if shown is not None:
@@ -384,7 +389,7 @@ def main() -> None:
     """Entry point of the `vitgraph` program."""
     try:
         if "RANK" in os.environ:
-            from vitgraph.cli_parallel import main_of_rank
+            from vitgraph.commands.on_ranks import main_of_rank
 
             main_of_rank(app)
         else:

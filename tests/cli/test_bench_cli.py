@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitgraph.bench.runner import BenchRunner
 from vitgraph.cli import app
 from vitgraph.graphs import manager
-from vitgraph.records import RunRecord
+from vitgraph.measure.runner import BenchRunner
+from vitgraph.records.bench_record import RunRecord
 
 TINY = [
     "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "6",
@@ -196,7 +196,7 @@ def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: p
 
 
 def test_a_full_disk_ends_with_what_is_lost_and_what_is_saved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitgraph.samples import SampleWriter
+    from vitgraph.records.samples import SampleWriter
 
     real = SampleWriter._append
     written = []
@@ -334,7 +334,8 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
 def test_a_module_that_reports_leaks_at_the_end_is_not_asked() -> None:
     program = """
 import atexit, os, sys, types
-from vitgraph import cli, process
+from vitgraph import cli
+from vitgraph.commands import process
 sys.modules[process.LEAK_REPORTER] = types.ModuleType("reporter")
 class Report:
     def __del__(self): os.write(1, b"leaked")

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
-from vitgraph.bench import compare
-from vitgraph.bench.compare_record import CompareRecord
 from vitgraph.cli import app
+from vitgraph.measure import compare
+from vitgraph.records.compare_record import CompareRecord
 
 TINY = [
     "compare-backends", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "4",
@@ -91,7 +91,7 @@ def test_each_backend_runs_in_a_process_of_its_own(folder: Path) -> None:
 
 
 def test_attention_alone_has_its_own_record_and_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitgraph.bench import compare_micro
+    from vitgraph.measure import compare_micro
 
     monkeypatch.setattr(compare_micro, "CPU_SEGMENT_LENGTHS", (16,))
     result = run("--micro", "--backends", "TORCH_SDPA,FLASH_ATTN", "--output-dir", str(folder))

@@ -12,16 +12,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from vitgraph.bench import diagnostics
-from vitgraph.bench.engine import _Run
 from vitgraph.cli import app
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure import diagnose as diagnostics
+from vitgraph.measure.bench import _Run
 from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.records import RunRecord, Sample
+from vitgraph.records.bench_record import RunRecord, Sample
+from vitgraph.records.saved_runs import open_runs
 from vitgraph.report.html_page import runs_page
-from vitgraph.saved_runs import open_runs
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("deepseek-ocr-debug", "step3-vl-debug")

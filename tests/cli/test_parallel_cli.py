@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from vitgraph.bench.rank_samples import load_rank_samples
 from vitgraph.cli import app
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.rank_samples import load_rank_samples
 
 DATA = ["--mm-encoder-tp-mode", "data", "--tensor-parallel-size"]
 TINY = [
@@ -218,7 +218,7 @@ def test_plan_of_a_workload_counts_each_rank() -> None:
 
 def test_libraries_of_a_rank_do_not_write_into_what_it_prints() -> None:
     program = (
-        "import os, sys; from vitgraph.process import keep_stdout; keep_stdout(); "
+        "import os, sys; from vitgraph.commands.process import keep_stdout; keep_stdout(); "
         "os.write(1, b'NCCL version'); print('{}'); sys.stdout.flush(); os._exit(0)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
-from vitgraph.records import RunRecord
-from vitgraph.tuning.profile import load_profile
-from vitgraph.tuning.shipped import shipped_profiles
+from vitgraph.predict.find_profile import shipped_profiles
+from vitgraph.predict.profile import load_profile
+from vitgraph.records.bench_record import RunRecord
 
 PROFILE = "h200-qwen3-vl-30b-a3b"
 

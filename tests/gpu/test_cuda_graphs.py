@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitgraph.bench.poison import poison_memory, pool_segments
-from vitgraph.bench.runner import relative_l2
-from vitgraph.bench.session import load, resolve_source
-from vitgraph.config import ModelSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
+from vitgraph.specs import ModelSpec
+from vitgraph.verify.poison import poison_memory, pool_segments
 
 pytestmark = pytest.mark.requires_cuda
 

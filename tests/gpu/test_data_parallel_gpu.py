@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
 
 pytestmark = [
     pytest.mark.requires_cuda,

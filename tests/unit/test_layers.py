@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "vitgraph"
-TORCH_FREE = ["planning", "report", "workloads", "tuning/search.py", "tuning/cost_model.py"]
+TORCH_FREE = ["planning", "report", "workloads", "tuning/search.py", "predict", "records"]
 HEAVY = {"torch", "transformers"}
 
 

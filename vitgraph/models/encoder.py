@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitgraph.attention.base import AttentionBackend
-    from vitgraph.models.residual import BlockRunner
+    from vitgraph.models.compile.residual import BlockRunner
 
 
 SEGMENT_OFFSETS = {"cu_seqlens": "max_seqlen", "cu_window_seqlens": "max_window_seqlen"}
@@ -64,7 +64,7 @@ class VisionEncoder(ABC):
     """Attribute of the repeated block that holds the factor `[K]` of its last branch, where `run_block` is used."""
 
     def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
-        from vitgraph.models.residual import run_block
+        from vitgraph.models.compile.residual import run_block
 
         self.modules = modules
         self.rule = rule
@@ -198,13 +198,13 @@ class VisionEncoder(ABC):
 
     def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' own forward with nothing precomputed, `[M, D]`: the `hf` baseline and the tests' reference."""
-        from vitgraph.models.stock import stock_modules
+        from vitgraph.models.compile.replaced_modules import stock_modules
 
         with stock_modules(self):
             return self.stock_rows(mm_kwargs)
 
     def patch_convolutions(self) -> Sequence[str]:
-        """Names in `modules` of convolutions that embed patches; see `vitgraph.models.patch_linear`."""
+        """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.patch_linear`."""
         return ()
 
     def repeated_blocks(self) -> list[nn.Module]:

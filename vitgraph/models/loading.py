@@ -9,10 +9,10 @@ from torch import nn
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
-from vitgraph.models.aligned_mlp import use_aligned_mlps
 from vitgraph.models.checkpoints import encoder_tensors
+from vitgraph.models.compile.aligned_mlp import use_aligned_mlps
+from vitgraph.models.compile.patch_linear import use_patch_products
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.patch_linear import use_patch_products
 from vitgraph.models.registry import ModelSource
 
 LOAD_FORMATS = ("auto", "dummy")

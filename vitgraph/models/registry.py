@@ -50,7 +50,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "qwen3_vl",
         "Qwen3-VL, Qwen3-VL-MoE",
-        "vitgraph.models.qwen3_vl:Qwen3VLEncoder",
+        "vitgraph.models.families.qwen3_vl:Qwen3VLEncoder",
         ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
         "qwen3-vl-30b-a3b",
         "qwen3-vl-debug",
@@ -58,7 +58,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "qwen2_vl",
         "Qwen2-VL",
-        "vitgraph.models.qwen2_vl:Qwen2VLEncoder",
+        "vitgraph.models.families.qwen2_vl:Qwen2VLEncoder",
         ("Qwen2VLForConditionalGeneration",),
         "qwen2-vl-7b",
         "qwen2-vl-debug",
@@ -66,7 +66,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "qwen2_5_vl",
         "Qwen2.5-VL",
-        "vitgraph.models.qwen2_5_vl:Qwen2_5VLEncoder",
+        "vitgraph.models.families.qwen2_5_vl:Qwen2_5VLEncoder",
         ("Qwen2_5_VLForConditionalGeneration",),
         "qwen2.5-vl-7b",
         "qwen2.5-vl-debug",
@@ -74,7 +74,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "qwen3_5",
         "Qwen3.5, Qwen3.6",
-        "vitgraph.models.qwen3_5:Qwen3_5Encoder",
+        "vitgraph.models.families.qwen3_5:Qwen3_5Encoder",
         ("Qwen3_5ForConditionalGeneration",),
         "qwen3.5-9b",
         "qwen3.5-debug",
@@ -82,7 +82,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "qwen3_5_moe",
         "Qwen3.5-MoE, Qwen3.6-MoE",
-        "vitgraph.models.qwen3_5:Qwen3_5MoeEncoder",
+        "vitgraph.models.families.qwen3_5:Qwen3_5MoeEncoder",
         ("Qwen3_5MoeForConditionalGeneration",),
         "qwen3.5-35b-a3b",
         "qwen3.5-moe-debug",
@@ -90,7 +90,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "glm4v",
         "GLM-4.1V, GLM-4.6V-Flash",
-        "vitgraph.models.glm4v:Glm4vEncoder",
+        "vitgraph.models.families.glm4v:Glm4vEncoder",
         ("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"),
         "glm-4.1v-9b",
         "glm-4v-debug",
@@ -98,7 +98,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "internvl",
         "InternVL 2, 2.5, 3, 3.5",
-        "vitgraph.models.internvl:InternVLEncoder",
+        "vitgraph.models.families.internvl:InternVLEncoder",
         ("InternVLChatModel", "InternVLForConditionalGeneration"),
         "internvl3.5-8b",
         "internvl-debug",
@@ -106,7 +106,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "gemma3",
         "Gemma 3",
-        "vitgraph.models.gemma3:Gemma3Encoder",
+        "vitgraph.models.families.gemma3:Gemma3Encoder",
         ("Gemma3ForConditionalGeneration",),
         "gemma-3-4b",
         "gemma3-debug",
@@ -114,7 +114,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "ernie4_5_vl",
         "ERNIE-4.5-VL",
-        "vitgraph.models.ernie4_5_vl:Ernie45VLEncoder",
+        "vitgraph.models.families.ernie4_5_vl:Ernie45VLEncoder",
         ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
         "ernie-4.5-vl-28b-a3b",
         "ernie4.5-vl-debug",
@@ -122,7 +122,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "kimi_vl",
         "Kimi-VL",
-        "vitgraph.models.kimi_vl:KimiVLEncoder",
+        "vitgraph.models.families.kimi_vl:KimiVLEncoder",
         ("KimiVLForConditionalGeneration",),
         "kimi-vl-a3b",
         "kimi-vl-debug",
@@ -130,7 +130,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "llama4",
         "Llama 4",
-        "vitgraph.models.llama4:Llama4Encoder",
+        "vitgraph.models.families.llama4:Llama4Encoder",
         ("Llama4ForConditionalGeneration",),
         "llama-4-scout",
         "llama4-debug",
@@ -138,7 +138,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "gemma4",
         "Gemma 4",
-        "vitgraph.models.gemma4:Gemma4Encoder",
+        "vitgraph.models.families.gemma4:Gemma4Encoder",
         ("Gemma4ForConditionalGeneration",),
         "gemma-4-26b-a4b",
         "gemma-4-debug",
@@ -146,7 +146,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "minicpmv_2_5",
         "MiniCPM-V 2.5",
-        "vitgraph.models.minicpmv:MiniCPMV25Encoder",
+        "vitgraph.models.families.minicpmv:MiniCPMV25Encoder",
         ("MiniCPMV",),
         "minicpm-v-2.5",
         "minicpm-v-2.5-debug",
@@ -154,7 +154,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "minicpmv_2_6_4_0",
         "MiniCPM-V 2.6, MiniCPM-V 4.0",
-        "vitgraph.models.minicpmv:MiniCPMVEncoder",
+        "vitgraph.models.families.minicpmv:MiniCPMVEncoder",
         ("MiniCPMV",),
         "minicpm-v-2.6",
         "minicpm-v-2.6-debug",
@@ -162,7 +162,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "deepseek_ocr",
         "DeepSeek-OCR",
-        "vitgraph.models.deepseek_ocr:DeepseekOCREncoder",
+        "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder",
         ("DeepseekOCRForCausalLM",),
         "deepseek-ocr",
         "deepseek-ocr-debug",
@@ -170,7 +170,7 @@ ROWS: tuple[ModelRow, ...] = (
     ModelRow(
         "step3_vl",
         "Step3-VL-10B, Step3",
-        "vitgraph.models.step3_vl:Step3VLEncoder",
+        "vitgraph.models.families.step3_vl:Step3VLEncoder",
         ("StepVLForConditionalGeneration", "Step3VLForConditionalGeneration"),
         "step3-vl-10b",
         "step3-vl-debug",

@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.units import NO_VALUE, count_text, ms_text, share_text, signed_pct_text
-from vitgraph.stats import P99_MIN_SAMPLES
 
 NO_VERDICT = "none"
 LAUNCH_GAP_MEANING = "wall time of a replay over its GPU-busy time"

@@ -20,7 +20,7 @@ Both are tidy: one header row, fixed columns, one observation a row. A cell is e
     hits, misses, replays, waste   what the graphs did with the workload; graph rows only
     pool_bytes, buffer_bytes, capture_s   what the graphs cost; graph rows only
 
-`micro.csv`, one row a backend and case: the columns of `vitgraph.bench.micro.run_micro`.
+`micro.csv`, one row a backend and case: the columns of `vitgraph.measure.micro.run_micro`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.records.compare_record import CompareRecord
 from vitgraph.report.files import csv_bytes, write_files
 
 BACKENDS_FILE, MICRO_FILE = "backends.csv", "micro.csv"

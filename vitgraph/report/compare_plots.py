@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.figures import (
     CPU_NOTE,
     GREY,
@@ -22,7 +23,6 @@ from vitgraph.report.figures import (
     short_number,
 )
 from vitgraph.report.files import write_files
-from vitgraph.stats import P99_MIN_SAMPLES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitgraph.bench.compare_record import CompareRecord
-from vitgraph.records import ranks_of
+from vitgraph.records.bench_record import ranks_of
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.terminal import VERDICT_STYLES, fact_list, line, new_table
 from vitgraph.report.units import (
     NO_VALUE,
@@ -27,7 +28,6 @@ from vitgraph.report.units import (
     share_text,
     signed_pct_text,
 )
-from vitgraph.stats import P99_MIN_SAMPLES
 
 WIDE_CONSOLE = 140
 SIGN_CONVENTION = "Positive = graph faster than the same backend's eager; milliseconds a request, eager→graph."

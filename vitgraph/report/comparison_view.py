@@ -8,7 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from vitgraph.comparison import MODE_NAMES, DeltaRow, RunComparison
+from vitgraph.records.samples import EAGER, GRAPH, request_times
+from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison
 from vitgraph.report import svg_charts
 from vitgraph.report.claims import VerdictText, backend_text, command_text, model_text, size_text, workload_name
 from vitgraph.report.html_parts import code, details, escape, page, read_template, table, toned, verdict_box
@@ -24,8 +26,6 @@ from vitgraph.report.units import (
     share_text,
     signed_pct_text,
 )
-from vitgraph.samples import EAGER, GRAPH, request_times
-from vitgraph.stats import P99_MIN_SAMPLES
 
 DELTA_NOTE = "Delta = (second − first) / first: negative = second run faster; milliseconds a request, first→second."
 COMPARISON_COLUMNS = (

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitgraph.bench.compare_record import CompareRecord
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.claims import LAUNCH_GAP_MEANING
 from vitgraph.report.terminal import new_table
 from vitgraph.report.text_tables import markdown_row, markdown_text
@@ -26,7 +27,6 @@ from vitgraph.report.units import (
     ratio_text,
     signed_pct_text,
 )
-from vitgraph.stats import P99_MIN_SAMPLES
 
 _SERIES = (
     ("eager", "plain", "eager"),

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitgraph.records import CPU_REPLAY_REASON, RunRecord
+from vitgraph.records.bench_record import CPU_REPLAY_REASON, RunRecord
 from vitgraph.report.claims import LAUNCH_GAP_MEANING, Claim, backend_text, claim_of, verdict_of, workload_name
 from vitgraph.report.csv_tables import graph_key
 from vitgraph.report.paths_view import (

@@ -39,11 +39,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.samples import GRAPH, MONOLITHIC
+from vitgraph.records.stats import METRICS
 from vitgraph.report.files import csv_bytes, write_files
 from vitgraph.report.paths_view import all_graphs
-from vitgraph.samples import GRAPH, MONOLITHIC
-from vitgraph.stats import METRICS
 
 SUMMARY_COLUMNS = (
     "mode",

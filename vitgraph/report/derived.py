@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitgraph.errors import VitgraphError
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.samples import RUN_FILE
 from vitgraph.report.csv_tables import (
     write_monolithic_csv,
     write_per_budget_csv,
@@ -15,7 +16,6 @@ from vitgraph.report.csv_tables import (
 )
 from vitgraph.report.paths_view import has_monolithic
 from vitgraph.report.plots import write_plots
-from vitgraph.samples import RUN_FILE
 
 SUMMARY_FILE = "summary.csv"
 PER_BUDGET_FILE = "per_budget.csv"

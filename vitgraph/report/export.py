@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitgraph.comparison import RunComparison
 from vitgraph.errors import UsageError
+from vitgraph.records.saved_runs import SavedRun
+from vitgraph.records.two_runs import RunComparison
 from vitgraph.report.comparison_view import (
     COMPARISON_COLUMNS,
     comparison_latex,
@@ -23,7 +24,6 @@ from vitgraph.report.plots import plot_files
 from vitgraph.report.scaling import SCALING_COLUMNS, ScalingTable, scaling_markdown, scaling_tables
 from vitgraph.report.text_tables import latex_tables, markdown_tables
 from vitgraph.report.tidy_tables import COLUMNS_TABLE, TABLES, describe_columns, parquet_bytes, table_csv
-from vitgraph.saved_runs import SavedRun
 
 CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markdown", "latex", "plots", "html")
 PAGE_FILE = "report.html"

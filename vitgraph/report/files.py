@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitgraph.result_files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.records.files import RecordFileError, os_reason, refuse_to_replace, write_atomically
 
 
 def write_files(files: Mapping[Path, bytes], overwrite: bool = False) -> list[Path]:

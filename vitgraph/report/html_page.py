@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from vitgraph.records import RunRecord, encode
+from vitgraph.records.bench_record import RunRecord, encode
+from vitgraph.records.saved_runs import SavedRun
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.claims import (
     IMPROVEMENT_NOTE,
     NO_VERDICT,
@@ -44,8 +46,6 @@ from vitgraph.report.html_sections import (
     monolithic_section,
 )
 from vitgraph.report.units import NO_VALUE, bytes_text, count_text, is_number, share_text
-from vitgraph.saved_runs import SavedRun
-from vitgraph.stats import P99_MIN_SAMPLES
 
 
 def runs_page(runs: Sequence[SavedRun]) -> str:

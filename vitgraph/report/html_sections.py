@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.samples import EAGER, GRAPH, MONOLITHIC, compared_modes, request_times
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report import svg_charts
 from vitgraph.report.claims import IMPROVEMENT_NOTE, LAUNCH_GAP_MEANING, backend_text, claim_of, dtype_of, workload_name
 from vitgraph.report.html_parts import Markup, claim_cell, details, escape, facts, table
@@ -34,8 +36,6 @@ from vitgraph.report.units import (
     ratio_text,
     share_text,
 )
-from vitgraph.samples import EAGER, GRAPH, MONOLITHIC, compared_modes, request_times
-from vitgraph.saved_runs import SavedRun
 
 _ROWS_SHOWN = 24
 MODE_LABELS = {"eager": "Eager", "graph": "Graph", "monolithic": "Monolithic graph", "hf": "Transformers"}

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.samples import EAGER, GRAPH, MONOLITHIC
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.claims import interval_text
 from vitgraph.report.units import (
     NO_VALUE,
@@ -21,8 +23,6 @@ from vitgraph.report.units import (
     share_text,
     signed_pct_text,
 )
-from vitgraph.samples import EAGER, GRAPH, MONOLITHIC
-from vitgraph.stats import P99_MIN_SAMPLES
 
 Cells = tuple[str, ...]
 

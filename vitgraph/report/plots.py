@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from vitgraph.records import RunRecord, Sample
+from vitgraph.records.bench_record import RunRecord, Sample
+from vitgraph.records.samples import EAGER, GRAPH, MONOLITHIC, RequestTimes, compared_modes, request_times
+from vitgraph.records.stats import Summary, summarize
 from vitgraph.report.figures import (
     BLUE,
     CPU_NOTE,
@@ -33,8 +35,6 @@ from vitgraph.report.figures import (
 from vitgraph.report.files import write_files
 from vitgraph.report.paths_view import all_graphs, path_rows
 from vitgraph.report.units import NOT_MEASURED, is_number
-from vitgraph.samples import EAGER, GRAPH, MONOLITHIC, RequestTimes, compared_modes, request_times
-from vitgraph.stats import Summary, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

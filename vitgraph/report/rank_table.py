@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vitgraph.bench.compare_record import CompareRecord
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.samples import EAGER, GRAPH, HF
 from vitgraph.report.terminal import new_table
 from vitgraph.report.units import count_text, ms_text, number_text
-from vitgraph.samples import EAGER, GRAPH, HF
 
 _TITLES = {EAGER: "Eager", GRAPH: "Graph", HF: "Transformers"}
 

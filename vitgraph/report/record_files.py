@@ -13,10 +13,11 @@ from typing import Any
 
 from rich.console import Console
 
-from vitgraph.bench.compare_record import COMPILE_KIND, CompareRecord
-from vitgraph.bench.compare_record import KIND as COMPARE_KIND
 from vitgraph.errors import UsageError
-from vitgraph.records import decode
+from vitgraph.records.bench_record import decode
+from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
+from vitgraph.records.compare_record import KIND as COMPARE_KIND
+from vitgraph.records.files import read_text
 from vitgraph.report.compare_csv import BACKENDS_FILE, MICRO_FILE, backends_csv, micro_csv
 from vitgraph.report.compare_plots import compare_plot_files
 from vitgraph.report.compare_table import render_compare
@@ -30,7 +31,6 @@ from vitgraph.report.rank_table import render_compared_ranks
 from vitgraph.report.tune_plots import tune_plot_files
 from vitgraph.report.tune_tables import render_tune, tune_csv_files
 from vitgraph.report.verify_table import render_verify
-from vitgraph.result_files import read_text
 
 MICRO_KIND, TUNE_KIND, PROFILE_KIND, VERIFY_KIND = "compare-backends-micro", "tune", "profile", "verify"
 RECORD_FORMATS = (CSV, PLOTS)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report.claims import (
     IMPROVEMENT_NOTE,
     LAUNCH_GAP_MEANING,
@@ -21,7 +22,6 @@ from vitgraph.report.claims import (
 )
 from vitgraph.report.text_tables import markdown_row, markdown_text
 from vitgraph.report.units import NO_VALUE, bytes_text, count_text, ratio_text, share_text
-from vitgraph.saved_runs import SavedRun
 
 _SHARED: Mapping[str, Callable[[RunRecord], str]] = {
     "Device": lambda record: record.device_name or "unknown device",

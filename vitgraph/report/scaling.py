@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
+from vitgraph.records.samples import EAGER, GRAPH
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report.claims import backend_text, scenario_of
 from vitgraph.report.terminal import line, new_table
 from vitgraph.report.text_tables import markdown_row, markdown_text
 from vitgraph.report.tidy_tables import Column
 from vitgraph.report.units import NO_VALUE, is_number, ms_text, number_text
-from vitgraph.samples import EAGER, GRAPH
-from vitgraph.saved_runs import SavedRun
 
 SCALING_COLUMNS = (
     Column("backend", "text", "", "attention backend that ran, and how calls were packed where not greedily"),

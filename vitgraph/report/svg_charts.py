@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitgraph.stats import P99_MIN_SAMPLES, FloatArray
+from vitgraph.records.stats import P99_MIN_SAMPLES, FloatArray
 
 WIDTH = 440
 MARKERS = (

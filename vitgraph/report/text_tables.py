@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report.claims import (
     IMPROVEMENT_NOTE,
     backend_text,
@@ -16,7 +17,6 @@ from vitgraph.report.claims import (
     remark_of,
     scenario_of,
 )
-from vitgraph.saved_runs import SavedRun
 
 _METRICS = ("mean", "p99")
 _HEADERS = ("Backend", "Mean latency improvement", "P99 latency improvement")

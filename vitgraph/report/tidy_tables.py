@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.samples import SAMPLE_COLUMNS
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report.claims import LAUNCH_GAP_MEANING, dtype_of
 from vitgraph.report.csv_tables import monolithic_rows, per_budget_rows, per_path_rows, summary_rows
 from vitgraph.report.files import csv_bytes
 from vitgraph.report.paths_view import all_graphs
-from vitgraph.samples import SAMPLE_COLUMNS
-from vitgraph.saved_runs import SavedRun
 
 Row = Mapping[str, Any]
 Kind = Literal["text", "integer", "number", "truth"]

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report.console import print_paths
 from vitgraph.report.files import csv_bytes, write_files
 from vitgraph.report.terminal import line
@@ -23,7 +24,6 @@ from vitgraph.report.units import (
     share_text,
     signed_pct_text,
 )
-from vitgraph.stats import P99_MIN_SAMPLES
 
 SETTINGS_FILE, BUDGETS_FILE = "settings.csv", "budgets.csv"
 SETTINGS_COLUMNS = (

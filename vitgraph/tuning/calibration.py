@@ -17,25 +17,25 @@ from typing import Any
 
 import torch
 
-from vitgraph.bench.engine import Progress
-from vitgraph.environment import read_gpu_state, snapshot, validity_problems
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.bench import Progress
+from vitgraph.measure.environment import read_gpu_state, snapshot, validity_problems
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
-from vitgraph.tuning.catalogue import ItemCatalogue, SizedItem, budget_grid, encoder_facts
-from vitgraph.tuning.cost_model import CostModel
-from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
-from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
-from vitgraph.tuning.holdout import predicted_holdout
-from vitgraph.tuning.holdout_calls import measure_holdout
-from vitgraph.tuning.points import (
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.holdout import predicted_holdout
+from vitgraph.predict.measurements import (
     CallPoint,
     CapturePoint,
     EncoderFacts,
     MemoryPoint,
     ReplayPoint,
 )
-from vitgraph.tuning.profile import CalibrationProfile
+from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, budget_grid, encoder_facts
+from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
+from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
+from vitgraph.tuning.holdout_calls import measure_holdout
 
 DEFAULT_SLOTS = (8, 64, 256, 1024)
 SLOT_BUDGETS = (256, 1024, 4096)

@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from vitgraph.bench.calls import CallInputs
-from vitgraph.bench.runner import BenchRunner
-from vitgraph.bench.timing import CallTimer
 from vitgraph.graphs.call_plan import CallPlan
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import CallInputs
+from vitgraph.measure.runner import BenchRunner
+from vitgraph.measure.timing import CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun
-from vitgraph.tuning.catalogue import SizedItem
-from vitgraph.tuning.points import CopyPoint, Timing
+from vitgraph.predict.measurements import CopyPoint, Timing
+from vitgraph.tuning.calibration_items import SizedItem
 
 SECONDS_A_POINT = 0.25
 FEWEST_REPEATS, MOST_REPEATS = 3, 7

@@ -13,8 +13,8 @@ from itertools import combinations
 
 import numpy as np
 
-from vitgraph.tuning.catalogue import SizedItem
-from vitgraph.tuning.points import EagerPoint, Timing
+from vitgraph.predict.measurements import EagerPoint, Timing
+from vitgraph.tuning.calibration_items import SizedItem
 
 Call = Sequence[SizedItem]
 

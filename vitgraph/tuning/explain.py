@@ -12,11 +12,11 @@ from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import PackedBatch, pack_items
-from vitgraph.tuning.evaluate import eager_calls, predict_calls
-from vitgraph.tuning.holdout import model_error
+from vitgraph.predict.holdout import model_error
+from vitgraph.predict.targets import OPTIMAL, TargetCost
+from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import eager_calls, predict_calls
 from vitgraph.tuning.misses import REASON_TEXTS, collect_misses
-from vitgraph.tuning.targets import OPTIMAL, TargetCost
-from vitgraph.tuning.traffic import Traffic
 
 
 def explain_plan(

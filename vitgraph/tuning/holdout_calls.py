@@ -8,10 +8,10 @@ import numpy as np
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.tuning.catalogue import ItemCatalogue, SizedItem
+from vitgraph.predict.measurements import EncoderFacts, HoldoutPoint
+from vitgraph.predict.targets import TARGETS, VITGRAPH, Settings, make_plan
+from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
-from vitgraph.tuning.points import EncoderFacts, HoldoutPoint
-from vitgraph.tuning.targets import TARGETS, VITGRAPH, Settings, make_plan
 
 BUDGETS = 8
 LARGEST_BUDGET = 4096

@@ -9,11 +9,11 @@ import numpy as np
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import FloatArray, IntArray, graph_tables
 from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.predict.measurements import EncoderFacts
+from vitgraph.predict.targets import OPTIMAL, Settings, TargetCost, make_plan
+from vitgraph.predict.workload_cost import ReplayGroups
 from vitgraph.tuning.budget_lists import BudgetList, ListProblem, best_lists
-from vitgraph.tuning.evaluate import ReplayGroups
 from vitgraph.tuning.objective import Limits, doubted_loss
-from vitgraph.tuning.points import EncoderFacts
-from vitgraph.tuning.targets import OPTIMAL, Settings, TargetCost, make_plan
 
 MOST_GRAPHS = 96
 """Graphs that a list may have where no limit is given: about ten seconds of capture on a large GPU."""

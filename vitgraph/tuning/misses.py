@@ -19,8 +19,8 @@ from vitgraph.planning.packing import (
     TOO_MANY_TOKENS,
     VIDEO_DISABLED,
 )
-from vitgraph.tuning.targets import TargetCost
-from vitgraph.tuning.traffic import Traffic
+from vitgraph.predict.targets import TargetCost
+from vitgraph.predict.traffic import Traffic
 
 REASON_TEXTS = {
     TOO_MANY_TOKENS: "more tokens than the largest budget",

@@ -16,20 +16,20 @@ import numpy as np
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.planning.budgets import generate_budgets
 from vitgraph.planning.graph_tables import FloatArray, IntArray
+from vitgraph.predict.measurements import EncoderFacts
+from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
+from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import ReplayGroups, eager_calls, predict_calls, replayed_groups
 from vitgraph.tuning.budget_lists import (
     BudgetList,
     candidate_budgets,
     geometric_budgets,
     is_subset_space_small,
 )
-from vitgraph.tuning.evaluate import ReplayGroups, eager_calls, predict_calls, replayed_groups
 from vitgraph.tuning.list_maker import MOST_GRAPHS, ListMaker
 from vitgraph.tuning.objective import Limits, Objective, doubted_loss
-from vitgraph.tuning.points import EncoderFacts
 from vitgraph.tuning.search_options import frame_options, item_options, spread
 from vitgraph.tuning.search_result import Evaluation, SearchResult
-from vitgraph.tuning.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
-from vitgraph.tuning.traffic import Traffic
 
 EXHAUSTIVE_EVALUATIONS = 1500
 SINGLE_ITEM_CANDIDATES = 384

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from vitgraph.tuning.traffic import Traffic
+from vitgraph.predict.traffic import Traffic
 
 Value = TypeVar("Value")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitgraph.tuning.targets import Settings
+from vitgraph.predict.targets import Settings
 
 
 @dataclass(frozen=True, slots=True)

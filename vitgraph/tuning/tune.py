@@ -9,24 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.bench.calls import EncoderCall
 from vitgraph.errors import BudgetError, UsageError
+from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
 from vitgraph.planning.graph_tables import FloatArray
 from vitgraph.planning.items import VIDEO
 from vitgraph.planning.optimal import EXACT_ITEMS
-from vitgraph.tuning.cost_model import CostModel
-from vitgraph.tuning.evaluate import eager_calls, oracle_calls, predict_calls
-from vitgraph.tuning.holdout import ModelError, model_error
-from vitgraph.tuning.misses import break_even_tokens, collect_misses
-from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.points import EncoderFacts
-from vitgraph.tuning.profile import CalibrationProfile
-from vitgraph.tuning.search import Search
-from vitgraph.tuning.search_result import Evaluation, SearchResult
-from vitgraph.tuning.targets import (
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.holdout import ModelError, model_error
+from vitgraph.predict.measurements import EncoderFacts
+from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.targets import (
     DOUBT,
     TARGETS,
     VITGRAPH,
@@ -39,7 +34,12 @@ from vitgraph.tuning.targets import (
     seed_settings,
     target_named,
 )
-from vitgraph.tuning.traffic import Traffic
+from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
+from vitgraph.tuning.misses import break_even_tokens, collect_misses
+from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.search import Search
+from vitgraph.tuning.search_result import Evaluation, SearchResult
 
 USE_GRAPHS, NO_GRAPHS, UNDECIDED = "use_graphs", "no_graphs", "undecided"
 RUNNERS_UP = 5

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from vitgraph.bench.runner import relative_l2
 from vitgraph.errors import CaptureError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.runner import relative_l2
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GridGeometry

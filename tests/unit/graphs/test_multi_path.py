@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from vitgraph.attention.registry import create_backend
-from vitgraph.bench.session import plan_graphs
-from vitgraph.bench.verify_items import encode_eagerly
-from vitgraph.config import GraphSpec
 from vitgraph.graphs.captured import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelRow, ModelSource, row_presets
@@ -23,12 +21,14 @@ from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
+from vitgraph.specs import GraphSpec
+from vitgraph.verify.probes import encode_eagerly
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
 CLASSES = {
-    "deepseek-ocr-debug": ("deepseek_ocr", "vitgraph.models.deepseek_ocr:DeepseekOCREncoder"),
-    "step3-vl-debug": ("step3_vl", "vitgraph.models.step3_vl:Step3VLEncoder"),
+    "deepseek-ocr-debug": ("deepseek_ocr", "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder"),
+    "step3-vl-debug": ("step3_vl", "vitgraph.models.families.step3_vl:Step3VLEncoder"),
 }
 UNTILED = CropGeometry(IMAGE, 0, 0)
 TWO = CropGeometry(IMAGE, 2, 1)

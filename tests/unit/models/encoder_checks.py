@@ -25,14 +25,14 @@ from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.models.aligned_mlp import WidenedLinear
 from vitgraph.models.base import EncoderInputs, GraphCapacity
+from vitgraph.models.compile.aligned_mlp import WidenedLinear
+from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_model, row_presets
-from vitgraph.models.stock import stock_modules
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.aligned_mlp import WidenedLinear, parameter_count, use_aligned_mlps
+from vitgraph.models.compile.aligned_mlp import WidenedLinear, parameter_count, use_aligned_mlps
+from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ROWS
-from vitgraph.models.stock import stock_modules
 
 CPU = torch.device("cpu")
 UNALIGNED = {"qwen2_5_vl", "qwen3_vl", "qwen3_5", "gemma3", "kimi_vl", "minicpmv_2_5", "minicpmv_2_6_4_0"}

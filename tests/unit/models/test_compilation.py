@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from vitgraph.bench.runner import relative_l2
-from vitgraph.bench.session import load, resolve_source
-from vitgraph.config import ModelSpec
 from vitgraph.errors import ModelError
-from vitgraph.models import compilation
-from vitgraph.models.compilation import (
+from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.setup import load, resolve_source
+from vitgraph.models.compile import compilation
+from vitgraph.models.compile.compilation import (
     CACHE_VARIABLE,
     SWITCH_VARIABLES,
     compile_blocks,
@@ -28,6 +27,7 @@ from vitgraph.models.compilation import (
 )
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ROWS
+from vitgraph.specs import ModelSpec
 
 CPU = torch.device("cpu")
 

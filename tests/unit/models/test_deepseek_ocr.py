@@ -17,8 +17,8 @@ from transformers.models.unlimited_ocr import UnlimitedOcrModel
 from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models import deepseek_ocr_modules
-from vitgraph.models.deepseek_ocr import DeepseekOCREncoder, DeepseekOCRRule
+from vitgraph.models.families import deepseek_ocr_modules
+from vitgraph.models.families.deepseek_ocr import DeepseekOCREncoder, DeepseekOCRRule
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource, row_presets
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry
@@ -27,7 +27,9 @@ from vitgraph.planning.items import IMAGE
 
 
 def source(preset: str = "deepseek-ocr-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("deepseek_ocr", "vitgraph.models.deepseek_ocr:DeepseekOCREncoder", preset, **changes)
+    return checks.preset_source(
+        "deepseek_ocr", "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder", preset, **changes
+    )
 
 
 def full_rule(**processor: Any) -> DeepseekOCRRule:
@@ -421,4 +423,4 @@ def test_replays_equal_eager_in_every_order(encoder: DeepseekOCREncoder) -> None
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.deepseek_ocr")
+    checks.assert_imports_without_torch("vitgraph.models.families.deepseek_ocr")

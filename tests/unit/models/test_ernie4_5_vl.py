@@ -19,7 +19,7 @@ from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe im
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.ernie4_5_vl import Ernie45VLEncoder
+from vitgraph.models.families.ernie4_5_vl import Ernie45VLEncoder
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import IMAGE, VIDEO
@@ -31,7 +31,9 @@ VIDEO_PROCESSOR = "models.ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe"
 
 
 def source(preset: str = "ernie4.5-vl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("ernie4_5_vl", "vitgraph.models.ernie4_5_vl:Ernie45VLEncoder", preset, **changes)
+    return checks.preset_source(
+        "ernie4_5_vl", "vitgraph.models.families.ernie4_5_vl:Ernie45VLEncoder", preset, **changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -239,4 +241,4 @@ def test_smallest_budget_is_a_small_image() -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.ernie4_5_vl")
+    checks.assert_imports_without_torch("vitgraph.models.families.ernie4_5_vl")

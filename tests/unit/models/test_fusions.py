@@ -11,14 +11,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vitgraph.bench.runner import relative_l2
-from vitgraph.bench.session import load, resolve_source
-from vitgraph.config import ModelSpec
-from vitgraph.models import fusions
-from vitgraph.models.erf_gelu import erf_gelu
-from vitgraph.models.fusions import MOST_PERSISTENT, FusingCompiler, join_product, persistent_reductions, replace_gelus
-from vitgraph.models.persistent import PersistentChoices
+from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.setup import load, resolve_source
+from vitgraph.models.compile import fusions
+from vitgraph.models.compile.erf_gelu import erf_gelu
+from vitgraph.models.compile.fusions import (
+    MOST_PERSISTENT,
+    FusingCompiler,
+    join_product,
+    persistent_reductions,
+    replace_gelus,
+)
+from vitgraph.models.compile.persistent_norms import PersistentChoices
 from vitgraph.models.registry import ROWS
+from vitgraph.specs import ModelSpec
 
 HALF = torch.bfloat16
 EPILOGUES = {

@@ -14,7 +14,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.gemma3 import PAN_AND_SCAN, Gemma3Encoder
+from vitgraph.models.families.gemma3 import PAN_AND_SCAN, Gemma3Encoder
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import IMAGE
@@ -24,7 +24,7 @@ SCANNING = {"do_pan_and_scan": True}
 
 
 def source(preset: str = "gemma3-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("gemma3", "vitgraph.models.gemma3:Gemma3Encoder", preset, **changes)
+    return checks.preset_source("gemma3", "vitgraph.models.families.gemma3:Gemma3Encoder", preset, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -146,4 +146,4 @@ def test_published_config_is_read() -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.gemma3")
+    checks.assert_imports_without_torch("vitgraph.models.families.gemma3")

@@ -17,7 +17,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
-from vitgraph.models.gemma4 import Gemma4Encoder, Gemma4Rule
+from vitgraph.models.families.gemma4 import Gemma4Encoder, Gemma4Rule
 from vitgraph.models.geometry import GridGeometry, ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
@@ -28,7 +28,7 @@ FULL_PRESETS = [name for name, facts in row_presets("gemma4").items() if facts["
 
 def source(preset: str = "gemma-4-debug", image_tokens: int = 70, **changes: Any) -> ModelSource:
     changes.setdefault("processor", {"max_soft_tokens": image_tokens})
-    return checks.preset_source("gemma4", "vitgraph.models.gemma4:Gemma4Encoder", preset, **changes)
+    return checks.preset_source("gemma4", "vitgraph.models.families.gemma4:Gemma4Encoder", preset, **changes)
 
 
 def rule_of(preset: str = "gemma-4-debug", image_tokens: int = 70) -> Gemma4Rule:
@@ -246,4 +246,4 @@ def test_full_size_preset_has_the_published_parameters(preset: str) -> None:
 
 
 def test_importing_the_family_does_not_load_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.gemma4")
+    checks.assert_imports_without_torch("vitgraph.models.families.gemma4")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitgraph.errors import InputError
+from vitgraph.models.families.glm4v import bicubic_taps
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.models.glm4v import bicubic_taps
 from vitgraph.models.registry import resolve_model, row_of_config
 from vitgraph.planning.items import VIDEO
 
@@ -146,4 +146,4 @@ def test_both_architectures_share_the_row() -> None:
 
 
 def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.glm4v", DEBUG)
+    checks.check_no_torch("vitgraph.models.families.glm4v", DEBUG)

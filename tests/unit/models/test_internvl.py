@@ -13,8 +13,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2Im
 
 from vitgraph.errors import BudgetError, InputError, ModelError
 from vitgraph.models.base import GraphCapacity
+from vitgraph.models.families.internvl import InternVLEncoder
 from vitgraph.models.geometry import GridGeometry, TileGeometry
-from vitgraph.models.internvl import InternVLEncoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -28,7 +28,7 @@ MIXED = (
 
 
 def source(preset: str = "internvl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("internvl", "vitgraph.models.internvl:InternVLEncoder", preset, **changes)
+    return checks.preset_source("internvl", "vitgraph.models.families.internvl:InternVLEncoder", preset, **changes)
 
 
 def build(**changes: Any) -> InternVLEncoder:
@@ -275,4 +275,4 @@ def test_other_networks_are_refused(extra: dict[str, Any], named: str) -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.internvl")
+    checks.assert_imports_without_torch("vitgraph.models.families.internvl")

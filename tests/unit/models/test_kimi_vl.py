@@ -16,8 +16,8 @@ from torch.nn import functional
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.families.kimi_vl import KimiVLEncoder
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.models.kimi_vl import KimiVLEncoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -33,7 +33,7 @@ LAYERS, HEADS, WIDTH, TABLE = 3, 2, 48, 16
 
 
 def source(preset: str = "kimi-vl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("kimi_vl", "vitgraph.models.kimi_vl:KimiVLEncoder", preset, **changes)
+    return checks.preset_source("kimi_vl", "vitgraph.models.families.kimi_vl:KimiVLEncoder", preset, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -258,4 +258,4 @@ def test_published_config_is_read() -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.kimi_vl")
+    checks.assert_imports_without_torch("vitgraph.models.families.kimi_vl")

@@ -16,8 +16,8 @@ import torch
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.families.llama4 import Llama4Encoder
 from vitgraph.models.geometry import TileGeometry
-from vitgraph.models.llama4 import Llama4Encoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import IMAGE
 
@@ -33,7 +33,7 @@ PROCESSOR = checks.transformers_functions(
 
 
 def source(preset: str = "llama4-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("llama4", "vitgraph.models.llama4:Llama4Encoder", preset, **changes)
+    return checks.preset_source("llama4", "vitgraph.models.families.llama4:Llama4Encoder", preset, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -150,4 +150,4 @@ def test_published_config_is_read() -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.llama4")
+    checks.assert_imports_without_torch("vitgraph.models.families.llama4")

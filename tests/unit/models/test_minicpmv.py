@@ -19,12 +19,12 @@ from transformers.vision_utils import get_vision_nearest_position_ids
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
+from vitgraph.models.compile.replaced_modules import stock_modules
+from vitgraph.models.families.minicpmv import MiniCPMV25Encoder, MiniCPMVEncoder, nearest_positions
+from vitgraph.models.families.minicpmv_modules import TABLE_ROWS, Resampler
+from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.geometry import ItemGeometry
-from vitgraph.models.minicpmv import MiniCPMV25Encoder, MiniCPMVEncoder, nearest_positions
-from vitgraph.models.minicpmv_modules import TABLE_ROWS, Resampler
-from vitgraph.models.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.registry import ModelSource, row_presets
-from vitgraph.models.stock import stock_modules
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.planning.packing import pack_items
@@ -53,7 +53,7 @@ class SliceProcessor(MiniCPMV4_6ImageProcessorPil):
 
 
 def source(row: str, preset: str | None = None, **changes: Any) -> ModelSource:
-    encoder = f"vitgraph.models.minicpmv:{ENCODERS[row].__name__}"
+    encoder = f"vitgraph.models.families.minicpmv:{ENCODERS[row].__name__}"
     return checks.preset_source(row, encoder, preset or DEBUG[row], **changes)
 
 
@@ -396,4 +396,4 @@ def test_full_size_preset_has_the_published_parameters(row: str, preset: str) ->
 
 
 def test_importing_the_family_does_not_load_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.minicpmv")
+    checks.assert_imports_without_torch("vitgraph.models.families.minicpmv")

@@ -12,16 +12,16 @@ import torch
 import two_path_checks
 from two_path_checks import MIXED, UNTILED
 
-from vitgraph.bench.verify_items import encode_eagerly
 from vitgraph.errors import ModelError
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.monolithic import MonolithicEncoder, MonolithicRule
 from vitgraph.models.two_path import CropGeometry, TwoPathEncoder
 from vitgraph.planning.items import IMAGE
+from vitgraph.verify.probes import encode_eagerly
 
 ENCODERS = {
-    "deepseek-ocr-debug": ("deepseek_ocr", "vitgraph.models.deepseek_ocr:DeepseekOCREncoder"),
-    "step3-vl-debug": ("step3_vl", "vitgraph.models.step3_vl:Step3VLEncoder"),
+    "deepseek-ocr-debug": ("deepseek_ocr", "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder"),
+    "step3-vl-debug": ("step3_vl", "vitgraph.models.families.step3_vl:Step3VLEncoder"),
 }
 
 
@@ -102,7 +102,7 @@ def test_items_with_too_many_crops_go_eager(inner: TwoPathEncoder) -> None:
 
 def test_what_cannot_be_monolithic_is_refused(inner: TwoPathEncoder) -> None:
     single = checks.build(
-        checks.preset_source("internvl", "vitgraph.models.internvl:InternVLEncoder", "internvl-debug")
+        checks.preset_source("internvl", "vitgraph.models.families.internvl:InternVLEncoder", "internvl-debug")
     )
     with pytest.raises(ModelError, match="InternVLRule has one path"):
         MonolithicEncoder(single, 6)

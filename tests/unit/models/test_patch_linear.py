@@ -9,9 +9,9 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.patch_linear import PatchProduct, product_refusal, use_patch_products
+from vitgraph.models.compile.patch_linear import PatchProduct, product_refusal, use_patch_products
+from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.registry import ROWS
-from vitgraph.models.stock import stock_modules
 
 CPU = torch.device("cpu")
 CUT = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl")

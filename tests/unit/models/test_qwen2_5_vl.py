@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitgraph.models.base import GraphCapacity
+from vitgraph.models.families.qwen2_5_vl import most_windows, window_order
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.models.qwen2_5_vl import most_windows, window_order
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -125,4 +125,4 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
 
 
 def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.qwen2_5_vl", DEBUG)
+    checks.check_no_torch("vitgraph.models.families.qwen2_5_vl", DEBUG)

@@ -107,4 +107,4 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
 
 
 def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.qwen2_vl", DEBUG)
+    checks.check_no_torch("vitgraph.models.families.qwen2_vl", DEBUG)

@@ -16,12 +16,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as reference_video_resize
 
 from vitgraph.attention.registry import create_backend
-from vitgraph.bench.runner import relative_l2
 from vitgraph.errors import InputError, ModelError
+from vitgraph.measure.runner import relative_l2
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.families.qwen3_vl import Qwen3VLRule
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.loading import load_encoder
-from vitgraph.models.qwen3_vl import Qwen3VLRule
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.items import IMAGE, VIDEO
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from vitgraph.bench.session import load, resolve_source
-from vitgraph.config import ModelSpec
+from vitgraph.measure.setup import load, resolve_source
+from vitgraph.models.compile.residual import CompiledBlockRunner, ResidualStream, open_last_sum, run_block
 from vitgraph.models.registry import ROWS
-from vitgraph.models.residual import CompiledBlockRunner, ResidualStream, open_last_sum, run_block
+from vitgraph.specs import ModelSpec
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

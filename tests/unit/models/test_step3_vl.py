@@ -16,9 +16,9 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7Model
 from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models.families.step3_vl import Step3VLEncoder, Step3VLRule, _halves
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource, row_presets
-from vitgraph.models.step3_vl import Step3VLEncoder, Step3VLRule, _halves
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry
 from vitgraph.planning.budgets import generate_budgets
 from vitgraph.planning.items import IMAGE
@@ -27,7 +27,7 @@ DEBUG = ("step3-vl-debug", "step3-321b-debug")
 
 
 def source(preset: str = "step3-vl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("step3_vl", "vitgraph.models.step3_vl:Step3VLEncoder", preset, **changes)
+    return checks.preset_source("step3_vl", "vitgraph.models.families.step3_vl:Step3VLEncoder", preset, **changes)
 
 
 def full_rule(preset: str = "step3-vl-10b", **processor: Any) -> Step3VLRule:
@@ -438,4 +438,4 @@ def test_replays_equal_eager_in_every_order(encoder: Step3VLEncoder) -> None:
 
 
 def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.step3_vl")
+    checks.assert_imports_without_torch("vitgraph.models.families.step3_vl")

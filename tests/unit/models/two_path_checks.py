@@ -13,16 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitgraph.bench.session import plan_graphs
-from vitgraph.bench.verify_items import encode_eagerly
-from vitgraph.config import GraphSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.base import GraphCapacity
+from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource
-from vitgraph.models.stock import stock_modules
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
 from vitgraph.planning.items import IMAGE
+from vitgraph.specs import GraphSpec
+from vitgraph.verify.probes import encode_eagerly
 
 UNTILED = CropGeometry(IMAGE, 0, 0)
 MIXED = (UNTILED, CropGeometry(IMAGE, 3, 2), UNTILED, CropGeometry(IMAGE, 1, 2), CropGeometry(IMAGE, 2, 1))

@@ -11,9 +11,9 @@ import pytest
 from made_up_comparison import MEANS, make_record, make_samples
 from rich.console import Console
 
-from vitgraph.bench.compare_record import CompareRecord
 from vitgraph.errors import UsageError
-from vitgraph.records import CPU_REPLAY_REASON
+from vitgraph.records.bench_record import CPU_REPLAY_REASON
+from vitgraph.records.compare_record import CompareRecord
 from vitgraph.report.compare_csv import BACKEND_COLUMNS, write_backends_csv, write_micro_csv
 from vitgraph.report.compare_table import render_availability, render_compare
 from vitgraph.report.micro_table import render_micro

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitgraph.records import CPU_REPLAY_REASON, RunRecord, Sample
+from vitgraph.records.bench_record import CPU_REPLAY_REASON, RunRecord, Sample
+from vitgraph.records.summary import build_comparison, build_summary
 from vitgraph.report.console import render_bench, render_captures
-from vitgraph.run_summary import build_comparison, build_summary
 
 DATA = Path(__file__).parents[2] / "data"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitgraph.errors import UsageError
-from vitgraph.records import RunRecord
+from vitgraph.records.bench_record import RunRecord
 from vitgraph.report.csv_tables import PER_BUDGET_COLUMNS, SUMMARY_COLUMNS, write_per_budget_csv, write_summary_csv
 
 DATA = Path(__file__).parents[2] / "data"

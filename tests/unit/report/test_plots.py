@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from vitgraph.errors import UsageError
-from vitgraph.records import RunRecord, Sample
+from vitgraph.records.bench_record import RunRecord, Sample
+from vitgraph.records.samples import request_times
 from vitgraph.report.plots import draw_budgets, draw_latency_by_tokens, draw_latency_distribution, write_plots
-from vitgraph.samples import request_times
 
 DATA = Path(__file__).parents[2] / "data"
 NAMES = ("latency_by_tokens", "latency_distribution", "budgets")

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from vitgraph.bench.session import resolve_source
-from vitgraph.config import ModelSpec
 from vitgraph.errors import UsageError
+from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import all_presets
 from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.profile import CalibrationProfile, load_profile
+from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.report.tune_tables import render_profile
+from vitgraph.specs import ModelSpec
 from vitgraph.tuning import device_timing
 from vitgraph.tuning.calibration import calibrate
-from vitgraph.tuning.catalogue import ItemCatalogue, budget_grid, encoder_facts
-from vitgraph.tuning.cost_model import CostModel
-from vitgraph.tuning.profile import CalibrationProfile, load_profile
-from vitgraph.tuning.summary import describe_profile
+from vitgraph.tuning.calibration_items import ItemCatalogue, budget_grid, encoder_facts
 
 
 class Steps:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from vitgraph.bench.session import resolve_source
-from vitgraph.config import ModelSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
+from vitgraph.predict.measurements import Timing
+from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.specs import ModelSpec
 from vitgraph.tuning import calibration
 from vitgraph.tuning.calibration import calibrate
-from vitgraph.tuning.catalogue import ItemCatalogue, SizedItem
+from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
-from vitgraph.tuning.points import Timing
-from vitgraph.tuning.profile import CalibrationProfile
 
 LAUNCH_MS, PER_TOKEN_MS, SLOWDOWN = 15.0, 0.02, 1.7
 

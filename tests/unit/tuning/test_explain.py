@@ -7,9 +7,9 @@ from synthetic import Machine, image, plan_of, synthetic_profile, video
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.packing import pack_items
-from vitgraph.tuning.cost_model import CostModel
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
 from vitgraph.tuning.explain import explain_plan, explain_workload
-from vitgraph.tuning.targets import TARGETS, VITGRAPH, TargetCost
 
 MACHINE = Machine()
 COST = TargetCost(CostModel(synthetic_profile(MACHINE)), TARGETS[VITGRAPH])

@@ -13,8 +13,8 @@ from vitgraph.planning.graph_tables import call_items, graph_tables
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.optimal import EAGER_IS_FASTER, best_packing, pack_optimally
 from vitgraph.planning.packing import AXIS_NOT_CAPTURED, TOO_MANY_FRAMES, TOO_MANY_TOKENS, VIDEO_DISABLED
-from vitgraph.tuning.cost_model import CostModel, item_features
-from vitgraph.tuning.targets import TARGETS, VITGRAPH, TargetCost
+from vitgraph.predict.cost_model import CostModel, item_features
+from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
 
 COST = TargetCost(CostModel(synthetic_profile(Machine(launch=9.0))), TARGETS[VITGRAPH])
 PLAN = plan_of([100, 250, 400, 700, 1000], 3)

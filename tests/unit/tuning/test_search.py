@@ -11,15 +11,15 @@ from synthetic import Machine, image, synthetic_profile, video
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.tuning.cost_model import CostModel
-from vitgraph.tuning.evaluate import eager_calls, predict_calls
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
+from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import eager_calls, predict_calls
 from vitgraph.tuning.list_maker import MOST_GRAPHS
 from vitgraph.tuning.misses import break_even_tokens
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search
 from vitgraph.tuning.search_result import SearchResult
-from vitgraph.tuning.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
-from vitgraph.tuning.traffic import Traffic
 
 Call = tuple[EncoderItemSpec, ...]
 FAST_LAUNCH = CostModel(synthetic_profile(Machine(launch=6.0)))

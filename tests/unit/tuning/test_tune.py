@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from synthetic import Machine, synthetic_profile
 
-from vitgraph.bench.calls import EncoderCall, make_calls
-from vitgraph.bench.session import resolve_source
-from vitgraph.config import ModelSpec, parse_compilation_config
 from vitgraph.errors import UsageError
+from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.setup import resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
+from vitgraph.predict.profile import CalibrationProfile, load_profile
+from vitgraph.specs import ModelSpec, parse_compilation_config
 from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.profile import CalibrationProfile, load_profile
 from vitgraph.tuning.tune import TuneResult, tune_budgets
 from vitgraph.workloads.base import WorkloadSpec
 from vitgraph.workloads.registry import build_workload

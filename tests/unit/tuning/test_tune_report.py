@@ -13,18 +13,18 @@ from rich.console import Console
 from synthetic import Machine, image, plan_of, synthetic_profile, video
 from typer.testing import CliRunner
 
-from vitgraph.bench.calls import EncoderCall
-from vitgraph.bench.session import resolve_source
 from vitgraph.cli import app
-from vitgraph.config import ModelSpec
 from vitgraph.errors import UsageError
+from vitgraph.measure.calls import EncoderCall
+from vitgraph.measure.setup import resolve_source
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.records import encode
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
+from vitgraph.records.bench_record import encode
 from vitgraph.report.tune_plots import write_tune_plots
 from vitgraph.report.tune_tables import render_explanation, render_tune, write_tune_csv
-from vitgraph.tuning.cost_model import CostModel
+from vitgraph.specs import ModelSpec
 from vitgraph.tuning.explain import explain_plan, explain_workload
-from vitgraph.tuning.targets import TARGETS, VITGRAPH, TargetCost
 from vitgraph.tuning.tune import tune_budgets
 
 COST = TargetCost(CostModel(synthetic_profile()), TARGETS[VITGRAPH])

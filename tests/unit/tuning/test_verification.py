@@ -7,14 +7,14 @@ import json
 import pytest
 from synthetic import synthetic_profile
 
-from vitgraph.bench.calls import EncoderCall, make_calls
-from vitgraph.bench.session import resolve_source
-from vitgraph.config import ModelSpec
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.specs import ModelSpec
 from vitgraph.tuning.graph_shelf import GraphShelf
+from vitgraph.tuning.judge import FEWEST_CALLS, Verification, representative, verify_tuning
 from vitgraph.tuning.tune import TuneResult, tune_budgets
-from vitgraph.tuning.verification import FEWEST_CALLS, Verification, representative, verify_tuning
 from vitgraph.workloads.base import MediaItem, Request
 
 SOURCE = resolve_source(ModelSpec("qwen3-vl-debug"))

@@ -1,0 +1,465 @@
+"""A comparison of backends in one process: who is measured in which order, and what becomes of those that fail."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitgraph.attention import registry
+from vitgraph.attention.torch_sdpa import TorchSdpaBackend
+from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure import compare, compare_candidates, compare_diagnosis
+from vitgraph.measure.compare import call_order, repeated, run_compare
+from vitgraph.measure.compare_spec import CompareSpec, choose_backends, prepare_compare
+from vitgraph.measure.timing import BusyTime
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.records.bench_record import CPU_REPLAY_REASON
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.compare_samples import load_backend_samples
+from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
+from vitgraph.workloads.base import WorkloadSpec
+
+REQUESTS = 5
+
+
+class Silent:
+    """Progress that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def step(self) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Good(TorchSdpaBackend):
+    name = "GOOD"
+
+
+class AlsoGood(TorchSdpaBackend):
+    name = "ALSO_GOOD"
+
+
+class Missing(TorchSdpaBackend):
+    name = "MISSING"
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device) -> str | None:
+        return "the package is not installed"
+
+
+class Unfit(TorchSdpaBackend):
+    name = "UNFIT"
+
+    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
+        return f"head width {head_width} is odd"
+
+
+class Wrong(TorchSdpaBackend):
+    name = "WRONG"
+
+    def varlen(self, *arguments: Any) -> torch.Tensor:
+        return super().varlen(*arguments) * 1.5
+
+
+class NotANumber(TorchSdpaBackend):
+    name = "NOT_A_NUMBER"
+
+    def varlen(self, *arguments: Any) -> torch.Tensor:
+        return super().varlen(*arguments) * float("nan")
+
+
+class TooLarge(TorchSdpaBackend):
+    name = "TOO_LARGE"
+
+    def varlen(self, *arguments: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nsecond line")
+
+
+class NoCapture(TorchSdpaBackend):
+    name = "NO_CAPTURE"
+
+    def varlen(self, *arguments: Any) -> torch.Tensor:
+        if self.is_on_graph_path:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return super().varlen(*arguments)
+
+
+FAKES = (Good, AlsoGood, Missing, Unfit, Wrong, NotANumber, TooLarge, NoCapture)
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fake in FAKES:
+        monkeypatch.setitem(registry.BACKENDS, fake.name, f"{__name__}:{fake.__name__}")
+
+
+def prepare(*backends: str, dtype: str = "float32", rounds: int = 1, budgets: tuple[int, ...] = (32, 64)) -> Any:
+    bench = BenchSpec(
+        ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu", dtype=dtype),
+        GraphSpec(token_budgets=budgets),
+        RunSpec(rounds=rounds),
+        WorkloadSpec(
+            num_prompts=REQUESTS, num_warmups=1, random_mm_bucket_config={(256, 256, 1): 0.5, (256, 224, 1): 0.5}
+        ),
+    )
+    return prepare_compare(CompareSpec(bench, backends))
+
+
+def run(folder: Path, *backends: str, **options: Any) -> CompareRecord:
+    return run_compare(prepare(*backends, **options), folder, ["vitgraph", "compare-backends"], Silent())
+
+
+def states(record: CompareRecord) -> dict[str, tuple[str, str]]:
+    return {row["requested"]: tuple(row["modes"][mode]["status"] for mode in ("eager", "graph")) for row in record.rows}
+
+
+def test_every_backend_and_mode_comes_first_equally_often() -> None:
+    backends = [("A", ["eager", "graph"]), ("B", ["eager", "graph"]), ("C", ["eager", "graph"])]
+    orders = [call_order(step, backends) for step in range(6)]
+    assert orders[0] == [(name, mode) for name in "ABC" for mode in ("eager", "graph")]
+    assert Counter(order[0] for order in orders) == {(name, mode): 1 for name in "ABC" for mode in ("eager", "graph")}
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+
+
+def test_every_backend_is_repeated_in_every_mode_after_either_order() -> None:
+    backends = [("A", ["eager", "graph"]), ("B", ["eager", "graph"])]
+    seen = Counter((repeated(step, backends), step % 2) for step in range(8))
+    assert seen == {((name, mode), parity): 1 for name in "AB" for mode in ("eager", "graph") for parity in (0, 1)}
+
+
+def test_a_backend_that_only_runs_eagerly_takes_part_in_the_order() -> None:
+    order = call_order(3, [("A", ["eager", "graph"]), ("B", ["eager"])])
+    assert order == [("B", "eager"), ("A", "graph"), ("A", "eager")]
+
+
+def test_each_kind_of_failure_keeps_its_row_and_the_rest_goes_on(tmp_path: Path) -> None:
+    record = run(tmp_path, *(fake.name for fake in FAKES))
+    assert states(record) == {
+        "GOOD": ("ok", "ok"),
+        "ALSO_GOOD": ("ok", "ok"),
+        "MISSING": ("unavailable", "unavailable"),
+        "UNFIT": ("unsupported", "unsupported"),
+        "WRONG": ("incorrect", "incorrect"),
+        "NOT_A_NUMBER": ("incorrect", "incorrect"),
+        "TOO_LARGE": ("out_of_memory", "out_of_memory"),
+        "NO_CAPTURE": ("ok", "capture_failed"),
+    }
+    rows = {row["requested"]: row for row in record.rows}
+    assert rows["MISSING"]["reason"] == "the package is not installed"
+    assert "head width 24 is odd" in rows["UNFIT"]["reason"]
+    assert "at most 1e-05 passes" in rows["WRONG"]["reason"]
+    assert rows["WRONG"]["error_vs_float32"]["eager"] > 1e-3
+    assert "distance nan" in rows["NOT_A_NUMBER"]["reason"]
+    assert rows["TOO_LARGE"]["reason"].endswith("CUDA out of memory. Tried to allocate 9 GiB")
+    assert rows["NO_CAPTURE"]["reason"] == ("graph: RuntimeError: operation not permitted when stream is capturing")
+    for name, row in rows.items():
+        measured = [mode for mode in ("eager", "graph") if row["modes"][mode]["status"] == "ok"]
+        assert [mode for mode in ("eager", "graph") if row[mode] is not None] == measured, name
+        assert all(row[mode]["n"] == REQUESTS for mode in measured)
+    assert rows["NO_CAPTURE"]["improvement"] is None
+    assert rows["GOOD"]["improvement"]["mean"]["verdict"] == "invalid"
+    assert record["status"] == "complete"
+    assert record.failure() is None
+
+
+def test_samples_are_interleaved_and_name_their_backend(tmp_path: Path) -> None:
+    record = run(tmp_path, "GOOD", "ALSO_GOOD", rounds=2)
+    samples = load_backend_samples(tmp_path)
+    assert CompareRecord.load(tmp_path).load_samples() == samples
+    per_call = 2 * 2 + 1
+    assert len(samples) == 2 * REQUESTS * per_call
+    first = samples[:per_call]
+    assert [sample.sample.position for sample in first] == list(range(per_call))
+    assert Counter(sample.series for sample in first if not sample.is_repeat) == {
+        (name, mode): 1 for name in ("GOOD", "ALSO_GOOD") for mode in ("eager", "graph")
+    }
+    assert sum(sample.is_repeat for sample in samples) == 2 * REQUESTS
+    assert all(sample.sample.hits == 0 for sample in samples if sample.sample.mode == "eager")
+    assert record["comparison"]["rounds"] == 2
+    assert record["comparison"]["requests"] == REQUESTS
+
+
+def test_a_cpu_run_is_labelled_and_recommends_nothing(tmp_path: Path) -> None:
+    record = run(tmp_path, "TORCH_SDPA", "FLASH_ATTN")
+    assert states(record) == {"TORCH_SDPA": ("ok", "ok"), "FLASH_ATTN": ("unavailable", "unavailable")}
+    assert record.is_cpu_replay
+    assert record["recommendation"]["backend"] is None
+    assert CPU_REPLAY_REASON in record["recommendation"]["text"]
+    assert record["environment"]["dtype"] == "float32"
+    assert record["settings"]["compare"]["backends"] == ["TORCH_SDPA", "FLASH_ATTN"]
+
+
+def test_in_half_precision_a_backend_may_have_the_towers_own_rounding(tmp_path: Path) -> None:
+    record = run(tmp_path, "GOOD", "WRONG", dtype="bfloat16")
+    reference = record["comparison"]["reference"]
+    assert 1e-3 < reference["own_error"] < 2e-2
+    assert reference["limit"] == 3e-2
+    errors = {row["requested"]: row["error_vs_float32"]["eager"] for row in record.rows}
+    # The same attention and the same weights give the same error, so the weights are the same.
+    assert errors["GOOD"] == reference["own_error"]
+    assert states(record) == {"GOOD": ("ok", "ok"), "WRONG": ("incorrect", "incorrect")}
+
+
+def test_the_limit_grows_with_the_towers_own_error_and_never_falls_below_the_floor() -> None:
+    from vitgraph.measure.compare_reference import Reference
+
+    assert Reference((), (), own_error=0.04, floor=3e-2).limit == pytest.approx(0.06)
+    assert Reference((), (), own_error=0.01, floor=3e-2).limit == 3e-2
+    assert Reference((), (), own_error=float("nan"), floor=3e-2).limit == 3e-2
+
+
+def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: VisionEncoder) -> str | None:
+        return "it reads lengths on the host" if self.attention.name == "GOOD" else None
+
+    monkeypatch.setattr(VisionEncoder, "capture_refusal", refuse)
+    record = run(tmp_path, "GOOD", "ALSO_GOOD")
+    assert states(record) == {"GOOD": ("ok", "unsupported"), "ALSO_GOOD": ("ok", "ok")}
+    assert record.rows[0]["reason"] == "graph: it reads lengths on the host"
+    assert record.rows[0]["eager"]["n"] == REQUESTS
+    only_eager = CompareRecord({**record.data, "backends": record.rows[:1]})
+    assert isinstance(only_eager.failure(), NothingReplayedError)
+
+
+def test_graphs_that_would_replay_nothing_are_a_failure_of_the_mode(tmp_path: Path) -> None:
+    record = run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, [], Silent())
+    assert states(record) == {"GOOD": ("ok", "error")}
+    assert "would replay nothing: all 5 items go eager (5 not_exact)" in record.rows[0]["reason"]
+    assert isinstance(record.failure(), NothingReplayedError)
+
+
+def _exact(prepared: Any) -> Any:
+    from dataclasses import replace
+
+    bench = replace(prepared.spec.bench, graph=replace(prepared.spec.bench.graph, packing="exact"))
+    return prepare_compare(replace(prepared.spec, bench=bench))
+
+
+def test_where_nothing_can_be_measured_the_record_says_why(tmp_path: Path) -> None:
+    missing = run(tmp_path / "missing", "MISSING", "UNFIT")
+    assert isinstance(missing.failure(), BackendError)
+    assert "the package is not installed" in str(missing.failure())
+    wrong = run(tmp_path / "wrong", "WRONG", "MISSING")
+    assert isinstance(wrong.failure(), IncorrectOutputError)
+    assert load_backend_samples(tmp_path / "wrong") == []
+
+
+def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = compare_candidates.Candidate.run
+    calls = Counter[str]()
+
+    def fail_late(self: Any, mode: str, inputs: Any) -> Any:
+        if self.name == "GOOD" and mode == "graph":
+            calls[mode] += 1
+            if calls[mode] > 6:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return real(self, mode, inputs)
+
+    monkeypatch.setattr(compare_candidates.Candidate, "run", fail_late)
+    record = run(tmp_path, "GOOD", "ALSO_GOOD")
+    assert states(record) == {"GOOD": ("ok", "error"), "ALSO_GOOD": ("ok", "ok")}
+    assert "illegal memory access" in record.rows[0]["reason"]
+    assert record.rows[0]["graph"] is None
+    assert record.rows[0]["eager"]["n"] == record.rows[1]["graph"]["n"] == REQUESTS
+    assert any(sample.series == ("GOOD", "graph") for sample in load_backend_samples(tmp_path))
+
+
+def test_a_stop_by_the_user_keeps_the_calls_that_every_backend_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = compare.Comparison._time
+
+    def stop(self: Any, candidate: Any, mode: str, inputs: Any) -> Any:
+        if len(self.samples) == 13:
+            raise KeyboardInterrupt
+        return real(self, candidate, mode, inputs)
+
+    monkeypatch.setattr(compare.Comparison, "_time", stop)
+    record = run(tmp_path, "GOOD", "ALSO_GOOD")
+    assert record["status"] == "interrupted"
+    assert {row["graph"]["n"] for row in record.rows} == {2}
+    assert record["comparison"]["unpaired_samples"] == 3
+    assert CompareRecord.load(tmp_path)["status"] == "interrupted"
+
+
+def test_a_stop_after_the_measuring_keeps_every_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Any, inputs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare.Comparison, "_diagnose", stop)
+    record = run(tmp_path, "GOOD")
+    assert record["status"] == "interrupted"
+    assert record.rows[0]["graph"]["n"] == REQUESTS
+
+
+def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Any, *arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare.Comparison, "_warm_up", stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "GOOD")
+    assert CompareRecord.load(tmp_path)["status_reason"] == "stopped by the user before the measuring began"
+
+
+def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoders: dict[str, Any] = {}
+    freed: list[str] = []
+    real_load, real_warm_up = compare_candidates.load, compare.Comparison._warm_up
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        encoder, facts = real_load(*arguments, **options)
+        encoders[facts["attn_backend"]] = weakref.ref(encoder)
+        return encoder, facts
+
+    def warm_up(self: Any, inputs: Any) -> None:
+        gc.collect()
+        freed.extend(name for name, encoder in encoders.items() if encoder() is None)
+        real_warm_up(self, inputs)
+
+    monkeypatch.setattr(compare_candidates, "load", load)
+    monkeypatch.setattr(compare.Comparison, "_warm_up", warm_up)
+    run(tmp_path, "WRONG", "GOOD", "TOO_LARGE")
+    assert freed == ["WRONG", "TOO_LARGE"]
+
+
+@pytest.mark.parametrize("stopped_in", ["the second capture", "the measuring", "nothing"])
+def test_all_graphs_are_released_however_the_comparison_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped_in: str
+) -> None:
+    managers: list[EncoderCudaGraphManager] = []
+    most_graphs: list[int] = []
+    real = EncoderCudaGraphManager.capture_some
+
+    def capture(self: EncoderCudaGraphManager, *arguments: Any) -> None:
+        managers.append(self)
+        real(self, *arguments)
+        most_graphs.append(len(self.graphs))
+        if stopped_in == "the second capture" and len(managers) == 2:
+            raise KeyboardInterrupt
+
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EncoderCudaGraphManager, "capture_some", capture)
+    if stopped_in == "the measuring":
+        monkeypatch.setattr(compare.Comparison, "_time", stop)
+    with pytest.raises(KeyboardInterrupt) if stopped_in != "nothing" else nullcontext():
+        run(tmp_path, "GOOD", "ALSO_GOOD")
+    assert len(managers) == 2
+    assert min(most_graphs) > 0
+    assert [manager.graphs for manager in managers] == [{}, {}]
+    assert [manager.buffer_bytes for manager in managers] == [0, 0]
+
+
+def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    real = compare.Comparison._diagnose
+
+    def diagnose(self: Any, inputs: Any) -> None:
+        kept.append((self.candidates[0], inputs, self.calls, self.samples))
+        real(self, inputs)
+
+    monkeypatch.setattr(compare.Comparison, "_diagnose", diagnose)
+    monkeypatch.setattr(compare.Comparison, "_release", lambda self: None)
+    run(tmp_path, "GOOD", budgets=(64, 128))
+    candidate, inputs, calls, samples = kept[0]
+    use = candidate.counters().use
+    assert len(use) == 2
+
+    def measure_replays(manager: Any, inputs: Any, graphs: Any) -> Any:
+        assert [use[key].replays for key in graphs] == sorted((use[key].replays for key in graphs), reverse=True)
+        for key in graphs:
+            times = {"replay_ms": 1.1 * key.token_budget, "gpu_busy_ms": 1.0 * key.token_budget, "launch_gap": 1.05}
+            yield key, times
+            if is_stopped:
+                raise KeyboardInterrupt
+
+    is_stopped = False
+    monkeypatch.setattr(compare_diagnosis, "measure_replays", measure_replays)
+    monkeypatch.setattr(compare_diagnosis, "busy_time", lambda call, device, repeats: BusyTime(2.0, 2.1, 700))
+    compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
+    rows = sum(key.token_budget * used.replays for key, used in use.items())
+    assert candidate.row["gpu_busy_ms"] == pytest.approx(rows / REQUESTS)
+    assert candidate.row["launch_gap"] == pytest.approx(1.05)
+    for mode in ("eager", "graph"):
+        busy = candidate.row["busy"][mode]
+        assert (busy["calls"], busy["gpu_busy_ms"]) == (3, 2.0)
+        assert busy["share"] == pytest.approx(2.0 / busy["wall_ms"])
+        walls = [row.sample.wall_ms for row in samples if row.sample.mode == mode]
+        assert min(walls) <= busy["wall_ms"] <= max(walls)
+    is_stopped = True
+    with pytest.raises(KeyboardInterrupt):
+        compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
+    most_used = max(use, key=lambda key: use[key].replays)
+    assert candidate.row["gpu_busy_ms"] == pytest.approx(most_used.token_budget)
+
+
+def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("the profiler is in use")
+
+    def pretend_cuda(self: Any, inputs: Any) -> None:
+        device, self.device = self.device, torch.device("cuda", 0)
+        try:
+            real(self, inputs)
+        finally:
+            self.device = device
+
+    real = compare.Comparison._diagnose
+    monkeypatch.setattr(compare_diagnosis, "diagnose", fail)
+    monkeypatch.setattr(compare.Comparison, "_diagnose", pretend_cuda)
+    progress = Silent()
+    record = run_compare(prepare("GOOD"), tmp_path, [], progress)
+    assert progress.notes == ["GOOD: GPU-busy time was not measured (RuntimeError: the profiler is in use)"]
+    assert record["status"] == "complete"
+    assert record.rows[0]["graph"]["n"] == REQUESTS
+
+
+def test_a_result_is_not_replaced_unasked(tmp_path: Path) -> None:
+    run(tmp_path, "GOOD")
+    with pytest.raises(UsageError, match="--overwrite"):
+        run(tmp_path, "GOOD")
+
+
+def test_backends_are_named_once_and_by_their_own_names() -> None:
+    assert choose_backends(None) == tuple(registry.BACKENDS)
+    assert choose_backends("TORCH_SDPA, FLASH_ATTN") == ("TORCH_SDPA", "FLASH_ATTN")
+    for text, error, match in (
+        ("XFORMERS", BackendError, "unknown attention backend 'XFORMERS'"),
+        ("auto", UsageError, "chooses among"),
+        ("GOOD,GOOD", UsageError, "GOOD twice"),
+        (",", UsageError, "name some of"),
+    ):
+        with pytest.raises(error, match=match):
+            choose_backends(text)
+
+
+def test_a_record_breaks_no_rule_unseen(tmp_path: Path) -> None:
+    record = run(tmp_path, "GOOD", "MISSING")
+    record.rows[1]["eager"] = record.rows[0]["eager"]
+    with pytest.raises(UsageError, match="MISSING, eager: a latency with status 'unavailable'"):
+        record.validate()
+    record.rows[1] |= {"eager": None, "reason": None}
+    with pytest.raises(UsageError, match="ok alone has none"):
+        record.validate()
+    (tmp_path / "run.json").write_text('{"kind": "bench"}', encoding="utf-8")
+    with pytest.raises(UsageError, match="no record of kind 'compare-backends'"):
+        CompareRecord.load(tmp_path)

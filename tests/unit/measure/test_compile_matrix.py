@@ -1,0 +1,198 @@
+"""Eager and graph, plain and compiled, in one run: what is loaded, in which order, and what the rows are worth."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_up_comparison import make_record
+from rich.console import Console
+from torch import nn
+from transformers import AttentionInterface
+
+from vitgraph.attention import opaque
+from vitgraph.measure.bench import PreparedBench, prepare_bench
+from vitgraph.measure.compile_matrix import (
+    COMPILED,
+    PLAIN,
+    ROWS,
+    CompileComparison,
+    contrasts,
+    run_compile_matrix,
+)
+from vitgraph.models.compile.compilation import CACHE_VARIABLE
+from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
+from vitgraph.records.compare_samples import BackendSample
+from vitgraph.records.samples import EAGER, GRAPH, Sample
+from vitgraph.report.compile_table import render_compile_rows
+from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
+from vitgraph.workloads.base import WorkloadSpec
+
+
+class Silent:
+    def phase(self, name: str, total: int | None = None) -> None: ...
+
+    def step(self) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Compiles with the backend that only traces: the compiler's own work takes half a minute."""
+    real = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, **options | {"backend": "eager"}))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def prepared() -> PreparedBench:
+    return prepare_bench(
+        BenchSpec(
+            ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu"),
+            GraphSpec(token_budgets=(64,)),
+            RunSpec(rounds=1),
+            WorkloadSpec(
+                dataset_name="random-mm",
+                num_prompts=4,
+                num_warmups=1,
+                random_mm_bucket_config={(224, 224, 1): 0.5, (160, 320, 1): 0.5},
+            ),
+        )
+    )
+
+
+def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
+    traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+    real = CompileComparison._warm_up
+
+    def look(self: CompileComparison, inputs: Any) -> None:
+        encoders = {candidate.name: candidate._encoder for candidate in self.candidates}
+        plain, compiled = encoders[PLAIN].attention, encoders[COMPILED].attention
+        seen["plain"] = AttentionInterface()[plain.transformers_name].__self__ is plain
+        seen["compiled"] = opaque._BACKENDS[compiled.name] is compiled
+        seen["apart"] = plain is not compiled
+        real(self, inputs)
+
+    monkeypatch.setattr(CompileComparison, "_warm_up", look)
+    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], Silent())
+    assert seen == {"plain": True, "compiled": True, "apart": True}
+    assert (record["kind"], record["status"]) == (COMPILE_KIND, "complete")
+    rows = {row["requested"]: row for row in record.rows}
+    assert {name: row["status"] for name, row in rows.items()} == {PLAIN: "ok", COMPILED: "ok"}
+    for name, mode in ROWS:
+        assert rows[name][mode]["n"] == 4
+        assert rows[name]["error_vs_float32"][mode] <= 1e-5
+    assert rows[COMPILED]["compile_s"] > 0
+    assert rows[COMPILED]["compilations"] >= 1
+    assert "compile_s" not in rows[PLAIN]
+    assert record["comparison"]["speed_of_light_ms"] is None
+    assert {entry["verdict"] for entry in record["comparison"]["contrasts"]} == {"invalid"}
+    assert (tmp_path / "run.json").exists()
+
+
+def test_a_tower_that_cannot_be_compiled_keeps_its_row_and_the_plain_ones_are_measured(
+    traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitgraph.models.families.qwen3_vl.Qwen3VLEncoder.repeated_blocks", lambda self: [])
+    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], Silent())
+    rows = {row["requested"]: row for row in record.rows}
+    assert rows[COMPILED]["status"] == "error"
+    assert "no repeated block" in rows[COMPILED]["reason"]
+    assert rows[PLAIN]["graph"]["n"] == 4
+    assert {(entry["first"], entry["second"]) for entry in record["comparison"]["contrasts"]} == {("eager", "graph")}
+
+
+TIMES = {(PLAIN, EAGER): 20.0, (COMPILED, EAGER): 16.0, (PLAIN, GRAPH): 10.0, (COMPILED, GRAPH): 5.0}
+
+
+def made_up_samples() -> list[BackendSample]:
+    samples = []
+    for request in range(40):
+        for position, ((name, mode), mean) in enumerate(TIMES.items()):
+            time = mean * (1 + 0.01 * (request % 5))
+            sample = Sample(0, request, mode, position, time, time, 1, 64, 256, 1, 0, int(mode == GRAPH))
+            samples.append(BackendSample(name, False, sample))
+    return samples
+
+
+def made_up_rows() -> list[dict[str, Any]]:
+    states = {mode: {"status": "ok", "reason": None} for mode in (EAGER, GRAPH)}
+    return [{"requested": name, "modes": states} for name in (COMPILED, PLAIN)]
+
+
+def test_each_step_is_compared_with_the_one_before_it() -> None:
+    floors = {EAGER: {"mean": 1.0, "p99": 2.0}, GRAPH: {"mean": 3.0, "p99": None}}
+    found = contrasts(made_up_rows(), {"noise_floor_pct": floors, "invalid_reasons": []}, made_up_samples(), 0)
+    means = {
+        (entry["first"], entry["second"]): (round(entry["delta_pct"], 6), entry["noise_floor_pct"], entry["verdict"])
+        for entry in found
+        if entry["metric"] == "mean"
+    }
+    assert means == {
+        ("eager", "graph"): (-50.0, 3.0, "faster"),
+        ("eager+compile", "graph+compile"): (-68.75, 3.0, "faster"),
+        ("eager", "eager+compile"): (-20.0, 1.0, "faster"),
+        ("graph", "graph+compile"): (-50.0, 3.0, "faster"),
+        ("eager", "graph+compile"): (-75.0, 3.0, "faster"),
+    }
+    # 40 requests say nothing of a P99.
+    assert {entry["verdict"] for entry in found if entry["metric"] == "p99"} == {"undecided"}
+
+
+def made_up_record() -> CompareRecord:
+    record = make_record()
+    rows = []
+    for name in (COMPILED, PLAIN):
+        row = {**record.rows[0], "requested": name, "launch_gap": 1.02}
+        for mode in (EAGER, GRAPH):
+            row[mode] = {**row[mode], "mean_ms": TIMES[name, mode], "p99_supported": True}
+        rows.append(row)
+    rows[0] |= {
+        "compile_s": 12.3,
+        "compilations": 1,
+        "compile_cache": {"hits": 1, "misses": 0},
+        "compile_cache_dir": "/cache",
+    }
+    record.data |= {"kind": COMPILE_KIND, "backends": rows}
+    floors = {mode: {"mean": 1.0, "p99": 1.0} for mode in (EAGER, GRAPH)}
+    facts = {"noise_floor_pct": floors, "invalid_reasons": []}
+    record.data["comparison"] |= facts | {
+        "speed_of_light_ms": 4.0,
+        "contrasts": contrasts(made_up_rows(), facts, made_up_samples(), 0),
+    }
+    return record
+
+
+def text_of(record: CompareRecord) -> str:
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    render_compile_rows(record, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_names_the_rows_their_limit_and_the_gains() -> None:
+    lines = text_of(made_up_record()).splitlines()
+    cells = {line.split("  ")[0]: line.split() for line in lines if line.startswith(("eager", "graph"))}
+    assert list(cells)[:4] == ["eager", "eager+compile", "graph", "graph+compile"]
+    assert [cells[name][1] for name in ROWS.values()] == ["20.00", "16.00", "10.00", "5.00"]
+    assert "5.00×" in cells["eager"]
+    assert "1.25×" in cells["graph+compile"]
+    assert any(line.startswith("eager → graph+compile") and "+75.0%" in line and "faster" in line for line in lines)
+    assert "Compilation: 12.3 s in 1 compilation, 1 of them from the cache in /cache" in text_of(made_up_record())
+
+
+def test_a_cpu_claims_no_gain() -> None:
+    record = made_up_record()
+    record.data["comparison"]["mode"] = "cpu-replay"
+    text = text_of(record)
+    assert "no speed-up is claimed" in text
+    assert "→" not in text

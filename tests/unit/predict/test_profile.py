@@ -1,0 +1,147 @@
+"""The saved profile: it survives a file, and what cannot be used is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import synthetic_profile
+
+from vitgraph.errors import UsageError
+from vitgraph.planning.budgets import CaptureAxis
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.predict.measurements import EagerPoint, EncoderFacts, Timing
+from vitgraph.predict.profile import ProfileError, load_profile, profile_from_dict
+from vitgraph.specs import ModelSpec
+
+STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
+
+
+def stored(**changes: Any) -> dict[str, Any]:
+    return {**json.loads(STORED.read_text()), **changes}
+
+
+def test_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = synthetic_profile()
+    item = EncoderItemSpec("image", 8, 6, 2, {"global": 2, "local": 4}, {"grid": (2, 3)})
+    profile.eager.append(EagerPoint((item, item), Timing(2.0, 1.0, 3.0, 5)))
+    profile.encoder = EncoderFacts({"default": 64}, ("x",), ("image",), 2, 8, (CaptureAxis("grid", ((2, 3), (4, 4))),))
+    profile.save(tmp_path / "profile.json")
+    loaded = load_profile(tmp_path / "profile.json")
+    assert loaded == profile
+
+
+def test_stored_profile_says_that_it_is_synthetic() -> None:
+    profile = load_profile(STORED)
+    assert profile.is_synthetic
+    assert "synthetic" in profile.label
+
+
+def test_profile_is_not_replaced_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text("kept")
+    with pytest.raises(UsageError, match="exists"):
+        synthetic_profile().save(path)
+    assert path.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "bench"}, "not a calibration profile"),
+        ({"schema_version": 2}, "schema version 2; this vitgraph reads 1"),
+        ({"replays": []}, "replays of 0 budget"),
+        ({"eager": []}, "0 eager call"),
+        ({"max_tokens": "many"}, "not what it should be"),
+        ({"eager": [{"items": [], "time": {"ms": 1.0}}]}, "not what it should be"),
+    ],
+)
+def test_unusable_profile_is_refused_with_the_reason(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        profile_from_dict(stored(**changes))
+
+
+def test_missing_field_is_named() -> None:
+    data = stored()
+    del data["copies"]
+    with pytest.raises(ProfileError, match="'copies' is missing"):
+        profile_from_dict(data)
+
+
+def test_time_of_zero_is_refused() -> None:
+    data = stored()
+    data["replays"][3]["time"]["ms"] = 0.0
+    with pytest.raises(ProfileError, match="times are positive"):
+        profile_from_dict(data)
+
+
+def test_file_errors_name_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"none\.json"):
+        load_profile(tmp_path / "none.json")
+    (tmp_path / "text.json").write_text("hello")
+    with pytest.raises(ProfileError, match=r"text\.json is not JSON"):
+        load_profile(tmp_path / "text.json")
+
+
+def test_tuning_from_a_file_uses_no_torch() -> None:
+    """A laptop without a GPU tunes from a file; torch may be installed, and is not imported."""
+    code = f"""
+import sys
+from pathlib import Path
+from vitgraph.measure.calls import make_calls
+from vitgraph.measure.setup import resolve_source
+from vitgraph.specs import ModelSpec
+from vitgraph.tuning.explain import explain_plan
+from vitgraph.predict.profile import load_profile
+from vitgraph.predict.profile_summary import describe_profile
+from vitgraph.tuning.tune import tune_budgets
+from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.workloads.registry import build_workload
+source = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
+workload = build_workload(WorkloadSpec(dataset_name="random-mm", num_prompts=8))
+calls, _ = make_calls(workload.requests, source.rule(), 2)
+profile = load_profile(Path({str(STORED)!r}))
+result = tune_budgets(calls, source, profile, max_call_tokens=4096)
+plan, policy = result.tuned.plans["tuned"]
+explain_plan(calls[0].specs, plan, policy, result.tuned.cost)
+describe_profile(profile)
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+MEASURED = {"attn_backend": "FLASH_ATTN", "dtype": "bfloat16"}
+
+
+def test_a_tower_is_measured_as_it_was_calibrated() -> None:
+    profile = synthetic_profile()
+    profile.model |= MEASURED | {"compiled_blocks": 27}
+    asked = ModelSpec("some-model", seed=3)
+    assert profile.measured_spec(asked, ()) == replace(asked, compile=True, attn_backend="FLASH_ATTN", dtype="bfloat16")
+    elsewhere = profile.measured_spec(asked, {"FLASH_ATTN"})
+    assert (elsewhere.attn_backend, elsewhere.compile) == ("auto", True)
+    wanted = replace(asked, attn_backend="TORCH_SDPA", dtype="float16", compile=True)
+    assert profile.measured_spec(wanted, ()) == wanted
+    profile.model["compiled_blocks"] = 0
+    assert not profile.measured_spec(wanted, ()).compile
+
+
+def test_what_is_not_what_was_calibrated_is_named() -> None:
+    profile = synthetic_profile()
+    profile.model |= MEASURED | {"compiled_blocks": 0}
+    profile.environment["device"] = "NVIDIA H200"
+    same = {"device": "NVIDIA H200", **MEASURED, "compiled_blocks": 0}
+    assert profile.differences(same) == []
+    assert profile.differences({}) == []
+    (device,) = profile.differences({**same, "device": "NVIDIA B200"})
+    assert "NVIDIA H200" in device and "NVIDIA B200" in device
+    (compiled,) = profile.differences({**same, "compiled_blocks": 27})
+    assert "were not compiled" in compiled and "`vitgraph calibrate --compile`" in compiled
+    profile.model["compiled_blocks"] = 27
+    backend, plain = profile.differences({**same, "attn_backend": "TRITON_ATTN"})
+    assert backend.startswith("the attention backend was FLASH_ATTN") and "were compiled" in plain

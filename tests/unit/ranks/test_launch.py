@@ -1,0 +1,125 @@
+"""How a launched run is judged by the way its ranks ended, and what a start is refused for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import api
+
+from vitgraph.errors import UsageError
+from vitgraph.ranks import launch
+from vitgraph.ranks.launch import RanksEnded, check_devices, check_ranks, is_follower, judge_failures
+
+
+def failure(tmp_path: Path, rank: int, exit_code: int, said: str | None = None, when: int = 0) -> ProcessFailure:
+    path = tmp_path / f"error-{rank}.json"
+    if said is not None:
+        extra = {"py_callstack": "", "timestamp": str(when)}
+        path.write_text(json.dumps({"message": {"message": said, "extraInfo": extra}}))
+    return ProcessFailure(rank, 1000 + rank, exit_code, str(path))
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        # Rank 0 has told everything.
+        ({0: (4, "IncorrectOutputError: item 3"), 1: (4, None)}, RanksEnded(4)),
+        ({0: (3, None)}, RanksEnded(3)),
+        # It cannot know of signals.
+        ({0: (1, None), 2: (-signal.SIGKILL, None)}, RanksEnded(1, "ended by a signal: rank 2 by SIGKILL")),
+        (
+            {0: (-signal.SIGSEGV, None), 1: (1, "RankFailedError: rank 0")},
+            RanksEnded(1, "ended by a signal: rank 0 by SIGSEGV; what was measured is in the output folder"),
+        ),
+        # It was ended by the launcher before it could say anything.
+        ({0: (-signal.SIGTERM, None), 1: (2, "UsageError: no")}, RanksEnded(2, "rank 1: UsageError: no")),
+        ({0: (130, None), 1: (2, "UsageError: no")}, RanksEnded(2, "rank 1: UsageError: no")),
+        # The user stopped it.
+        ({0: (130, None), 1: (130, None)}, RanksEnded(130)),
+        ({2: (7, None)}, RanksEnded(1, "rank 2 ended with exit code 7")),
+    ],
+)
+def test_what_the_launcher_says(ended: dict[int, tuple[int, str | None]], expected: RanksEnded, tmp_path: Path) -> None:
+    failures = {rank: failure(tmp_path, rank, code, said) for rank, (code, said) in ended.items()}
+    assert judge_failures(failures) == expected
+
+
+def test_the_first_word_counts(tmp_path: Path) -> None:
+    failures = {
+        1: failure(tmp_path, 1, 1, "OSError: second", when=200),
+        2: failure(tmp_path, 2, 1, "MemoryError: first", when=100),
+    }
+    assert judge_failures(failures).message == "rank 2: MemoryError: first"
+
+
+def test_torchruns_processes_must_be_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    check_ranks(4)
+    assert is_follower()
+    with pytest.raises(UsageError, match=r"one of 4 processes, but --tensor-parallel-size is 1; pass .*-size 4$"):
+        check_ranks(1)
+    monkeypatch.setenv("RANK", "0")
+    assert not is_follower()
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    check_ranks(1)
+
+
+def test_too_few_gpus_are_noticed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    check_devices("auto", 3)
+    check_devices("cpu", 8)
+    with pytest.raises(UsageError, match="torch sees 3 on this host"):
+        check_devices("auto", 4)
+
+
+def test_a_rank_leaves_its_error_where_the_launcher_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    launch.leave_word(UsageError("--dtype is int3"))
+    told: Any = json.loads(path.read_text())
+    assert told["message"]["message"] == "UsageError: --dtype is int3"
+    path.unlink()
+    monkeypatch.delenv("RANK")
+    launch.leave_word(UsageError("alone"))
+    assert not path.exists()
+
+
+def test_the_launcher_of_every_supported_torch_takes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`LaunchConfig` of torch 2.11 has no `shutdown_timeout`."""
+    started: list[Any] = []
+    known = [field for field in dataclasses.fields(api.LaunchConfig) if field.name != "shutdown_timeout"]
+    older = dataclasses.make_dataclass("LaunchConfig", [(field.name, Any, None) for field in known])
+    for config_class in (api.LaunchConfig, older):
+        monkeypatch.setattr(api, "LaunchConfig", config_class)
+        monkeypatch.setattr(api, "elastic_launch", lambda config, program: lambda *words: started.append(config))
+        assert launch.launch_ranks(2, ["bench"]) == RanksEnded()
+    assert [config.nproc_per_node for config in started] == [2, 2]
+    assert not hasattr(started[1], "shutdown_timeout")
+
+
+@pytest.mark.slow
+def test_ranks_get_the_environment_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a host forbids NCCL to use must hold in every rank."""
+    (tmp_path / "vitgraph").mkdir()
+    (tmp_path / "vitgraph" / "__init__.py").touch()
+    program = "import json, os; open(f\"seen-{os.environ['RANK']}\", 'w').write(json.dumps(dict(os.environ)))"
+    (tmp_path / "vitgraph" / "__main__.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    assert launch.launch_ranks(2, []) == RanksEnded()
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"seen-{rank}").read_text())
+        assert (seen["NCCL_NVLS_ENABLE"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == ("0", str(rank), "2")

@@ -1,0 +1,282 @@
+"""A bench run on several ranks: what rank 0 records of all, and what is saved where a rank fails in the middle."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rank_processes import RankResult, run_ranks, values
+from rich.console import Console
+
+import vitgraph
+from vitgraph.commands.on_ranks import SilentProgress
+from vitgraph.errors import UsageError
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.bench import follow_bench, prepare_bench, run_bench
+from vitgraph.measure.setup import load
+from vitgraph.ranks import group as group_module
+from vitgraph.ranks.group import ParallelGroup
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.rank_samples import RANK_SAMPLE_COLUMNS, RankSample, load_rank_samples, summarize_ranks
+from vitgraph.report.rank_table import render_ranks
+from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec
+from vitgraph.workloads.base import WorkloadSpec
+
+CALLS, ITEMS, RANKS = 8, 3, 2
+
+
+def bench_spec(ranks: int = RANKS, *, items: int = ITEMS, prompts: int = CALLS, **run: Any) -> BenchSpec:
+    workload = WorkloadSpec(
+        dataset_name="random-mm",
+        num_prompts=prompts,
+        num_warmups=2,
+        random_mm_base_items_per_request=items,
+        random_mm_num_mm_items_range_ratio=0.6 if items > 1 else 0.0,
+        random_mm_bucket_config={(96, 64, 1): 0.4, (160, 96, 1): 0.4, (224, 320, 1): 0.2},
+        random_mm_limit_mm_per_prompt={"image": 8},
+    )
+    return BenchSpec(
+        ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu", mm_processor_kwargs={"min_pixels": 1024}),
+        GraphSpec(token_budgets=(16, 32), max_vision_items_per_batch=4),
+        RunSpec(rounds=2, **run),
+        workload,
+        ParallelSpec(ranks, "data"),
+    )
+
+
+def run_on(spec: BenchSpec, folder: Path, before: Callable[[ParallelGroup], None] = lambda group: None) -> Any:
+    prepared = prepare_bench(spec)
+    # What is imported here, the forked ranks need not import.
+    load(prepared.source, spec.model, device=torch.device("cpu"), dtype=torch.float32)
+
+    def work(group: ParallelGroup) -> Any:
+        before(group)
+        if group.is_leader:
+            return run_bench(prepared, folder, ["vitgraph"], SilentProgress(), group).data
+        return follow_bench(prepared, group, SilentProgress())
+
+    return run_ranks(spec.parallel.ranks, work)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks") / "run"
+    values(run_on(bench_spec(baseline="hf"), folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def record(folder: Path) -> RunRecord:
+    return RunRecord.load(folder)
+
+
+def test_the_counters_are_those_of_all_ranks(record: RunRecord) -> None:
+    expected = prepare_bench(bench_spec()).expected_counters()
+    graph = record["graph"]
+    assert record["status"] == "complete"
+    assert (graph["items"], graph["hits"], graph["replays"]) == (expected.items, expected.hits, expected.replays)
+    assert graph["per_budget"] == expected.as_dict()["per_budget"]
+    assert 0 < graph["hits"] < graph["items"]
+    by_rank = record["summary"]["graph"]["parallel"]["ranks"]
+    assert sum(rank["hits"] for rank in by_rank) == graph["hits"]
+    assert sum(rank["misses"] for rank in by_rank) == graph["misses"]
+    assert sum(rank["replays"] for rank in by_rank) == graph["replays"]
+    assert sum(rank["items"] for rank in by_rank) == graph["items"]
+
+
+def test_the_record_follows_its_schema(folder: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((Path(vitgraph.__file__).parent / "schemas" / "run-v1.schema.json").read_text())
+    problems = jsonschema.Draft202012Validator(schema).iter_errors(json.loads((folder / "run.json").read_text()))
+    assert [f"{problem.json_path}: {problem.message}" for problem in problems] == []
+
+
+def test_the_table_of_the_ranks(record: RunRecord) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    render_ranks(record, console)
+    text = console.file.getvalue()
+    for title in ("Eager, by rank", "Graph, by rank", "Transformers, by rank"):
+        assert title in text
+    gather = record["summary"]["graph"]["parallel"]["gather_ms"]
+    assert f"Gather {gather:.3f} ms once the last rank is there" in text or f"Gather {gather:.2f} ms" in text
+    assert "shared by size" in text
+
+
+def test_ranks_pack_their_own_items(record: RunRecord) -> None:
+    alone = prepare_bench(bench_spec(1)).expected_counters()
+    assert record["graph"]["items"] == alone.items
+    assert record["graph"]["replays"] > alone.replays
+
+
+def test_outputs_of_all_ranks_were_compared_with_one_process(record: RunRecord) -> None:
+    assert record["correctness"]["status"] == "ok"
+    assert record["correctness"]["checked"] == 2
+
+
+def test_every_rank_has_a_sample_of_every_timed_call(folder: Path, record: RunRecord) -> None:
+    of_calls = record.load_samples().samples
+    of_ranks = load_rank_samples(folder)
+    assert len(of_ranks) == RANKS * len(of_calls)
+    assert {sample.mode for sample in of_calls} == {"eager", "graph", "eager_repeat", "hf"}
+    for call in of_calls:
+        key = (call.round, call.request, call.mode, call.position)
+        parts = [part for part in of_ranks if (part.round, part.request, part.mode, part.position) == key]
+        assert [part.rank for part in parts] == [0, 1]
+        assert sum(part.items for part in parts) == call.items
+        assert sum(part.tokens for part in parts) == call.tokens
+        assert sum(part.input_rows for part in parts) == call.input_rows
+        assert (sum(part.hits for part in parts), sum(part.replays for part in parts)) == (call.hits, call.replays)
+        assert call.wall_ms == max(part.wall_ms for part in parts)
+        assert all(part.wall_ms == pytest.approx(part.encode_ms + part.gather_ms, abs=1e-5) for part in parts)
+
+
+def test_the_ranks_facts_are_in_the_record(record: RunRecord) -> None:
+    ranks = record["environment"]["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert all(rank["device"] == "cpu" and rank["attn_backend"] == "TORCH_SDPA" for rank in ranks)
+    assert all(rank["captured"] == record["settings"]["resolved"]["graphs"] for rank in ranks)
+    assert record["settings"]["parallel"] == {
+        "ranks": 2,
+        "tp_mode": "data",
+        "assignment": "size",
+        "rank_timeout_s": 60.0,
+    }
+    for mode in ("eager", "graph", "hf"):
+        shared = record["summary"][mode]["parallel"]
+        assert shared["gather_ms"] > 0
+        assert 1 <= shared["input_imbalance"] <= 2
+        assert 1 <= shared["time_imbalance"] <= 2
+
+
+def test_calls_of_one_item_leave_a_rank_idle_and_run(tmp_path: Path) -> None:
+    data = values(run_on(bench_spec(3, items=1), tmp_path))[0]
+    ranks = data["summary"]["graph"]["parallel"]["ranks"]
+    assert [rank["idle_calls"] for rank in ranks][1:] != [0, 0]
+    assert ranks[2] | {"encode_ms": 0, "wait_ms": 0, "wall_ms": 0} == {
+        "rank": 2, "encode_ms": 0, "wait_ms": 0, "wall_ms": 0, "idle_calls": CALLS,
+        "items": 0, "tokens": 0, "hits": 0, "misses": 0, "replays": 0,
+    }  # fmt: skip
+    assert data["summary"]["graph"]["parallel"]["input_imbalance"] > 1.5
+
+
+def fail_in_call(number: int, how: Callable[[], None], rank: int = 1) -> Callable[[ParallelGroup], None]:
+    """Makes a rank fail when it encodes its share of the n-th graph call."""
+
+    def prepare(group: ParallelGroup) -> None:
+        group_module.ANSWER_S = 1.0
+        if group.rank != rank:
+            return
+        real, seen = EncoderCudaGraphManager.execute, []
+
+        def execute(self: EncoderCudaGraphManager, mm_kwargs: Any) -> Any:
+            seen.append(mm_kwargs)
+            if len(seen) == number:
+                how()
+            return real(self, mm_kwargs)
+
+        EncoderCudaGraphManager.execute = execute  # type: ignore[method-assign]
+
+    return prepare
+
+
+def run_out_of_memory() -> None:
+    raise MemoryError("no room for 3 GiB")
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [(run_out_of_memory, "failed: MemoryError: no room for 3 GiB"), (kill_self, "did not answer within 1 s: killed")],
+)
+def test_what_was_measured_is_saved_with_the_rank_that_failed(
+    how: Callable[[], None], said: str, tmp_path: Path
+) -> None:
+    # Two checked calls and two warm-ups come first; every call of this workload has items for both ranks.
+    results: list[RankResult] = run_on(bench_spec(items=6), tmp_path, fail_in_call(2 + 2 + 5, how))
+    assert results[0].error is not None and said in results[0].error
+    record = RunRecord.load(tmp_path)
+    assert record["status"] == "error"
+    assert record["status_reason"].startswith("rank 1 (")
+    assert said in record["status_reason"]
+    assert record["summary"]["graph"]["n"] == 4
+    assert record["comparison"]["requests"] == 4
+    assert len(load_rank_samples(tmp_path)) == RANKS * len(record.load_samples().samples)
+
+
+def test_rank_0_saves_its_own_failure(tmp_path: Path) -> None:
+    results = run_on(bench_spec(items=6), tmp_path, fail_in_call(2 + 2 + 5, run_out_of_memory, rank=0))
+    record = RunRecord.load(tmp_path)
+    assert (record["status"], record["status_reason"]) == ("error", "MemoryError: no room for 3 GiB")
+    assert record["summary"]["graph"]["n"] == 4
+    assert results[1].error is not None and "rank 0 (" in results[1].error and "no room" in results[1].error
+
+
+def test_a_failure_before_the_measuring_is_saved_too(tmp_path: Path) -> None:
+    run_on(bench_spec(items=6), tmp_path, fail_in_call(1, run_out_of_memory))
+    record = RunRecord.load(tmp_path)
+    assert (record["status"], record["summary"]) == ("error", {})
+    assert "rank 1 (" in record["status_reason"] and "no room for 3 GiB" in record["status_reason"]
+
+
+def test_wrong_outputs_on_one_rank_are_never_timed(tmp_path: Path) -> None:
+    def spoil(group: ParallelGroup) -> None:
+        if group.rank == 1:
+            real = EncoderCudaGraphManager.execute
+            EncoderCudaGraphManager.execute = lambda self, call: [x * 1.01 for x in real(self, call)]  # type: ignore[method-assign]
+
+    results = run_on(bench_spec(items=6), tmp_path, spoil)
+    assert {result.exit_status for result in results} == {4}
+    record = RunRecord.load(tmp_path)
+    assert record["correctness"]["status"] == "incorrect"
+    assert record["summary"] == {}
+
+
+def test_ranks_with_other_requests_are_refused(tmp_path: Path) -> None:
+    first, second = prepare_bench(bench_spec()), prepare_bench(bench_spec(prompts=CALLS + 1))
+
+    def work(group: ParallelGroup) -> Any:
+        if group.is_leader:
+            return run_bench(first, tmp_path, [], SilentProgress(), group).data
+        return follow_bench(second, group, SilentProgress())
+
+    for result in run_ranks(2, work):
+        assert result.error is not None and "rank 1 (" in result.error and "has workload" in result.error
+    assert json.loads((tmp_path / "run.json").read_text())["status"] == "error"
+
+
+def sample(rank: int, encode_ms: float, gather_ms: float, *, request: int = 0, mode: str = "graph") -> RankSample:
+    return RankSample(0, request, mode, 0, rank, encode_ms + gather_ms, encode_ms, gather_ms, 1, 10, 40, 1, 0, 1)
+
+
+def test_the_gather_is_what_the_last_rank_sees_and_the_rest_is_waiting() -> None:
+    samples = [sample(0, 4.0, 1.5), sample(1, 5.0, 0.5), sample(0, 3.0, 0.7, request=1), sample(1, 1.0, 2.7, request=1)]
+    found = summarize_ranks([*samples, sample(0, 9.0, 9.0, request=2)], "graph", 2)
+    assert found is not None
+    assert found["gather_ms"] == pytest.approx(np.mean([0.5, 0.7]))
+    assert [rank["wait_ms"] for rank in found["ranks"]] == pytest.approx([0.5, 1.0])
+    assert [rank["encode_ms"] for rank in found["ranks"]] == pytest.approx([3.5, 3.0])
+    assert found["time_imbalance"] == pytest.approx(np.mean([5.0 / 4.5, 3.0 / 2.0]))
+    assert [rank["items"] for rank in found["ranks"]] == [2, 2]
+    assert summarize_ranks(samples, "hf", 2) is None
+
+
+def test_rank_samples_come_back_as_they_were_written(tmp_path: Path) -> None:
+    one = sample(3, 1.25, 0.5)
+    assert RankSample.from_row(one.to_row()) == one
+    path = tmp_path / "samples-ranks.csv"
+    path.write_text("\n".join([",".join(RANK_SAMPLE_COLUMNS), ",".join(one.to_row()), "0,1,gra"]))
+    assert load_rank_samples(tmp_path) == [one]
+    path.write_text(",".join(RANK_SAMPLE_COLUMNS) + "\n0,0,dance,0,0,1,1,0,1,1,1,0,0,0\n")
+    with pytest.raises(UsageError, match="'dance' is none of"):
+        load_rank_samples(tmp_path)

@@ -1,0 +1,111 @@
+"""A backend comparison on several ranks: what rank 0 records of all, and a backend or a rank that fails."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rank_processes import RankResult, run_ranks, values
+from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memory
+
+from vitgraph.commands.on_ranks import SilentProgress
+from vitgraph.errors import BackendError
+from vitgraph.measure.compare_candidates import Candidate
+from vitgraph.measure.compare_parallel import BACKEND_RANK_SAMPLES_FILE, follow_compare, lead_compare
+from vitgraph.measure.compare_spec import CompareSpec, prepare_compare
+from vitgraph.measure.setup import load
+from vitgraph.planning.accounting import GraphCounters
+from vitgraph.ranks.group import ParallelGroup
+from vitgraph.records.compare_record import CompareRecord
+
+BACKENDS = ("TORCH_SDPA", "FLASH_ATTN")
+
+
+def compare_on_ranks(folder: Path, before: Callable[[ParallelGroup], None] = lambda group: None) -> list[RankResult]:
+    prepared = prepare_compare(CompareSpec(bench_spec(items=6), BACKENDS))
+    bench = prepared.bench
+    # What is imported here, the forked ranks need not import.
+    load(bench.source, bench.spec.model, device=torch.device("cpu"), dtype=torch.float32)
+
+    def work(group: ParallelGroup) -> Any:
+        before(group)
+        if group.is_leader:
+            return lead_compare(prepared, folder, ["vitgraph"], SilentProgress(), group).data
+        return follow_compare(prepared, ["vitgraph"], group, SilentProgress())
+
+    return run_ranks(RANKS, work)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("compare") / "run"
+    values(compare_on_ranks(folder))
+    return folder
+
+
+def test_the_record_is_that_of_all_ranks(folder: Path) -> None:
+    record = CompareRecord.load(folder)
+    assert record["status"] == "complete"
+    row, missing = record.rows
+    assert (row["status"], missing["status"]) == ("ok", "unavailable")
+    expected: GraphCounters = prepare_compare(CompareSpec(bench_spec(items=6), BACKENDS)).bench.expected_counters()
+    assert (row["use"]["items"], row["use"]["hits"]) == (expected.items, expected.hits)
+    assert row["use"]["replays"] == expected.replays
+    by_rank = row["parallel"]["graph"]["ranks"]
+    assert sum(rank["hits"] for rank in by_rank) == expected.hits
+    assert sum(rank["replays"] for rank in by_rank) == expected.replays
+    assert row["parallel"]["eager"]["gather_ms"] > 0
+    assert [rank["rank"] for rank in record["environment"]["ranks"]] == [0, 1]
+    assert record["settings"]["parallel"]["ranks"] == RANKS
+
+
+def test_samples_of_all_ranks_are_beside_it(folder: Path) -> None:
+    of_calls = CompareRecord.load(folder).load_samples()
+    with (folder / BACKEND_RANK_SAMPLES_FILE).open() as lines:
+        of_ranks = list(csv.DictReader(lines))
+    assert len(of_ranks) == RANKS * len(of_calls)
+    for row in of_calls:
+        call = row.sample
+        key = (row.backend, str(int(row.is_repeat)), str(call.round), str(call.request), str(call.position))
+        parts = [
+            part
+            for part in of_ranks
+            if (part["backend"], part["repeat"], part["round"], part["request"], part["position"]) == key
+        ]
+        assert [part["rank"] for part in parts] == ["0", "1"]
+        assert sum(int(part["items"]) for part in parts) == call.items
+        assert sum(int(part["hits"]) for part in parts) == call.hits
+        assert call.wall_ms == max(float(part["wall_ms"]) for part in parts)
+
+
+def test_a_backend_that_one_rank_cannot_open_is_measured_on_none(tmp_path: Path) -> None:
+    def spoil(group: ParallelGroup) -> None:
+        if group.rank == 1:
+            real = Candidate.model_spec
+
+            def model_spec(self: Candidate, device: torch.device) -> Any:
+                if self.name == "TORCH_SDPA":
+                    raise BackendError("no such kernel on this GPU")
+                return real(self, device)
+
+            Candidate.model_spec = model_spec  # type: ignore[method-assign]
+
+    values(compare_on_ranks(tmp_path, spoil))
+    record = CompareRecord.load(tmp_path)
+    assert record.rows[0]["status"] == "unsupported"
+    assert record.rows[0]["reason"] == "rank 1: no such kernel on this GPU"
+    assert isinstance(record.failure(), BackendError)
+
+
+def test_a_rank_that_fails_in_a_shared_call_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    # Each rank alone checks four calls, and four are checked on all ranks; then come two warm-ups.
+    results = compare_on_ranks(tmp_path, fail_in_call(4 + 4 + 2 + 5, run_out_of_memory))
+    assert results[0].error is not None and "failed: MemoryError: no room for 3 GiB" in results[0].error
+    record = CompareRecord.load(tmp_path)
+    assert record["status"] == "error"
+    assert record["status_reason"].startswith("rank 1 (")
+    assert record.rows[0]["graph"]["n"] >= 3

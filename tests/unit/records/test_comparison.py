@@ -1,0 +1,158 @@
+"""Comparing two saved runs: what may differ, how deltas and noise floors come about, and when nothing is claimed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from saved_run_folders import EXAMPLE, scale, set_field, write_run
+
+from vitgraph.errors import UsageError
+from vitgraph.records.saved_runs import open_runs
+from vitgraph.records.two_runs import RunComparison, compare_runs
+
+DEFER = set_field("settings", "graph", "packing", value="greedy-defer")
+
+
+def compare(first: Path, second: Path, *across: str) -> RunComparison:
+    return compare_runs(*open_runs([first, second]), across)
+
+
+def test_a_run_and_its_copy_are_the_same(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLE, tmp_path / "copy")
+    comparison = compare(EXAMPLE, tmp_path / "copy")
+    assert comparison.differing == ()
+    assert comparison.requests == 320
+    assert {row.delta_pct for row in comparison.rows} == {0.0}
+    assert comparison.verdict == "same"
+    assert "lies wholly within the noise floor" in comparison.verdict_reason
+
+
+def test_a_factor_on_every_request_is_found_as_it_is(tmp_path: Path) -> None:
+    second = write_run(tmp_path / "second", DEFER, scale(graph=0.9))
+    comparison = compare(EXAMPLE, second)
+    assert [str(difference) for difference in comparison.differing] == ["packing (greedy against greedy-defer)"]
+    row = comparison.row("graph", "mean")
+    assert row.delta_pct == pytest.approx(-10.0, abs=1e-4)
+    assert row.ci95 == pytest.approx((-10.0, -10.0), abs=1e-4)
+    assert (row.first_ms, row.second_ms) == pytest.approx((6.162866, 5.546580), abs=1e-5)
+    assert comparison.row("graph", "p99").delta_pct == pytest.approx(-10.0, abs=1e-4)
+    assert comparison.verdict == "faster"
+
+
+def test_eager_that_changed_between_the_runs_is_noise_where_eager_should_not_change(tmp_path: Path) -> None:
+    drifted = write_run(tmp_path / "drifted", DEFER, scale(eager=1.05, graph=1.03))
+    comparison = compare(EXAMPLE, drifted)
+    control = comparison.row("eager", "mean")
+    assert control.is_control
+    assert control.delta_pct == pytest.approx(5.0, abs=1e-4)
+    graph = comparison.row("graph", "mean")
+    assert graph.noise_floor_pct == pytest.approx(5.0, abs=1e-3)
+    assert graph.verdict == "same"
+    assert "between the two runs" in comparison.noise_source
+
+
+def test_across_backends_eager_is_compared_too_and_its_noise_is_said_to_be_unknown(tmp_path: Path) -> None:
+    other = write_run(
+        tmp_path / "other", set_field("environment", "attn_backend", value="FLASHINFER"), scale(eager=1.05, graph=1.03)
+    )
+    comparison = compare(EXAMPLE, other)
+    assert [difference.name for difference in comparison.differing] == ["backend"]
+    assert not any(row.is_control for row in comparison.rows)
+    assert comparison.row("eager", "mean").verdict == "slower"
+    assert comparison.verdict == "slower"
+    assert comparison.row("graph", "mean").noise_floor_pct == pytest.approx(0.25, abs=0.02)
+    assert "was not measured" in comparison.noise_source
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (set_field("environment", "device", value="Other GPU"), "device (Synthetic GPU against Other GPU)"),
+        (
+            set_field("workload", "fingerprint", value="0123456789abcdef"),
+            "workload fingerprint (synthetic-320 against 0123456789abcdef)",
+        ),
+        (set_field("graph", "mode", value="cpu-replay"), "graph mode (cuda against cpu-replay)"),
+        (
+            set_field("workload", "skipped", value=[{"source": "a.png", "reason": "broken"}]),
+            "measured items (skipped 0 against skipped 1)",
+        ),
+        (
+            set_field("settings", "bench", value={"requests_per_call": 4, "rounds": 2, "baseline": "eager"}),
+            "requests per call (1 against 4)",
+        ),
+    ],
+)
+def test_unlike_runs_are_refused_with_the_difference_named(
+    change: Callable[[dict[str, Any]], None], named: str, tmp_path: Path
+) -> None:
+    other = write_run(tmp_path / "other", change)
+    with pytest.raises(UsageError) as raised:
+        compare(EXAMPLE, other, "backend")
+    assert f"run-v1 and other are not comparable: they differ in {named}." in str(raised.value)
+
+
+def two_changes(record: dict[str, Any]) -> None:
+    record["environment"]["attn_backend"] = "FLASHINFER"
+    record["environment"]["libraries"]["torch"] = "2.13.0"
+
+
+def test_two_differences_have_to_be_named(tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", two_changes)
+    both = "backend (FLASH_ATTN against FLASHINFER), software (torch 2.11.0 against torch 2.13.0)"
+    for across in ((), ("backend",)):
+        with pytest.raises(UsageError) as raised:
+            compare(EXAMPLE, other, *across)
+        assert f"run-v1 and other differ in {both}, so" in str(raised.value)
+        assert str(raised.value).endswith("--across backend,software")
+    assert [difference.name for difference in compare(EXAMPLE, other, "backend", "software").differing] == [
+        "backend",
+        "software",
+    ]
+
+
+def test_across_refuses_what_is_unknown_and_what_does_not_differ(tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", DEFER)
+    with pytest.raises(UsageError, match=r"--across has 'colour'; two runs can be compared across model, weights"):
+        compare(EXAMPLE, other, "colour")
+    with pytest.raises(UsageError, match=r"'backend', but run-v1 and other have the same backend; they differ in pack"):
+        compare(EXAMPLE, other, "backend")
+
+
+def test_budgets_are_compared_as_they_were_resolved(tmp_path: Path) -> None:
+    resolved = set_field("settings", "resolved", "token_budgets", value={"default": [512, 4864]})
+    other = write_run(tmp_path / "other", resolved)
+    assert [str(difference) for difference in compare(EXAMPLE, other).differing] == [
+        "budgets (token budgets 512 1024 1536 2048 2560 3072 3584 4096 4864 against token budgets 512 4864)"
+    ]
+
+
+def test_a_run_that_is_not_valid_makes_the_verdict_invalid(tmp_path: Path) -> None:
+    def throttle(record: dict[str, Any]) -> None:
+        DEFER(record)
+        record["comparison"] |= {"verdict": "invalid", "verdict_reason": "the GPU was throttled"}
+
+    comparison = compare(EXAMPLE, write_run(tmp_path / "hot", throttle, scale(graph=0.5)))
+    assert {row.verdict for row in comparison.rows} == {"invalid"}
+    assert comparison.verdict_reason == "hot: the GPU was throttled"
+
+
+def test_few_requests_leave_the_verdict_open(tmp_path: Path) -> None:
+    second = write_run(tmp_path / "second", DEFER, scale(graph=0.9), requests=9)
+    comparison = compare(EXAMPLE, second)
+    assert comparison.requests == 9
+    assert comparison.verdict == "undecided"
+    assert comparison.verdict_reason == "9 requests are too few for an interval of the mean; it takes 10"
+    assert not comparison.row("graph", "p99").is_supported
+
+
+def test_runs_without_a_common_request_are_refused(tmp_path: Path) -> None:
+    second = write_run(tmp_path / "second", DEFER)
+    lines = (second / "samples.csv").read_text(encoding="utf-8").splitlines()
+    (second / "samples.csv").write_text(f"{lines[0]}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"no request that both measured .* \(320 in run-v1 and 0 in second\)"):
+        compare(EXAMPLE, second)

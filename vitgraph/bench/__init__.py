@@ -1,1 +1,0 @@
-"""Measuring: timing, interleaved modes, verification."""

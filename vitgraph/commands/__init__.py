@@ -1,0 +1,1 @@
+"""The commands: one file each, from a spec to work to a report."""

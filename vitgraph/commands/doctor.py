@@ -1,0 +1,297 @@
+"""Finds out what this machine can run and what to install: GPUs, libraries, attention backends, hub, memory, clocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import shutil
+import threading
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vitgraph import __version__
+
+HUB_TIMEOUT_S = 3.0
+DEFAULT_ENDPOINT = "https://huggingface.co"
+_TRUE = ("1", "true", "yes", "on")
+_OPTIONAL = ("flash-attn-4", "flashinfer-python", "nvidia-cudnn-frontend", "triton")
+
+
+def examine() -> dict[str, Any]:
+    """Everything that `vitgraph doctor` reports, as plain values.
+
+    Returns:
+        `can_run` names what runs here and is empty where nothing does; `advice` says what to install or to change;
+        what could not be found out is None.
+    """
+    hub_answer = _start_hub_check()
+    facts: dict[str, Any] = {
+        "vitgraph": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "memory": read_memory(),
+        "libraries": check_requirements(),
+    }
+    facts |= _examine_devices()
+    facts["hub"] = hub_answer()
+    facts["can_run"] = _can_run(facts)
+    facts["advice"] = _advice(facts)
+    return facts
+
+
+def read_memory(path: Path = Path("/proc/meminfo")) -> dict[str, int | None]:
+    """Total and available memory of the host in bytes; None where the system does not say."""
+    found: dict[str, int | None] = {"total_bytes": None, "available_bytes": None}
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return found
+    kilobytes = dict(line.split(":", 1) for line in lines if ":" in line)
+    for name, key in (("total_bytes", "MemTotal"), ("available_bytes", "MemAvailable")):
+        words = kilobytes.get(key, "").split()
+        if words and words[0].isdigit():
+            found[name] = int(words[0]) * 1024
+    return found
+
+
+def check_requirements() -> list[dict[str, Any]]:
+    """Each library that vitgraph needs or can use: what is wanted, what is installed, and whether that fits.
+
+    Returns:
+        Rows of `name`, `wanted` (a version range, or None for an optional one), `installed` (None where it is not)
+        and `fits` (None for an optional library that is not installed, or where ranges cannot be compared).
+    """
+    wanted: dict[str, str | None] = {}
+    for line in _own_requirements():
+        name, condition = _parse_requirement(line)
+        if "extra ==" not in condition:
+            wanted[name] = line.split(";")[0].removeprefix(name).strip()
+    return [_check(name, wanted.get(name)) for name in dict.fromkeys([*wanted, *_OPTIONAL])]
+
+
+def check_hub(
+    open_url: Callable[..., Any] = urllib.request.urlopen, timeout_s: float = HUB_TIMEOUT_S
+) -> dict[str, Any]:
+    """Whether the model hub answers within `timeout_s`; being offline is a fact and no error.
+
+    Returns:
+        `endpoint`, `reachable` and, where it is not, `reason`.
+    """
+    return _start_hub_check(open_url, timeout_s)()
+
+
+def _start_hub_check(
+    open_url: Callable[..., Any] = urllib.request.urlopen, timeout_s: float = HUB_TIMEOUT_S
+) -> Callable[[], dict[str, Any]]:
+    """Asks the hub in the background; the returned function gives the answer, `timeout_s` from now at the latest."""
+    endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        return lambda: {"endpoint": endpoint, "reachable": False, "reason": "HF_HUB_OFFLINE is set"}
+    answers: queue.Queue[str | None] = queue.Queue()
+
+    def ask() -> None:
+        request = urllib.request.Request(endpoint, method="HEAD", headers={"User-Agent": f"vitgraph/{__version__}"})
+        try:
+            with open_url(request, timeout=timeout_s):
+                answers.put(None)
+        except urllib.error.HTTPError as error:
+            # Any answer of the hub itself shows that it is there; a proxy in between answers with these.
+            answers.put(None if error.code < 500 and error.code not in (403, 407) else f"answered {error.code}")
+        except (OSError, ValueError) as error:
+            answers.put(str(getattr(error, "reason", None) or error))
+
+    # Looking a name up has no timeout of its own, so the wait is bounded here and the thread left behind.
+    threading.Thread(target=ask, daemon=True).start()
+
+    def answer() -> dict[str, Any]:
+        try:
+            reason = answers.get(timeout=timeout_s)
+        except queue.Empty:
+            reason = f"no answer within {timeout_s:g} s"
+        return {"endpoint": endpoint, "reachable": reason is None, "reason": reason}
+
+    return answer
+
+
+def _own_requirements() -> list[str]:
+    try:
+        return metadata.requires("vitgraph") or []
+    except metadata.PackageNotFoundError:
+        return ["torch", "transformers"]
+
+
+def _parse_requirement(line: str) -> tuple[str, str]:
+    text, _, condition = line.partition(";")
+    name = text
+    for sign in "<>=!~[ (":
+        name = name.split(sign, 1)[0]
+    return name.strip(), condition
+
+
+def _check(name: str, wanted: str | None) -> dict[str, Any]:
+    try:
+        installed: str | None = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        installed = None
+    fits: bool | None = None
+    if wanted is not None:
+        fits = _fits(installed, wanted) if installed is not None else False
+    return {"name": name, "wanted": wanted, "installed": installed, "fits": fits}
+
+
+def _fits(installed: str, wanted: str) -> bool | None:
+    try:
+        from packaging.specifiers import SpecifierSet
+    except ImportError:
+        return None
+    return SpecifierSet(wanted).contains(installed, prereleases=True)
+
+
+def _examine_devices() -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "torch": None,
+        "torch_problem": None,
+        "cuda": None,
+        "hip": None,
+        "driver": None,
+        "gpus": [],
+        "backends": [],
+        "backends_problem": None,
+    }
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a missing CUDA library ends the import with an OSError
+        return {**found, "torch_problem": f"torch does not import ({error})"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        has_gpu = torch.cuda.is_available()
+    found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+    if not has_gpu:
+        built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else torch.version.hip and "ROCm"
+        found["torch_problem"] = _why_no_gpu(built_for, [str(warning.message) for warning in caught])
+    else:
+        found["gpus"] = [_examine_gpu(index) for index in range(torch.cuda.device_count())]
+        found["driver"] = next((gpu["driver"] for gpu in found["gpus"] if gpu["driver"]), None)
+    device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
+    try:
+        from vitgraph.attention.registry import describe_backends
+
+        found["backends"] = [_with_generations(row, device) for row in describe_backends(device)]
+    except Exception as error:  # a package that is built for something else fails in any way when it is imported
+        found["backends_problem"] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def _why_no_gpu(built_for: str | None, warned: Sequence[str]) -> str:
+    if built_for is None:
+        return "this torch is built for CPUs only"
+    detail = f": {warned[0].splitlines()[0]}" if warned else ""
+    return f"this torch, built for {built_for}, sees no GPU{detail}"
+
+
+def _examine_gpu(index: int) -> dict[str, Any]:
+    import torch
+
+    from vitgraph.measure.environment import read_gpu_state
+
+    device = torch.device("cuda", index)
+    properties = torch.cuda.get_device_properties(device)
+    state = read_gpu_state(device)
+    values = state.values if state is not None else {}
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+    except RuntimeError:  # a GPU in exclusive mode that another process holds
+        free, total = None, properties.total_memory
+    return {
+        "index": index,
+        "name": properties.name,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "free_bytes": free,
+        "total_bytes": total,
+        "driver": values.get("driver_version"),
+        "sm_clock_mhz": _number(values.get("clocks.sm")),
+        "max_sm_clock_mhz": _number(values.get("clocks.max.sm")),
+        "power_draw_w": _number(values.get("power.draw")),
+        "power_limit_w": _number(values.get("power.limit")),
+        "temperature_c": _number(values.get("temperature.gpu")),
+        "throttled_by": list(state.throttled_by) if state is not None else None,
+        "other_processes": state.other_processes if state is not None else None,
+    }
+
+
+def _with_generations(row: Mapping[str, Any], device: Any) -> dict[str, Any]:
+    """The row, with the reason of each generation that cannot run where a backend has several."""
+    from vitgraph.attention.registry import backend_class
+
+    if not backend_class(row["name"]).has_versions:
+        return {**row, "generations": None}
+    from vitgraph.attention.flash_attn import GENERATIONS
+
+    return {
+        **row,
+        "generations": {
+            str(version): generation.unavailable_reason(device) for version, generation in GENERATIONS.items()
+        },
+    }
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:  # the driver's tool prints [N/A] for what a card does not tell
+        return None
+
+
+def _can_run(facts: Mapping[str, Any]) -> list[str]:
+    missing = [row["name"] for row in facts["libraries"] if row["wanted"] is not None and row["installed"] is None]
+    if facts["torch"] is None or missing:
+        return []
+    usable = [row for row in facts["backends"] if row["unavailable_reason"] is None]
+    names = ", ".join(row["name"] for row in usable if row["is_capture_safe"])
+    if facts["gpus"] and names:
+        devices = ", ".join(dict.fromkeys(gpu["name"] for gpu in facts["gpus"]))
+        return [f"graph and eager mode on {devices} with {names}"]
+    if usable and not facts["gpus"]:
+        return [
+            "plans of any model, and checks of correctness on the CPU (a CPU has no CUDA Graphs: no speed-up there)"
+        ]
+    return ["eager mode on the GPU"] if usable else []
+
+
+def _advice(facts: Mapping[str, Any]) -> list[str]:
+    found = []
+    for row in facts["libraries"]:
+        if row["fits"] is False:
+            found.append(f"pip install '{row['name']}{row['wanted']}'")
+    if facts["torch"] and not facts["gpus"] and shutil.which("nvidia-smi"):
+        found.append(
+            "an NVIDIA driver is installed, but torch sees no GPU: install a CUDA build of torch that the driver "
+            "supports (https://pytorch.org/get-started/locally/)"
+        )
+    for row in facts["backends"]:
+        reasons = [row["unavailable_reason"], *(row["generations"] or {}).values()] if facts["gpus"] else []
+        found += [
+            reason.rsplit("; ", 1)[-1] for reason in reasons if reason and "install" in reason.rsplit("; ", 1)[-1]
+        ]
+    for gpu in facts["gpus"]:
+        if gpu["throttled_by"]:
+            found.append(
+                f"GPU {gpu['index']} is throttled ({', '.join(gpu['throttled_by'])}): no run is valid until it cools"
+            )
+        if gpu["other_processes"]:
+            found.append(
+                f"GPU {gpu['index']} has {gpu['other_processes']} other process(es): no run is valid beside them"
+            )
+    if not facts["hub"]["reachable"]:
+        found.append(
+            "without the hub: presets with --load-format dummy, local checkpoint folders, and traces or local parquet "
+            "files all work"
+        )
+    return list(dict.fromkeys(found))

@@ -1,0 +1,1 @@
+"""Measuring: setup, calls, timing, interleaved modes, diagnosis."""

@@ -1,0 +1,115 @@
+"""What `compare-backends` is asked for, planned before a device is touched, and the record that it starts from."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitgraph import __version__
+from vitgraph.errors import UsageError
+from vitgraph.measure.bench import PreparedBench, prepare_bench
+from vitgraph.measure.compare_results import NOTHING_MEASURED, UNDECIDED
+from vitgraph.measure.setup import resolve_device
+from vitgraph.records.compare_record import KIND, SCHEMA_VERSION, CompareRecord, empty_row
+from vitgraph.records.compare_samples import BACKEND_SAMPLES_FILE
+from vitgraph.specs import BenchSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CompareSpec:
+    """A comparison.
+
+    Attributes:
+        bench: Model, graphs, measuring and workload, as for `bench`; its attention backend is not used.
+        backends: Registry names, each once.
+        isolate: Measure each backend in a process of its own.
+    """
+
+    bench: BenchSpec
+    backends: tuple[str, ...]
+    isolate: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings in the shape of run.json."""
+        settings = self.bench.as_dict()
+        settings["model"]["attn_backend"] = None
+        return settings | {"compare": {"backends": list(self.backends), "isolate": self.isolate}}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCompare:
+    """A comparison that was planned without touching a device.
+
+    Attributes:
+        spec: The settings.
+        bench: Model, calls and plan, shared by all backends.
+    """
+
+    spec: CompareSpec
+    bench: PreparedBench
+
+    def describe(self) -> dict[str, Any]:
+        """Resolved settings, plan, expected packing and what each backend says about this device, for `--dry-run`."""
+        from vitgraph.attention.registry import describe_backends
+
+        described = describe_backends(resolve_device(self.spec.bench.model.device))
+        chosen = [row for row in described if row["name"] in self.spec.backends]
+        return self.bench.describe() | {"settings": self.spec.as_dict(), "backends": chosen}
+
+
+def choose_backends(text: str | None) -> tuple[str, ...]:
+    """Reads `A,B`; every registered backend where nothing is given.
+
+    Raises:
+        BackendError: An unknown name.
+        UsageError: No name at all, one twice, or `auto`.
+    """
+    from vitgraph.attention.registry import AUTO, BACKENDS, backend_class
+
+    if text is None:
+        return tuple(BACKENDS)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UsageError(f"--backends is {text!r}; name some of {', '.join(BACKENDS)}, with commas")
+    for name in names:
+        if name == AUTO:
+            raise UsageError(f"--backends has {AUTO}, which chooses among {', '.join(BACKENDS)}; name these instead")
+        if names.count(name) > 1:
+            raise UsageError(f"--backends names {name} twice; name each backend once")
+        backend_class(name)
+    return tuple(names)
+
+
+def prepare_compare(spec: CompareSpec) -> PreparedCompare:
+    """Everything that can be decided and refused before a device is touched."""
+    return PreparedCompare(spec, prepare_bench(spec.bench))
+
+
+def new_record(prepared: PreparedCompare, command: Sequence[str]) -> CompareRecord:
+    """A record of a comparison that has not measured anything yet."""
+    plan = prepared.bench.describe()
+    data: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "status": "error",
+        "status_reason": "the run ended before it measured anything",
+        "vitgraph_version": __version__,
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "settings": prepared.spec.as_dict() | {"resolved": plan["resolved"]},
+        "environment": {},
+        "workload": plan["workload"],
+        "backends": [empty_row(name) for name in prepared.spec.backends],
+        "comparison": {"mode": None, "isolated": False, "reference": None, "invalid_reasons": [], "requests": 0},
+        "recommendation": {
+            "backend": None,
+            "mode": None,
+            "sure": UNDECIDED,
+            "fastest_in_share": None,
+            "text": NOTHING_MEASURED,
+        },
+        "samples_file": BACKEND_SAMPLES_FILE,
+    }
+    return CompareRecord(data)

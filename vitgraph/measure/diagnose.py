@@ -1,0 +1,269 @@
+"""What a graph call is made of: replay time, GPU-busy time, launch gap, and the host's share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.timing import BusyTime, CallTimer, busy_time
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.planning.budgets import GraphKey
+from vitgraph.planning.packing import pack_items
+
+REPLAY_REPEATS = 20
+REPLAY_LIMIT_MS = 300.0
+"""A replay is repeated until one of these is reached: long ones vary little, and a dozen of them would take minutes."""
+
+TRACE_REPEATS = 5
+TRACE_LIMIT_MS = 300.0
+"""A replay is traced as often as fits into this, once at least: a long one is read from one trace as well as from five,
+and the profiler takes its time for every kernel."""
+
+MOST_GRAPHS = 12
+MOST_CALL_SHAPES = 4
+MOST_HOST_CALLS = 100
+
+REPLAYS_LIMIT_S = 12.0
+CALL_OVERHEADS_LIMIT_S = 6.0
+HOST_CALLS_LIMIT_S = 4.0
+"""No further graph, call shape or call is taken on after these, of each manager; the first is, however long it takes.
+
+The requests are measured by then: what only explains them must not keep the user of a slow tower waiting for minutes.
+"""
+
+HOST_STEPS = {
+    "plan": "plan_call",
+    "metadata": "_replay_values",
+    "copy_in": "_copy_in",
+    "replay": "_launch",
+    "clone_out": "_clone_out",
+    "eager": "_run_eagerly",
+    "split": "_split_items",
+}
+"""Steps of a graph call, and the manager's method that does each."""
+
+
+@torch.inference_mode()
+def most_used_graphs(
+    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
+) -> dict[GraphKey, EncoderCall]:
+    """Chooses the graphs to time alone.
+
+    Args:
+        manager: The captured graphs.
+        inputs: Makes the calls' pixels.
+        calls: The measured calls.
+
+    Returns:
+        Up to `MOST_GRAPHS` graphs, the most used first, each with a call that leaves a batch of it in its buffers.
+    """
+    uses: dict[GraphKey, int] = {}
+    last_use: dict[GraphKey, EncoderCall] = {}
+    for call in calls:
+        batches = manager.plan_call(inputs.make(call)).batches if not call.has_images else []
+        keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
+        for key in keys:
+            uses[key] = uses.get(key, 0) + 1
+        for key in keys:
+            # After the call, the shared metadata is that of its last replay; graphs without any are always valid.
+            if key == keys[-1] or not manager.graphs[key].writer.layout.nbytes:
+                last_use.setdefault(key, call)
+    return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:MOST_GRAPHS]}
+
+
+@torch.inference_mode()
+def measure_replays(
+    manager: EncoderCudaGraphManager, inputs: CallInputs, graphs: Mapping[GraphKey, EncoderCall]
+) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
+    """Times graphs alone, one after another; none is begun after `REPLAYS_LIMIT_S`, except the first.
+
+    Args:
+        manager: The captured graphs; it lives on a GPU.
+        inputs: Makes the calls' pixels.
+        graphs: The graphs in the order in which they are timed, each with a call that leaves a batch in its buffers.
+
+    Yields:
+        A graph, and its `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
+        intervals, from a profiler trace), `kernels`, and `launch_gap` (see `launch_gap`); all but the first are None
+        where the profiler saw nothing.
+    """
+    timer = CallTimer(manager.model.device)
+    begun = time.perf_counter()
+    for number, (key, call) in enumerate(graphs.items()):
+        if number and time.perf_counter() - begun > REPLAYS_LIMIT_S:
+            return
+        manager.execute(inputs.make(call))
+        graph = manager.graphs[key].graph
+        replay_ms = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
+        repeats = max(1, min(TRACE_REPEATS, int(TRACE_LIMIT_MS / replay_ms)))
+        trace = busy_time(graph.replay, manager.model.device, repeats)
+        yield (
+            key,
+            {
+                "replay_ms": replay_ms,
+                "gpu_busy_ms": trace.busy_ms if trace else None,
+                "kernels": trace.kernels if trace else None,
+                "launch_gap": launch_gap(replay_ms, trace) if trace else None,
+            },
+        )
+
+
+def launch_gap(replay_ms: float, trace: BusyTime) -> float:
+    """Wall time of a replay over its GPU-busy time, at least 1.
+
+    The wall time is the shorter of two that both err upwards: the replay's own, which was taken at other clocks than
+    the busy time where the power limit binds, and the span of the trace, into which tracing puts gaps of its own.
+    """
+    wall_ms = replay_ms if trace.span_ms is None else min(replay_ms, trace.span_ms)
+    return max(1.0, wall_ms / trace.busy_ms)
+
+
+@torch.inference_mode()
+def measure_call_overheads(
+    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
+) -> Iterator[dict[str, Any]]:
+    """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit.
+
+    No shape is begun after `CALL_OVERHEADS_LIMIT_S`, except the first that hits.
+
+    Args:
+        manager: The captured graphs; it lives on a GPU.
+        inputs: Makes the calls' pixels.
+        calls: The measured calls.
+
+    Yields:
+        Of a shape: items, tokens, replays, `call_ms`, `replays_ms` (its replays, each between two
+        synchronisations) and `overhead_ms` (what packing, metadata, copies and clone-out add).
+    """
+    timer = CallTimer(manager.model.device)
+    frequency: dict[tuple[Any, ...], int] = {}
+    example: dict[tuple[Any, ...], EncoderCall] = {}
+    for call in calls:
+        if not call.has_images:
+            frequency[call.items] = frequency.get(call.items, 0) + 1
+            example[call.items] = call
+    begun, measured = time.perf_counter(), 0
+    for items in sorted(frequency, key=lambda shape: -frequency[shape]):
+        is_late = time.perf_counter() - begun > CALL_OVERHEADS_LIMIT_S
+        if measured == MOST_CALL_SHAPES or (measured and is_late):
+            return
+        mm_kwargs = inputs.make(example[items])
+        plan = manager.plan_call(mm_kwargs)
+        keys = [run.key for batch in plan.batches for run in batch.runs.values() if run.key is not None]
+        if not all(batch.is_hit for batch in plan.batches):
+            continue
+        call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS, REPLAY_LIMIT_MS)
+        replays_ms = 0.0
+        for batch in plan.batches:
+            selected = manager.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
+            manager.execute(selected)
+            for run in batch.runs.values():
+                if run.key is not None:
+                    replay = manager.graphs[run.key].graph.replay
+                    replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
+        yield {
+            "items": len(items),
+            "tokens": example[items].tokens,
+            "replays": len(keys),
+            "call_ms": call_ms,
+            "replays_ms": replays_ms,
+            "overhead_ms": call_ms - replays_ms,
+        }
+        measured += 1
+
+
+@torch.inference_mode()
+def measure_host_steps(
+    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
+) -> dict[str, float]:
+    """Times what the host does in a graph call, step by step; on a GPU a step ends when its work is launched.
+
+    The steps are timed from outside, for as long as this function runs; a call that nobody times has no clock in it.
+
+    Args:
+        manager: The captured graphs.
+        inputs: Makes the calls' pixels, outside the timing.
+        calls: The measured calls, of which some are taken.
+
+    Returns:
+        Mean milliseconds a call of `plan` (looked up), `metadata` (looked up, with the rows of each batch), `copy_in`
+        (pixels and metadata), `replay` (its launch), `clone_out`, `eager` (items that no graph holds; absent without
+        any), `split` (rows into items), `other`, and `call`, their sum. `specs_new`, `packing_new` and `metadata_new`
+        are what the first call of a combination of sizes computes, whose result `plan` and `metadata` look up later.
+    """
+    candidates = [call for call in calls if not call.has_images] or list(calls)
+    chosen = candidates[:: max(1, len(candidates) // MOST_HOST_CALLS)][:MOST_HOST_CALLS]
+    seconds: dict[str, float] = {}
+    begun, timed = time.perf_counter(), 0
+    for call in chosen:
+        if timed and time.perf_counter() - begun > HOST_CALLS_LIMIT_S:
+            break
+        timed += 1
+        mm_kwargs = inputs.make(call)
+        # The first run meets the sizes, so that the second finds everything made.
+        manager.execute(mm_kwargs)
+        _synchronize(manager.model.device)
+        with _timed_steps(manager, seconds):
+            started = time.perf_counter()
+            manager.execute(mm_kwargs)
+            seconds["call"] = seconds.get("call", 0.0) + time.perf_counter() - started
+        _synchronize(manager.model.device)
+        _time_new_sizes(manager, call, seconds)
+    steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
+    steps["other"] = seconds["call"] - sum(steps.values())
+    order = (*steps, "call", "specs_new", "packing_new", "metadata_new")
+    return {name: 1e3 * (seconds | steps)[name] / timed for name in order}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _timed_steps(manager: EncoderCudaGraphManager, seconds: dict[str, float]) -> Iterator[None]:
+    """Puts a clock around each step of one manager, and takes it away again."""
+
+    def timed(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return method(*arguments)
+            finally:
+                seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - started
+
+        return run
+
+    for step, name in HOST_STEPS.items():
+        setattr(manager, name, timed(step, getattr(manager, name)))
+    try:
+        yield
+    finally:
+        for name in HOST_STEPS.values():
+            delattr(manager, name)
+
+
+def _time_new_sizes(manager: EncoderCudaGraphManager, call: EncoderCall, seconds: dict[str, float]) -> None:
+    """What a call of sizes that were not met before costs more: item specs, packing, metadata."""
+    model = manager.model
+    assert isinstance(model, VisionEncoder)
+    clocks = [time.perf_counter()]
+    specs = [model.rule.item_spec(item) for item in call.items]
+    clocks.append(time.perf_counter())
+    batches = pack_items(specs, manager.plan, manager.policy, manager.cost)
+    clocks.append(time.perf_counter())
+    for batch in batches:
+        for path, run in batch.runs.items():
+            if run.key is not None:
+                items = [call.items[index] for index in batch.items]
+                model.compute_scalars(model.compute_metadata(items, path, run.key.axis_key))
+    clocks.append(time.perf_counter())
+    for step, start, end in zip(("specs_new", "packing_new", "metadata_new"), clocks, clocks[1:], strict=False):
+        seconds[step] = seconds.get(step, 0.0) + end - start

@@ -1,0 +1,204 @@
+"""What a bench run will do, decided before a device is touched: calls, graphs, who encodes what, and their facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vitgraph import __version__
+from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
+from vitgraph.measure.parallel_bench import choose_assigner, describe_sharing, sharing_notes
+from vitgraph.measure.setup import plan_graphs, planning_warnings, resolve_source
+from vitgraph.models.registry import ModelSource
+from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
+from vitgraph.planning.packing import pack_items
+from vitgraph.predict.assignment import Assigner
+from vitgraph.predict.find_profile import packing_cost
+from vitgraph.predict.targets import TargetCost
+from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec
+from vitgraph.workloads.base import SkippedItem, Workload
+from vitgraph.workloads.registry import build_workload
+
+HIGH_WASTE = 0.4
+"""Waste to warn of. Budgets that double, as automatic ones do, waste a quarter to a third of their rows."""
+
+MOST_PACKED_CALLS = 100
+"""Calls that are packed to predict the waste to warn of, since `optimal` packing can take seconds for a hundred."""
+
+
+@dataclass(slots=True)
+class PreparedBench:
+    """A bench that was planned without touching a device.
+
+    Attributes:
+        spec: The settings.
+        source: The model.
+        workload: The requests.
+        calls: Encoder calls of the measured requests.
+        warmups: Encoder calls of the warm-ups.
+        skipped: Items left out, by the workload and by the processor.
+        plan: Which graphs will exist.
+        warnings: What the user should know first.
+        cost: Predicted times of the calibration that was given, for packing.
+        assign: Which rank encodes what; None in one process.
+        sharing: How the calls are shared, for `--dry-run`; None in one process.
+        monolithic: The monolithic graphs that are measured too; None without them.
+    """
+
+    spec: BenchSpec
+    source: ModelSource
+    workload: Workload
+    calls: list[EncoderCall]
+    warmups: list[EncoderCall]
+    skipped: list[SkippedItem]
+    plan: BudgetPlan
+    warnings: list[str] = field(default_factory=list)
+    cost: TargetCost | None = None
+    assign: Assigner | None = None
+    sharing: dict[str, Any] | None = None
+    monolithic: MonolithicBench | None = None
+
+    def expected_counters(self, calls: Sequence[EncoderCall] | None = None) -> GraphCounters:
+        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory.
+
+        Args:
+            calls: Some of the calls; None is all.
+        """
+        policy = self.spec.graph.packing
+        parts = [part for call in (self.calls if calls is None else calls) for part in self._packed_parts(call)]
+        return count_calls([pack_items(part, self.plan, policy, self.cost) for part in parts])
+
+    def _packed_parts(self, call: EncoderCall) -> list[Sequence[EncoderItemSpec]]:
+        """What is packed together of a call: each rank's share, or all of it."""
+        if self.assign is None:
+            return [call.specs]
+        return [[call.specs[index] for index in share] for share in self.assign(call.specs, self.spec.parallel.ranks)]
+
+    def describe_workload(self) -> dict[str, Any]:
+        """Facts of the workload, in the shape of run.json."""
+        return workload_facts(self)
+
+    def describe(self) -> dict[str, Any]:
+        """Resolved settings, plan and expected packing, for `--dry-run`."""
+        return {
+            "settings": self.spec.as_dict(),
+            "resolved": dict(resolved_facts(self)),
+            "workload": workload_facts(self),
+            "expected": self._expected(),
+            "sharing": self.sharing,
+            "warnings": self.warnings,
+        }
+
+    def _expected(self) -> dict[str, Any]:
+        expected = self.expected_counters().as_dict()
+        if self.monolithic is not None:
+            counters = self.monolithic.expected_counters(self.calls, self.spec.graph.packing)
+            expected["monolithic"] = self.monolithic.describe_counters(counters)
+        return expected
+
+
+def prepare_bench(spec: BenchSpec) -> PreparedBench:
+    """Everything that can be decided and refused before a device is touched; imports no torch."""
+    source = resolve_source(spec.model)
+    workload = build_workload(spec.workload)
+    rule = source.rule()
+    calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)
+    warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
+    plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
+    warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
+    skipped = [*workload.skipped, *refused]
+    cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
+    prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
+    if spec.run.baseline == MONOLITHIC_BASELINE:
+        prepared.monolithic = plan_monolithic(spec, source.name, rule, plan, [*calls, *warmups])
+        warnings += _crop_notes(prepared.monolithic)
+    if spec.parallel.ranks > 1:
+        prepared.assign, assigning_cost = choose_assigner(spec, source.name)
+        items = [call.specs for call in calls]
+        prepared.sharing = describe_sharing(items, spec.parallel.ranks, prepared.assign, assigning_cost)
+        warnings += sharing_notes(prepared.sharing)
+    some_calls = calls[:: max(1, -(-len(calls) // MOST_PACKED_CALLS))]
+    warnings += _waste_notes(prepared.expected_counters(some_calls))
+    return prepared
+
+
+def _waste_notes(counters: GraphCounters) -> list[str]:
+    """Says so where the graphs of the budget that is used most will hold much padding."""
+    # A budget may be captured with several segment slots; the rows that it computes are the same.
+    budgets: dict[tuple[str, int], GraphUse] = {}
+    for key, use in counters.use.items():
+        whole = budgets.setdefault((key.path, key.token_budget), GraphUse())
+        whole.replays += use.replays
+        whole.items += use.items
+        whole.tokens += use.tokens
+    if not budgets:
+        return []
+    (path, budget), most = max(budgets.items(), key=lambda pair: pair[1].items)
+    waste = waste_of(most.tokens, budget * most.replays)
+    if waste is None or waste <= HIGH_WASTE:
+        return []
+    of_path = "" if path == DEFAULT_PATH else f" of path {path}"
+    return [
+        f"token budget {budget}{of_path} will be used most, with {most.tokens / most.replays:.0f} of its rows filled: "
+        f"{waste:.0%} is padding, so its graphs compute {1 / (1 - waste):.1f} times the rows of eager and may well be "
+        "slower. Give smaller --token-budgets, nearer to the items' sizes, or let `vitgraph tune-budgets` choose them"
+    ]
+
+
+def _crop_notes(monolithic: MonolithicBench) -> list[str]:
+    most, captured = monolithic.most_crops, monolithic.rule.max_crops
+    if most <= captured:
+        return []
+    return [
+        f"an image of the workload has {most} crops, the monolithic graph {captured}; images with more than {captured} "
+        "run eagerly in monolithic mode"
+    ]
+
+
+def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
+    workload = prepared.workload
+    tokens = [call.tokens / call.requests for call in prepared.calls]
+    items = [media for call in prepared.calls for media in call.media]
+    return {
+        "name": workload.name,
+        "fingerprint": workload.fingerprint(),
+        "requests": sum(call.requests for call in prepared.calls),
+        "calls": len(prepared.calls),
+        "items": len(items),
+        "images": sum(media.frames == 1 for media in items),
+        "videos": sum(media.frames > 1 for media in items),
+        "skipped": [{"source": item.source, "reason": item.reason} for item in prepared.skipped],
+        "provenance": dict(workload.provenance),
+        "tokens_per_request": {f"p{q}": float(np.percentile(tokens, q)) for q in (5, 25, 50, 75, 95, 99)},
+    }
+
+
+def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
+    """What must be equal on all ranks, by name, in few words."""
+    resolved = resolved_facts(prepared)
+    return {
+        "vitgraph": __version__,
+        "model": f"{prepared.source.name} ({resolved['architecture']}, {resolved['config_source']})",
+        "workload": f"{prepared.workload.fingerprint()} of {len(prepared.calls)} calls",
+        "graphs": f"{resolved['token_budgets']}, {resolved['graphs']} of them",
+    }
+
+
+def resolved_facts(prepared: PreparedBench) -> Mapping[str, Any]:
+    plan, monolithic = prepared.plan, prepared.monolithic
+    return {
+        "architecture": prepared.source.architecture,
+        "row": prepared.source.row.name,
+        "config_source": prepared.source.config_source,
+        "token_budgets": {path: list(budgets) for path, budgets in plan.path_budgets.items()},
+        "max_vision_items_per_batch": plan.max_items,
+        "max_frames_per_batch": plan.max_frames,
+        "graphs": len(plan.graph_keys()),
+        **({"monolithic": monolithic.resolved()} if monolithic is not None else {}),
+    }

@@ -1,0 +1,309 @@
+"""The `profile` command's work: where the time of one call goes, eagerly and in replay, beside the arithmetic limit."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitgraph import __version__
+from vitgraph.errors import InputError, NothingReplayedError, UsageError
+from vitgraph.measure.bench import Progress
+from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
+from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.items import VIDEO
+from vitgraph.records.files import refuse_to_replace, write_atomically
+from vitgraph.records.samples import EAGER, GRAPH, RUN_FILE
+from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.workloads.base import MediaItem, Request
+
+if TYPE_CHECKING:
+    from vitgraph.measure.runner import BenchRunner
+    from vitgraph.models.base import EncoderInputs
+    from vitgraph.models.encoder import VisionEncoder
+
+KIND = "profile"
+SCHEMA_VERSION = 1
+KERNELS, OPERATORS = "GPU kernels", "CPU operators"
+WARMUPS = 3
+WALL_REPEATS = 20
+MOST_ITEMS = 4096
+
+_ITEM = re.compile(r"(?:(?P<count>\d+)\s*\*\s*)?(?P<width>\d+)x(?P<height>\d+)(?:x(?P<frames>\d+))?")
+
+
+def parse_items(text: str) -> tuple[MediaItem, ...]:
+    """Reads the items of a call: `336x336`, `20*336x336`, `1024x768,640x360x8`.
+
+    Args:
+        text: Width x height in pixels, x frames of a video, each with how often before a star; separated by commas.
+
+    Raises:
+        UsageError: Something else.
+    """
+    items: list[MediaItem] = []
+    for part in text.split(","):
+        match = _ITEM.fullmatch(part.strip())
+        numbers = {name: int(value) for name, value in match.groupdict().items() if value} if match else {}
+        if not numbers or min(numbers.values()) < 1:
+            raise UsageError(
+                f"--items has {part.strip()!r}; give width x height, for example 336x336, 20*336x336 for twenty of "
+                "them, or 640x360x8 for a video of eight frames"
+            )
+        count = numbers.get("count", 1)
+        if len(items) + count > MOST_ITEMS:
+            raise UsageError(f"--items names more than {MOST_ITEMS} items; profile a smaller call")
+        items += [MediaItem(numbers["width"], numbers["height"], numbers.get("frames", 1))] * count
+    return tuple(items)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """A profile of one call.
+
+    Attributes:
+        model: Which encoder, and how it runs.
+        graph: Graph settings; without budgets, graphs of exactly the call's size are captured.
+        media: The call's items.
+        repeats: Traces to average.
+        chrome_trace: Also write a trace of host and device for each mode.
+        output_dir: Folder of the record.
+        overwrite: Replace an existing record.
+    """
+
+    model: ModelSpec
+    graph: GraphSpec
+    media: tuple[MediaItem, ...]
+    repeats: int = 5
+    chrome_trace: bool = False
+    output_dir: Path | None = None
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise UsageError(f"--repeats is {self.repeats}; it must be at least 1")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings in the shape of the record."""
+        settings = asdict(self)
+        settings["output_dir"] = str(self.output_dir) if self.output_dir else None
+        settings["media"] = [[item.width, item.height, item.frames] for item in self.media]
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedProfile:
+    """A profile that was planned without touching a device.
+
+    Attributes:
+        spec: The settings.
+        source: The model.
+        call: The call.
+        plan: Which graphs will exist.
+    """
+
+    spec: ProfileSpec
+    source: ModelSource
+    call: EncoderCall
+    plan: BudgetPlan
+
+
+def prepare_profile(spec: ProfileSpec) -> PreparedProfile:
+    """Everything that can be decided and refused before a device is touched.
+
+    Raises:
+        InputError: The model's processor does not take an item.
+    """
+    source = resolve_source(spec.model)
+    rule = source.rule()
+    calls, refused = make_calls([Request(0, spec.media)], rule, 1)
+    if refused:
+        raise InputError(f"{source.name} does not take every item of the call: {refused[0].reason}")
+    (call,) = calls
+    graph = spec.graph
+    if not graph.token_budgets:
+        graph = _exact_graphs(graph, call, tuple(rule.graph_config().paths))
+    return PreparedProfile(spec, source, call, plan_graphs(rule, graph, call.specs))
+
+
+def _exact_graphs(graph: GraphSpec, call: EncoderCall, paths: Sequence[str]) -> GraphSpec:
+    """Budgets without padding, and a replay that holds the whole call."""
+    budgets = sorted({sum(spec.tokens_on(path) for spec in call.specs) for path in paths} - {0})
+    has_videos = any(spec.modality == VIDEO for spec in call.specs)
+    frames = sum(spec.segments for spec in call.specs) if has_videos else None
+    return replace(
+        graph,
+        token_budgets=tuple(budgets),
+        max_vision_items_per_batch=graph.max_vision_items_per_batch or min(len(call.specs), budgets[0]),
+        max_frames_per_batch=frames if graph.max_frames_per_batch is None else graph.max_frames_per_batch,
+    )
+
+
+def run_profile(prepared: PreparedProfile, folder: Path, command: Sequence[str], progress: Progress) -> dict[str, Any]:
+    """Profiles the call in both modes and saves the record in `folder`.
+
+    Returns:
+        The record, of kind `profile`: `settings`, `environment`, `call` (its items, tokens and replays), `traced`
+        (what the times are of), `speed_of_light` (null on a CPU), `modes` by mode (`wall_ms` of the untraced call and
+        `summarize_traces`), and `trace_files`.
+
+    Raises:
+        NothingReplayedError: No graph holds any item of the call.
+        IncorrectOutputError: Replay and eager disagree; nothing was traced.
+    """
+    spec = prepared.spec
+    if not spec.overwrite:
+        refuse_to_replace(folder / RUN_FILE)
+    record = _Profile(prepared, progress).measure(folder)
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "kind": KIND,
+        "vitgraph_version": __version__,
+        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": list(command),
+        "settings": spec.as_dict(),
+        **record,
+    }
+    from vitgraph.records.bench_record import encode
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / RUN_FILE, f"{json.dumps(encode(record), indent=2, ensure_ascii=False)}\n".encode())
+    return record
+
+
+class _Profile:
+    """One profile in progress."""
+
+    def __init__(self, prepared: PreparedProfile, progress: Progress) -> None:
+        model = prepared.spec.model
+        self.prepared = prepared
+        self.progress = progress
+        self.device = resolve_device(model.device)
+        self.dtype = resolve_dtype(model.dtype, self.device)
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        import torch
+
+        from vitgraph.graphs.manager import EncoderCudaGraphManager
+        from vitgraph.measure.calls import CallInputs
+        from vitgraph.measure.environment import snapshot
+        from vitgraph.measure.runner import BenchOutcome, BenchRunner
+
+        prepared, call = self.prepared, self.prepared.call
+        self.progress.phase("loading the encoder")
+        encoder, facts = load(prepared.source, prepared.spec.model, device=self.device, dtype=self.dtype)
+        manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=prepared.spec.graph.packing)
+        self.progress.phase("capturing graphs", len(prepared.plan.graph_keys()))
+        manager.capture(lambda done, of, key: self.progress.step())
+        inputs = CallInputs(encoder, [call], prepared.spec.model.seed)
+        runner = BenchRunner(encoder, manager, inputs)
+        self.progress.phase("comparing replay with eager")
+        runner.check_outputs([call], BenchOutcome())
+        runner.prepare_attention([call])
+        mm_kwargs = inputs.make(call)
+        batches = manager.plan_call(mm_kwargs).batches
+        keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
+        if not keys:
+            raise NothingReplayedError(
+                "no graph holds any item of the call, so there is no replay to profile; leave --token-budgets out for "
+                "graphs of exactly its size"
+            )
+        with torch.inference_mode():
+            modes, files = self._trace_modes(runner, manager.execute, mm_kwargs, folder)
+            limit = self._speed_of_light(encoder, mm_kwargs)
+        manager.clear()
+        return {
+            "environment": {**snapshot(self.device), **facts},
+            "call": {
+                "items": [[media.width, media.height, media.frames] for media in call.media],
+                "tokens": call.tokens,
+                "input_rows": call.input_rows,
+                "replays": [
+                    {"path": key.path, "token_budget": key.token_budget, "segment_slots": key.segment_slots}
+                    for key in keys
+                ],
+                "eager_items": sum(len(batch.items) for batch in batches if not batch.is_hit),
+            },
+            "traced": KERNELS if self.device.type == "cuda" else OPERATORS,
+            "speed_of_light": limit,
+            "modes": modes,
+            "trace_files": files,
+        }
+
+    def _trace_modes(
+        self, runner: BenchRunner, execute: Any, mm_kwargs: EncoderInputs, folder: Path
+    ) -> tuple[dict[str, Any], list[str]]:
+        from vitgraph.measure.timing import CallTimer
+        from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
+
+        timer = CallTimer(self.device)
+        runs = {EAGER: partial(runner.run_eager, mm_kwargs), GRAPH: partial(execute, mm_kwargs)}
+        self.progress.phase("tracing", len(runs))
+        modes, files = {}, []
+        for mode, run in runs.items():
+            for _ in range(WARMUPS):
+                run()
+            wall_ms = timer.median_ms(run, WALL_REPEATS)
+            traces = trace_calls(run, self.device, self.prepared.spec.repeats)
+            is_on_gpu = self.device.type == "cuda"
+            modes[mode] = {"wall_ms": wall_ms, **summarize_traces(traces, wall_ms if is_on_gpu else math.inf)}
+            if self.prepared.spec.chrome_trace:
+                folder.mkdir(parents=True, exist_ok=True)
+                files.append(f"trace-{mode}.json")
+                save_chrome_trace(run, self.device, folder / files[-1])
+            self.progress.step()
+        return modes, files
+
+    def _speed_of_light(self, encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> Mapping[str, Any] | None:
+        """The arithmetic of the unpadded call at the rate of a large matrix product; None on a CPU.
+
+        Products are counted while an eager call runs, without compiled code, inside which nothing is counted; the rest
+        of the rule's count is attention's.
+        """
+        import torch
+
+        from vitgraph.measure.timing import matrix_rate_flops
+
+        rate = matrix_rate_flops(self.device, self.dtype)
+        if rate is None:
+            return None
+        total = sum(encoder.rule.flops(item) for item in self.prepared.call.items)
+        is_compiled = self.prepared.spec.model.compile
+        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+            products = product_flops(encoder, mm_kwargs)
+        return {
+            "matrix_rate_tflops": rate / 1e12,
+            "total_ms": total / rate * 1e3,
+            "product_ms": products / rate * 1e3,
+            "attention_ms": max(0.0, total - products) / rate * 1e3,
+        }
+
+
+def product_flops(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> float:
+    """Floating-point operations of the matrix products and convolutions of an eager call, counted while it runs."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from vitgraph.models.compile.replaced_modules import stock_modules
+
+    counter = FlopCounterMode(display=False)
+    # Zeros that widen a layer are no work that anyone asked for.
+    with torch.inference_mode(), stock_modules(encoder), counter:
+        for path in encoder.get_encoder_cudagraph_config().paths:
+            specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
+            present = [index for index, spec in enumerate(specs) if spec.tokens_on(path)]
+            if present:
+                encoder.encoder_eager_forward(encoder.select_encoder_cudagraph_items(mm_kwargs, present), path)
+    aten: Any = torch.ops.aten
+    # Batched products are left out: towers have them only inside attention that is not fused.
+    counted = (aten.mm, aten.addmm, aten.convolution, aten._convolution, aten.cudnn_convolution)
+    return float(sum(counter.get_flop_counts()["Global"].get(operator, 0) for operator in counted))

@@ -1,0 +1,192 @@
+"""Sets an encoder up for measuring: device, dtype, backend, weights, budgets, graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vitgraph.errors import BudgetError, UsageError
+from vitgraph.models.geometry import GeometryRule
+from vitgraph.models.registry import ModelSource, resolve_model
+from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
+from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.specs import GraphSpec, ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from vitgraph.models.encoder import VisionEncoder
+
+
+def resolve_source(spec: ModelSpec) -> ModelSource:
+    """The model that a spec names, with the processor's overrides applied; needs no torch."""
+    source = resolve_model(spec.model, revision=spec.revision)
+    if spec.mm_processor_kwargs:
+        changed = source.row.encoder_class().read_processor_config(spec.mm_processor_kwargs)
+        if not changed:
+            raise UsageError(
+                f"--mm-processor-kwargs {dict(spec.mm_processor_kwargs)} sets nothing that {source.name}'s size rule "
+                f"reads; its settings are {', '.join(source.processor)}"
+            )
+        if "size" in changed and "size" in source.processor:
+            changed["size"] = {**source.processor["size"], **changed["size"]}
+        source = replace(source, processor={**source.processor, **changed})
+    return source
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `--device` names; `auto` is the first GPU, or the CPU.
+
+    Raises:
+        UsageError: Not a device, or not there.
+    """
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UsageError(f"--device is {name!r}; use auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(f"--device is {name}, but torch sees no GPU here (torch {torch.__version__}); use cpu")
+        device = torch.device("cuda", device.index or 0)
+        if device.index >= torch.cuda.device_count():
+            raise UsageError(f"--device is {name}, but there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that `--dtype` names; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    import torch
+
+    from vitgraph.models.loading import DTYPES
+
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UsageError(f"--dtype is {name!r}; known: auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItemSpec]) -> BudgetPlan:
+    """Resolves the graph settings for a model and the items it will meet; needs no torch.
+
+    Args:
+        rule: The model's rule.
+        spec: Settings as given.
+        specs: The workload's items; they decide whether videos take part, and warnings.
+
+    Raises:
+        BudgetError: Settings that contradict each other or the model; nothing was captured.
+    """
+    config = rule.graph_config()
+    has_videos = any(item.modality == VIDEO for item in specs)
+    video_limit = spec.video_limit_per_prompt
+    if video_limit is None:
+        video_limit = int(has_videos)
+    if spec.video_pruning_rate > 0:
+        video_limit = 0
+    settings = resolve_budget_settings(
+        rule.budget_range(spec.max_call_tokens),
+        spec.token_budgets,
+        spec.max_vision_items_per_batch,
+        spec.max_frames_per_batch,
+        video_limit_per_prompt=video_limit if VIDEO in config.modalities else 0,
+        max_frames_per_video=config.max_frames_per_video,
+    )
+    smallest = min((item.output_tokens for item in specs), default=None)
+    if smallest is not None and settings.max_budget < smallest:
+        raise BudgetError(
+            f"the largest token budget is {settings.max_budget}, but the smallest item of the workload has {smallest} "
+            f"output tokens, so no graph could ever be used; pass a budget of {smallest} or more"
+        )
+    minimums = {path: policy.min_token_budget for path, policy in config.paths.items()}
+    tiled = frozenset(path for path, policy in config.paths.items() if not policy.has_segments)
+    if tiled and settings.token_budgets[0] < min(minimums.values()):
+        raise BudgetError(
+            f"token budget {settings.token_budgets[0]} is below one item of this model ({min(minimums.values())} "
+            f"tokens): its graph could hold nothing. Use budgets of {min(minimums.values())} and more"
+        )
+    plan = plan_budgets(
+        settings,
+        path_minimums=minimums if config.is_multi_path else None,
+        min_tokens_per_segment=config.min_tokens_per_segment,
+        axes=tuple(_needed_axis(axis, specs) for axis in config.axes),
+        segment_free_paths=tiled,
+    )
+    if not spec.slot_tiers:
+        plan = replace(plan, slot_tiers={key: (tiers[-1],) for key, tiers in plan.slot_tiers.items()})
+    return plan
+
+
+def _needed_axis(axis: CaptureAxis, specs: Sequence[EncoderItemSpec]) -> CaptureAxis:
+    """The axis without the keys above what any batch of these items can need; keys are ordered by their cost."""
+    if not specs:
+        return axis
+    most = axis.covering_key(item.axis_sizes[axis.name] for item in specs)
+    return axis if most is None else CaptureAxis(axis.name, axis.keys[: axis.keys.index(most) + 1])
+
+
+def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[int]) -> list[str]:
+    """What a user should know before anything is captured.
+
+    Args:
+        plan: The plan.
+        spec: Settings as given.
+        calls_items: Items of each call.
+    """
+    warnings = list(plan.notes)
+    if spec.video_pruning_rate > 0:
+        warnings.append(
+            "video graphs are disabled: video-token pruning makes the token count depend on data; images are unaffected"
+        )
+    if plan.max_items == 1 and any(items > 1 for items in calls_items):
+        warnings.append(
+            "at most 1 item fits a replay, but calls have several: they will be replayed one after the other; "
+            "raise --max-vision-items-per-batch or the largest budget"
+        )
+    graphs = len(plan.graph_keys())
+    if graphs > 64:
+        axes = " x ".join(str(len(axis.keys)) for axis in plan.axes)
+        detail = f" ({axes} capture-axis keys multiply them)" if axes else ""
+        warnings.append(f"{graphs} graphs will be captured{detail}")
+    return warnings
+
+
+def load(
+    source: ModelSource, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype
+) -> tuple[VisionEncoder, Mapping[str, Any]]:
+    """Builds the encoder of a spec; returns it with the backend facts for the record.
+
+    Raises:
+        VitgraphError: What cannot be loaded or run; nothing else is used instead.
+    """
+    from vitgraph.attention.registry import create_backend
+    from vitgraph.models.compile.aligned_mlp import parameter_count
+    from vitgraph.models.compile.compilation import compile_encoder
+    from vitgraph.models.loading import load_encoder
+
+    family = source.row.encoder_class()
+    attention = create_backend(
+        spec.attn_backend,
+        device,
+        flash_attn_version=spec.flash_attn_version,
+        head_width=family.head_width(source.vision_config),
+        heads=family.head_count(source.vision_config),
+        dtype=dtype,
+    )
+    encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
+    facts = {
+        **(compile_encoder(encoder) if spec.compile else {"compiled_blocks": 0}),
+        "attn_backend_requested": spec.attn_backend,
+        "attn_backend": attention.name,
+        "attn_implementation": attention.implementation,
+        "attn_selection": list(attention.selection) or None,
+        "dtype": str(dtype).removeprefix("torch."),
+        "parameters": parameter_count(encoder.modules),
+        "weight_bytes": sum(p.numel() * p.element_size() for p in encoder.modules.parameters()),
+    }
+    return encoder, facts

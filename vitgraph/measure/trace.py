@@ -1,0 +1,158 @@
+"""Traces single calls with torch's profiler and sums their kernels up by kind; on a CPU, operators instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitgraph.measure.kernel_kinds import KINDS, kernel_kind
+
+TOP_KERNELS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class TracedKernel:
+    """One kernel or copy on a GPU, or the own part of one operator on a CPU.
+
+    Attributes:
+        name: As the profiler gives it.
+        start_us: Start, on any clock.
+        time_us: How long it ran; an operator without the operators that it calls.
+    """
+
+    name: str
+    start_us: float
+    time_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class CallTrace:
+    """What ran during one call.
+
+    Attributes:
+        kernels: Everything that ran, in any order.
+        busy_us: Time in which at least one of them ran.
+        span_us: From the start of the first to the end of the last.
+    """
+
+    kernels: tuple[TracedKernel, ...]
+    busy_us: float
+    span_us: float
+
+
+def trace_of_kernels(kernels: Sequence[TracedKernel]) -> CallTrace:
+    """A trace of kernels that may overlap, as on a GPU."""
+    busy, end = 0.0, float("-inf")
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
+        stop = kernel.start_us + kernel.time_us
+        busy += max(0.0, stop - max(end, kernel.start_us))
+        end = max(end, stop)
+    start = min((kernel.start_us for kernel in kernels), default=0.0)
+    return CallTrace(tuple(kernels), busy, end - start if kernels else 0.0)
+
+
+def trace_calls(call: Callable[[], object], device: torch.device, repeats: int) -> list[CallTrace]:
+    """Traces a call several times, each in a trace of its own.
+
+    Only the device is traced on a GPU, which leaves the host its speed: the gaps between kernels are those of a call
+    that nobody watches. On a CPU every operator is watched, so the gaps hold the profiler's own work too.
+    """
+    from torch.profiler import ProfilerActivity
+
+    is_cuda = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
+    traces = []
+    # The profiler's first trace in a process sets it up, and may miss kernels.
+    for index in range(repeats + 1):
+        events = _profiled(call, device, [activity]).events() or ()
+        if index == 0:
+            continue
+        traces.append(_gpu_trace(events) if is_cuda else _cpu_trace(events))
+    return traces
+
+
+def save_chrome_trace(call: Callable[[], object], device: torch.device, path: Path) -> None:
+    """Writes one call, host and device, in the format of chrome://tracing and Perfetto."""
+    from torch.profiler import ProfilerActivity
+
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    _profiled(call, device, activities)
+    _profiled(call, device, activities).export_chrome_trace(str(path))
+
+
+def _profiled(call: Callable[[], object], device: torch.device, activities: Sequence[Any]) -> Any:
+    from torch.profiler import profile
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    # There is one cycle, and without the last argument torch warns that it keeps no other.
+    with profile(activities=list(activities), acc_events=True) as profiler:
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    return profiler
+
+
+def _gpu_trace(events: Sequence[Any]) -> CallTrace:
+    # Annotations, as compiled code makes them, span kernels on the device's track and are none themselves.
+    on_device = [
+        event
+        for event in events
+        if event.device_type == torch.autograd.DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
+    ]
+    return trace_of_kernels(
+        [
+            TracedKernel(event.name, event.time_range.start, event.time_range.end - event.time_range.start)
+            for event in on_device
+        ]
+    )
+
+
+def _cpu_trace(events: Sequence[Any]) -> CallTrace:
+    operators = tuple(
+        TracedKernel(event.name, event.time_range.start, event.self_cpu_time_total)
+        for event in events
+        if event.self_cpu_time_total > 0
+    )
+    start = min((event.time_range.start for event in events), default=0.0)
+    end = max((event.time_range.end for event in events), default=0.0)
+    return CallTrace(operators, sum(operator.time_us for operator in operators), end - start)
+
+
+def summarize_traces(traces: Sequence[CallTrace], untraced_ms: float = math.inf) -> dict[str, Any]:
+    """Mean of some traces of the same call, in milliseconds.
+
+    Args:
+        traces: The traces.
+        untraced_ms: Wall clock of the same call without tracing, which puts gaps of its own between short kernels:
+            where it is shorter than the traces' span, it is the span.
+
+    Returns:
+        `kernels` (how many), `busy_ms`, `span_ms`, `gap_ms` (span without busy), `kinds` (`ms` and `kernels` of each
+        of `KINDS`; where kernels overlap they add up to more than `busy_ms`) and `top`, the names that took longest.
+    """
+    count = len(traces)
+    kinds: dict[str, dict[str, float]] = {kind: {"ms": 0.0, "kernels": 0.0} for kind in KINDS}
+    names: dict[str, dict[str, Any]] = {}
+    for trace in traces:
+        for kernel in trace.kernels:
+            kind = kernel_kind(kernel.name)
+            named = names.setdefault(kernel.name, {"name": kernel.name, "kind": kind, "ms": 0.0, "kernels": 0.0})
+            for entry in (kinds[kind], named):
+                entry["ms"] += kernel.time_us / 1e3 / count
+                entry["kernels"] += 1 / count
+    busy = sum(trace.busy_us for trace in traces) / count / 1e3
+    span = max(busy, min(untraced_ms, sum(trace.span_us for trace in traces) / count / 1e3))
+    return {
+        "kernels": sum(len(trace.kernels) for trace in traces) / count,
+        "busy_ms": busy,
+        "span_ms": span,
+        "gap_ms": span - busy,
+        "kinds": kinds,
+        "top": sorted(names.values(), key=lambda entry: -entry["ms"])[:TOP_KERNELS],
+    }

@@ -1,0 +1,1 @@
+"""What compiled blocks get beyond torch's own choices."""

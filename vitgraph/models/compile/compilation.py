@@ -1,0 +1,199 @@
+"""Regional compilation: the repeated block once, where its code is kept between runs, and what compiling took."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vitgraph.errors import ModelError
+from vitgraph.models.base import EncoderInputs, GraphCapacity
+
+if TYPE_CHECKING:
+    from vitgraph.models.compile.fusions import FusingCompiler
+    from vitgraph.models.encoder import VisionEncoder
+
+RECOMPILE_LIMIT = 32
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+SWITCH_VARIABLES = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
+"""torch's own caches of compiled graphs; a value that the environment has already is left as it is."""
+
+SAMPLE_MULTIPLES = (8, 12)
+"""Smallest items in the calls that trigger the compilation. Two lengths, since torch takes the first for a constant
+where it may, and compiles again for a second."""
+
+
+class CompileClock:
+    """Time that torch's compiler took in this process since `reset`, and how often it was called.
+
+    Attributes:
+        seconds: Wall clock from the start of each compilation to its end.
+        compilations: How many there were; one is expected for each kind of block.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts anew; also after `torch._dynamo.reset`, which forgets who listens."""
+        from torch._dynamo.callback import callback_handler
+
+        if self._start not in callback_handler.start_callbacks:
+            callback_handler.register_start_callback(self._start)
+            callback_handler.register_end_callback(self._end)
+        self.seconds = 0.0
+        self.compilations = 0
+        self._started: float | None = None
+        self._counted_before = _cache_counts()
+
+    def cache_counts(self) -> dict[str, int]:
+        """Hits and misses in torch's cache of compiled graphs since `reset`."""
+        return {name: count - self._counted_before[name] for name, count in _cache_counts().items()}
+
+    def _start(self, *_: Any) -> None:
+        self._started = time.perf_counter()
+
+    def _end(self, *_: Any) -> None:
+        if self._started is not None:
+            self.seconds += time.perf_counter() - self._started
+            self.compilations += 1
+            self._started = None
+
+
+_clock: CompileClock | None = None
+_compiler: FusingCompiler | None = None
+
+
+def _cache_counts() -> dict[str, int]:
+    from torch._dynamo.utils import counters
+
+    found = counters["inductor"]
+    return {"hits": found["fxgraph_cache_hit"], "misses": found["fxgraph_cache_miss"]}
+
+
+def default_cache_folder() -> Path:
+    """Where compiled code is kept unless the environment says otherwise; torch's own default is a temporary folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "vitgraph" / "compiled"
+
+
+def use_disk_cache() -> Path | None:
+    """Switches torch's caches of compiled code on and points them at a folder that outlives the run.
+
+    Returns:
+        The folder; None where none can be written, and torch's temporary default is used.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    for name in SWITCH_VARIABLES:
+        os.environ.setdefault(name, "1")
+    given = os.environ.get(CACHE_VARIABLE)
+    # Importing parts of torch writes its default into the environment, so that one is nobody's wish.
+    if given and Path(given) == Path(default_cache_dir()).absolute():
+        given = None
+    folder = Path(given) if given else default_cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            return None
+    except (OSError, RuntimeError):
+        # A read-only or missing home must not stop a run that needs no cache.
+        return None
+    os.environ[CACHE_VARIABLE] = str(folder)
+    return folder
+
+
+def compile_blocks(encoder: VisionEncoder) -> int:
+    """Sets the tower's repeated block to compile: once, for any length, shared by all layers, budgets and eager.
+
+    Returns:
+        The blocks that were set to compile; `compile_now` or their first run compiles them.
+
+    Raises:
+        ModelError: The family names no repeated block.
+    """
+    from vitgraph.attention.opaque import register_opaque
+    from vitgraph.models.compile.fusions import FusingCompiler
+    from vitgraph.models.compile.residual import CompiledBlockRunner
+    from vitgraph.models.loading import set_implementation
+
+    blocks = encoder.repeated_blocks()
+    if not blocks:
+        raise ModelError(f"{type(encoder).__name__} names no repeated block to compile; leave --compile out")
+    use_disk_cache()
+    # Towers with several kinds of blocks and shapes need more variants than torch allows by default.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+    set_implementation(encoder.modules, register_opaque(encoder.attention))
+    global _clock, _compiler
+    if _clock is None:
+        _clock = CompileClock()
+    _clock.reset()
+    _compiler = FusingCompiler()
+    for block in blocks:
+        block.compile(backend=_compiler, dynamic=True)
+    encoder.run_block = CompiledBlockRunner(_compiler, blocks, encoder.block_scale)
+    for name in encoder.compiled_functions:
+        setattr(encoder, name, torch.compile(getattr(encoder, name), backend=_compiler, dynamic=True))
+    return len(blocks)
+
+
+def compile_facts() -> dict[str, Any]:
+    """What compiling has taken since `compile_blocks`, for the record; empty where nothing was set to compile.
+
+    Returns:
+        `compile_s`, `compilations`, `compile_cache` (`hits` and `misses`), `compile_cache_dir` and `compile_fusions`.
+    """
+    if _clock is None or _compiler is None:
+        return {}
+    return {
+        "compile_s": _clock.seconds,
+        "compilations": _clock.compilations,
+        "compile_cache": _clock.cache_counts(),
+        "compile_cache_dir": os.environ.get(CACHE_VARIABLE),
+        "compile_fusions": _compiler.facts(),
+    }
+
+
+def sample_calls(encoder: VisionEncoder) -> Iterator[tuple[EncoderInputs, str]]:
+    """Small calls that reach every path of an encoder, with the path; their pixels are random."""
+    config = encoder.get_encoder_cudagraph_config()
+    axis_key = tuple(value for axis in config.axes for value in axis.keys[0])
+    for path, policy in config.paths.items():
+        for multiple in SAMPLE_MULTIPLES:
+            capacity = GraphCapacity(path, multiple * policy.min_token_budget, multiple, axis_key)
+            items = encoder.dummy_items(capacity)
+            rows: dict[str, int] = {}
+            for item in items:
+                for name, count in encoder.rule.pixel_rows(item).items():
+                    rows[name] = rows.get(name, 0) + count
+            yield encoder.make_inputs(items, encoder.random_pixels(rows, 0)), path
+
+
+@torch.inference_mode()
+def compile_now(encoder: VisionEncoder) -> dict[str, Any]:
+    """Compiles the blocks of an encoder that `compile_blocks` has prepared, by running it on small calls.
+
+    Returns:
+        `compile_facts`.
+    """
+    for inputs, path in sample_calls(encoder):
+        encoder.encoder_eager_forward(inputs, path)
+    return compile_facts()
+
+
+def compile_encoder(encoder: VisionEncoder) -> dict[str, Any]:
+    """Sets the blocks of an encoder to compile, and compiles them.
+
+    Returns:
+        `compile_facts`, and `compiled_blocks`, how many they are.
+
+    Raises:
+        ModelError: The family names no repeated block.
+    """
+    blocks = compile_blocks(encoder)
+    return {**compile_now(encoder), "compiled_blocks": blocks}

@@ -1,0 +1,370 @@
+"""DeepSeek-OCR: SAM, CLIP and the projector on a padded global view and on 2 to 6 crops, a path for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import InputError, ModelError
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.families.internvl import tile_layouts
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
+from vitgraph.models.two_path import (
+    GLOBAL,
+    LOCAL,
+    CropGeometry,
+    TwoPathEncoder,
+    TwoPathRule,
+    normalized,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from vitgraph.attention.base import AttentionBackend
+
+SAM_CONSTANTS: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "output_channels": 256,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 1024,
+    "patch_size": 16,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+    "qkv_bias": True,
+    "use_abs_pos": True,
+    "use_rel_pos": True,
+    "window_size": 14,
+    "global_attn_indexes": [2, 5, 8, 11],
+    "mlp_dim": 3072,
+    "downsample_channels": [512, 1024],
+}
+CLIP_CONSTANTS: Mapping[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 224,
+    "patch_size": 14,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+"""What the model's own code builds; its config.json restates a part of it."""
+
+WIDTH_FIELDS = {
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "global_attn_indexes": "global_attn_indexes",
+    "downsample_channels": "downsample_channels",
+}
+"""Names in config.json's `vision_config.width` for fields of the two towers."""
+
+PROCESSOR_FIELDS = {
+    "base_size": "global_size",
+    "global_size": "global_size",
+    "image_size": "local_size",
+    "local_size": "local_size",
+    "crop_mode": "crop_mode",
+    "min_crops": "min_crops",
+    "max_crops": "max_crops",
+    "image_mean": "image_mean",
+    "image_std": "image_std",
+}
+"""Settings of the published processor, under its names and under the presets'."""
+
+CHECKPOINT_KEYS = (
+    (r"sam_model\.patch_embed\.proj\.", "visual.sam_encoder.patch_embed.projection."),
+    (r"sam_model\.pos_embed$", "visual.sam_encoder.pos_embed"),
+    (r"sam_model\.blocks\.(\d+)\.norm([12])\.", r"visual.sam_encoder.layers.\1.layer_norm\2."),
+    (r"sam_model\.blocks\.(\d+)\.(attn|mlp)\.", r"visual.sam_encoder.layers.\1.\2."),
+    (r"sam_model\.neck\.0\.", "visual.sam_encoder.neck.conv1."),
+    (r"sam_model\.neck\.1\.", "visual.sam_encoder.neck.layer_norm1."),
+    (r"sam_model\.neck\.2\.", "visual.sam_encoder.neck.conv2."),
+    (r"sam_model\.neck\.3\.", "visual.sam_encoder.neck.layer_norm2."),
+    (r"sam_model\.net_2\.", "visual.sam_encoder.proj.conv1."),
+    (r"sam_model\.net_3\.", "visual.sam_encoder.proj.conv2."),
+    (r"vision_model\.embeddings\.(class|position)_embedding", r"visual.vision_encoder.embeddings.\1_embedding"),
+    (r"vision_model\.pre_layrnorm\.", "visual.vision_encoder.pre_layrnorm."),
+    (r"vision_model\.transformer\.layers\.(\d+)\.", r"visual.vision_encoder.encoder.layers.\1."),
+    (r"projector\.layers\.", "projector."),
+    (r"image_newline$", "tokens.image_newline"),
+    # The published name has the typing error.
+    (r"view_seperator$", "tokens.view_separator"),
+)
+"""Published key after an optional `model.` to module name. CLIP's patch embedding is published and never used."""
+
+
+class DeepseekOCRRule(TwoPathRule):
+    """Crops: the layout nearest in aspect ratio, for images with a side above one crop's. Global view: the whole image,
+    padded to a square. Without `crop_mode` there is the global view only.
+
+    Raises:
+        ModelError: A side is no multiple of 64 pixels, four SAM patches of 16.
+    """
+
+    local_pixels: ClassVar[str] = "images_crop"
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        self.sam = self.vision_config["sam_config"]
+        self.clip = self.vision_config["encoder_config"]
+        self.patch = int(self.sam["patch_size"])
+        for name, side in (("global", self.global_side), ("local", self.local_side)):
+            if side < 1 or side % (4 * self.patch):
+                raise ModelError(
+                    f"the {name} side is {side} pixels; it must be a multiple of {4 * self.patch}, the pixels of one "
+                    "output token. Published modes: 512, 640, 1024 and 1280"
+                )
+
+    def cells(self, path: str) -> int:
+        """Output tokens on a side of a view of that path."""
+        return self.side_of(path) // (4 * self.patch)
+
+    @cached_property
+    def path_tokens(self) -> Mapping[str, int]:
+        # Each row of the global view ends with a newline already; crops get theirs when they are joined.
+        whole, crop = self.cells(GLOBAL), self.cells(LOCAL)
+        return {GLOBAL: whole * (whole + 1), LOCAL: crop * crop}
+
+    def crop_grid(self, width: int, height: int) -> tuple[int, int]:
+        self._check_global_view(width, height)
+        if not self.processor["crop_mode"] or max(width, height) <= self.local_side:
+            return 0, 0
+        ratio, area = width / height, width * height
+        best, best_distance = (1, 1), float("inf")
+        for columns, rows in tile_layouts(int(self.processor["min_crops"]), int(self.processor["max_crops"])):
+            distance = abs(ratio - columns / rows)
+            # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
+            fills = area > 0.5 * self.local_side**2 * columns * rows
+            if distance < best_distance or (distance == best_distance and fills):
+                best, best_distance = (columns, rows), distance
+        # A single crop would repeat the global view; the processor leaves it out.
+        return best if best != (1, 1) else (0, 0)
+
+    @property
+    def stretches_global_view(self) -> bool:
+        """The small modes without crops resize to a square and lose the aspect ratio; the others pad."""
+        return not self.processor["crop_mode"] and self.global_side <= 640
+
+    def _check_global_view(self, width: int, height: int) -> None:
+        short, long = sorted((width, height))
+        if not self.stretches_global_view and round(short / long * self.global_side) < 1:
+            raise InputError(
+                f"image of {width}x{height} would be {self.global_side}x0 pixels in the global view of "
+                f"{self.global_side}x{self.global_side}, which the processor refuses; crop it or leave it out"
+            )
+
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        item = self.checked_crops(geometry)
+        side = self.cells(LOCAL)
+        local = item.rows * side * (item.columns * side + 1) if item.crops else 0
+        return local + self.path_tokens[GLOBAL] + 1
+
+    def view_flops(self, side: int) -> float:
+        grid, cells = side // self.patch, side // (4 * self.patch)
+        width, channels = self.sam["hidden_size"], self.sam["output_channels"]
+        middle, last = self.sam["downsample_channels"]
+        patches = grid * grid
+        sam = 2.0 * patches * 3 * self.patch**2 * width
+        for layer in range(self.sam["num_hidden_layers"]):
+            sam += self._sam_layer_flops(grid, is_global=layer in self.sam["global_attn_indexes"])
+        sam += 2.0 * patches * channels * (width + 9 * channels)
+        sam += 2.0 * 9 * (4 * cells * cells * channels * middle + cells * cells * middle * last)
+        rows, clip = cells * cells + 1, self.clip["hidden_size"]
+        depth, mlp = self.clip["num_hidden_layers"], self.clip["intermediate_size"]
+        projector = 2.0 * cells * cells * (clip + last) * self.output_width
+        return sam + transformer_flops(rows, float(rows) ** 2, depth, clip, mlp) + projector
+
+    def _sam_layer_flops(self, grid: int, *, is_global: bool) -> float:
+        """One SAM layer; windows cover the grid with padding, which takes part in attention."""
+        width, window = self.sam["hidden_size"], grid if is_global else int(self.sam["window_size"])
+        rows = (-(-grid // window) * window) ** 2
+        products = 2.0 * rows * 4 * width * width
+        attention = 4.0 * rows * window * window * width
+        positions = 2.0 * rows * 2 * window * width
+        return products + attention + positions + 2.0 * grid * grid * 2 * width * self.sam["mlp_dim"]
+
+
+class DeepseekOCREncoder(TwoPathEncoder):
+    """`UnlimitedOcrVisionModel` (SAM, then CLIP on SAM's features), a linear projector and the view tokens."""
+
+    rule_class: ClassVar[type[GeometryRule]] = DeepseekOCRRule
+    rule: DeepseekOCRRule
+
+    def __init__(self, modules: nn.ModuleDict, rule: DeepseekOCRRule, attention: AttentionBackend) -> None:
+        from vitgraph.models.families.deepseek_ocr_modules import position_tables
+
+        super().__init__(modules, rule, attention)
+        tower: Any = modules["visual"]
+        self._positions = {}
+        for path in (GLOBAL, LOCAL):
+            grid = rule.side_of(path) // rule.patch
+            self._positions[path] = position_tables(tower.sam_encoder, tower.vision_encoder, grid)
+            for layer in tower.sam_encoder.layers:
+                layer.attn.prepare(layer.window_size or grid)
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.unlimited_ocr import UnlimitedOcrVisionConfig, UnlimitedOcrVisionModel
+
+        from vitgraph.models.families.deepseek_ocr_modules import TabledSamAttention, ViewTokens
+
+        config = UnlimitedOcrVisionConfig(**vision_config)
+        features = (
+            vision_config["encoder_config"]["hidden_size"] + vision_config["sam_config"]["downsample_channels"][-1]
+        )
+        with device:
+            # SAM has its attention class from here on and never asks for an implementation again.
+            tower: Any = UnlimitedOcrVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            for layer in tower.sam_encoder.layers:
+                layer.attn = TabledSamAttention(config.sam_config, layer.window_size).to(dtype)
+            projector = nn.Linear(features, extra["text_hidden_size"]).to(dtype)
+            tokens = ViewTokens(extra["text_hidden_size"]).to(dtype)
+        return nn.ModuleDict({"visual": tower, "projector": projector, "tokens": tokens})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return rename_key(key, CHECKPOINT_KEYS, prefix=r"^(?:model\.)?")
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        name = cls.map_checkpoint_key(key)
+        if name is None:
+            return {}
+        if ".self_attn.qkv_proj." not in name:
+            return {name: tensor}
+        return {
+            name.replace(".qkv_proj.", f".{part}_proj."): value
+            for part, value in zip("qkv", tensor.chunk(3), strict=True)
+        }
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        projector = config.get("projector_config") or {}
+        if projector.get("projector_type", "linear") != "linear" or config.get("tile_tag", "2D") != "2D":
+            raise ModelError(
+                f"projector_type is {projector.get('projector_type')!r} and tile_tag {config.get('tile_tag')!r}; only "
+                "'linear' and '2D', the published model's, are supported"
+            )
+        widths = config["vision_config"].get("width") or {}
+        vision = {
+            "sam_config": {**SAM_CONSTANTS, **_renamed(widths.get("sam_vit_b") or {})},
+            "encoder_config": {**CLIP_CONSTANTS, **_renamed(widths.get("clip-l-14-224") or {})},
+        }
+        text = config.get("language_config") or config
+        width = projector.get("n_embed") or text.get("hidden_size")
+        return vision, {"text_hidden_size": width} if width else {}
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        resolutions = processor.get("candidate_resolutions")
+        if resolutions:
+            found["global_size"] = int(resolutions[0][0])
+        found.update(
+            {ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None}
+        )
+        return found
+
+    @classmethod
+    def head_width(cls, vision_config: Mapping[str, Any]) -> int:
+        """CLIP's; SAM's attention does not come to the backend."""
+        return super().head_width(vision_config["encoder_config"])
+
+    def encode_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
+        import torch
+
+        from vitgraph.models.families.deepseek_ocr_modules import clip_features, sam_features
+
+        tower: Any = self.modules["visual"]
+        sam_positions, clip_positions = self._positions[path]
+        features = sam_features(tower.sam_encoder, pixels, sam_positions)
+        rows = self.modules["projector"](clip_features(tower.vision_encoder, features, clip_positions))
+        if path == LOCAL:
+            return rows
+        tokens: Any = self.modules["tokens"]
+        side = self.rule.cells(GLOBAL)
+        grid = rows.unflatten(1, (side, side))
+        newline = tokens.image_newline.expand(len(rows), side, 1, -1)
+        return torch.cat([grid, newline], dim=2).flatten(1, 2)
+
+    def assemble(self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None) -> torch.Tensor:
+        """The crops' patches as one grid whose rows end with newlines, the global view, the separator."""
+        import torch
+
+        tokens: Any = self.modules["tokens"]
+        if local_rows is None:
+            return torch.cat([global_rows, tokens.view_separator[None]])
+        side = self.rule.cells(LOCAL)
+        height, width = item.rows * side, item.columns * side
+        result = local_rows.new_empty(self.rule.final_tokens(item), local_rows.shape[1])
+        local = height * (width + 1)
+        grid = result[:local].view(height, width + 1, -1)
+        crops = local_rows.view(item.rows, item.columns, side, side, -1)
+        grid[:, :width].unflatten(1, (item.columns, side)).unflatten(0, (item.rows, side)).copy_(crops.transpose(1, 2))
+        grid[:, width] = tokens.image_newline
+        result[local:-1] = global_rows
+        result[-1] = tokens.view_separator
+        return result
+
+    def stock_views(self, pixels: torch.Tensor) -> torch.Tensor:
+        from vitgraph.models.families.deepseek_ocr_modules import stock_lookup
+
+        tower: Any = self.modules["visual"]
+        with stock_lookup([layer.attn for layer in tower.sam_encoder.layers]):
+            return self.modules["projector"](tower(pixels).last_hidden_state)
+
+    def stock_item(self, item: CropGeometry, whole: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        tokens: Any = self.modules["tokens"]
+        newline = tokens.image_newline[None]
+        parts = []
+        side = self.rule.cells(LOCAL)
+        for row in crops.split(item.columns) if item.crops else ():
+            for line in range(side):
+                parts += [*(crop[line * side : (line + 1) * side] for crop in row), newline]
+        for line in whole.split(self.rule.cells(GLOBAL)):
+            parts += [line, newline]
+        return torch.cat([*parts, tokens.view_separator[None]])
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.sam_encoder.patch_embed.projection",)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return [*tower.sam_encoder.layers, *tower.vision_encoder.encoder.layers]
+
+    def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
+        """The published processor's rule; transformers has none for this model."""
+        import torch
+        from PIL import ImageOps
+
+        rule = self.rule
+        mean, std = rule.processor["image_mean"], rule.processor["image_std"]
+        side = rule.global_side
+        if rule.stretches_global_view:
+            view = image.resize((side, side))
+        else:
+            view = ImageOps.pad(image, (side, side), color=tuple(int(value * 255) for value in mean))
+        crops = torch.empty(0, 3, rule.local_side, rule.local_side)
+        if item.crops:
+            resized = image.resize((item.columns * rule.local_side, item.rows * rule.local_side))
+            grid = normalized(resized, mean, std).unflatten(2, (item.columns, -1)).unflatten(1, (item.rows, -1))
+            crops = grid.permute(1, 3, 0, 2, 4).flatten(0, 1)
+        return normalized(view, mean, std), crops
+
+
+def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {ours: found[theirs] for theirs, ours in WIDTH_FIELDS.items() if theirs in found}

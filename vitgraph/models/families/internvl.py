@@ -1,0 +1,268 @@
+"""InternVL 2 to 3.5: InternViT on 448-pixel tiles or video frames, pixel shuffle and projector captured with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import ModelError
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.geometry import GeometryRule, TileGeometry, transformer_flops
+from vitgraph.models.tiles import TileEncoder, TileRule
+from vitgraph.planning.items import IMAGE, VIDEO
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+VISION_FIELDS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "attention_bias",
+    "use_qk_norm",
+    "intermediate_size",
+    "hidden_act",
+    "norm_type",
+    "layer_norm_eps",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "use_mask_token",
+    "use_absolute_position_embeddings",
+    "layer_scale_init_value",
+    "use_mean_pooling",
+)
+"""Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
+
+EXTRA_FIELDS = (
+    "downsample_ratio",
+    "projector_hidden_act",
+    "vision_feature_layer",
+    "vision_feature_select_strategy",
+    "ps_version",
+    "min_dynamic_patch",
+    "max_dynamic_patch",
+    "use_thumbnail",
+)
+"""Fields at the top of config.json that the projector and the tiling need."""
+
+ORIGINAL_VISION_FIELDS = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}
+"""Names that the original repositories' config.json has for them."""
+
+ORIGINAL_KEYS = (
+    (r"^vision_model\.embeddings\.class_embedding$", "visual.embeddings.cls_token"),
+    (r"^vision_model\.embeddings\.position_embedding$", "visual.embeddings.position_embeddings"),
+    (r"^vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.patch_embeddings.projection."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.norm1\.", r"visual.encoder.layer.\1.layernorm_before."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.norm2\.", r"visual.encoder.layer.\1.layernorm_after."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.ls([12])$", r"visual.encoder.layer.\1.lambda_\2"),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.attn\.proj\.", r"visual.encoder.layer.\1.attention.projection_layer."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.attn\.", r"visual.encoder.layer.\1.attention."),
+    (r"^vision_model\.encoder\.layers\.(\d+)\.mlp\.", r"visual.encoder.layer.\1.mlp."),
+    (r"^mlp1\.0\.", "projector.layer_norm."),
+    (r"^mlp1\.1\.", "projector.linear_1."),
+    (r"^mlp1\.3\.", "projector.linear_2."),
+    (r"^(?:model\.)?vision_tower\.", "visual."),
+    (r"^(?:model\.)?multi_modal_projector\.", "projector."),
+)
+"""Published key (both the original repositories and the `-HF` ones) to module name; the first match holds."""
+
+
+@lru_cache(maxsize=32)
+def tile_layouts(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Layouts `(columns, rows)` of `fewest` to `most` tiles, those of fewer tiles first."""
+    layouts = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if columns * rows >= fewest
+    ]
+    return tuple(sorted(layouts, key=lambda layout: layout[0] * layout[1]))
+
+
+class InternVLRule(TileRule):
+    """Images: the layout of 1 to 12 tiles nearest in aspect ratio, and a thumbnail where it has several. Videos: one
+    tile a frame."""
+
+    modalities: ClassVar[tuple[str, ...]] = (IMAGE, VIDEO)
+
+    @property
+    def merge(self) -> int:
+        return round(1 / float(self.extra.get("downsample_ratio", 0.5)))
+
+    def setting(self, name: str) -> Any:
+        """A tiling setting; the original repositories keep them in config.json, which then holds."""
+        return self.extra[name] if name in self.extra else self.processor[name]
+
+    @property
+    def most_video_frames(self) -> int:
+        """Frames that a loader takes from a video file."""
+        return int(self.processor["video"]["num_frames"])
+
+    @property
+    def most_tiles_per_item(self) -> int:
+        return max(int(self.setting("max_dynamic_patch")) + 1, self.most_video_frames)
+
+    def image_tiles(self, width: int, height: int) -> int:
+        most = int(self.setting("max_dynamic_patch"))
+        if most <= 1:
+            return 1
+        ratio, area = width / height, width * height
+        best, best_distance = (1, 1), float("inf")
+        for columns, rows in tile_layouts(int(self.setting("min_dynamic_patch")), most):
+            distance = abs(ratio - columns / rows)
+            # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
+            fills = area > 0.5 * self.tile_side**2 * columns * rows
+            if distance < best_distance or (distance == best_distance and fills):
+                best, best_distance = (columns, rows), distance
+        tiles = best[0] * best[1]
+        return tiles + 1 if tiles > 1 and self.setting("use_thumbnail") else tiles
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> TileGeometry:
+        return TileGeometry(VIDEO, frames if fps is None else min(frames, self.most_video_frames))
+
+    def tile_flops(self) -> float:
+        config = self.vision_config
+        width, patches, text = config["hidden_size"], self.patches_per_tile, self.output_width
+        rows = patches + 1
+        projector = 2.0 * self.tokens_per_tile * (width * self.merge**2 * text + text * text)
+        return (
+            2.0 * patches * config.get("num_channels", 3) * self.patch**2 * width
+            + transformer_flops(rows, float(rows) ** 2, config["num_hidden_layers"], width, config["intermediate_size"])
+            + projector
+        )
+
+
+class InternVLEncoder(TileEncoder):
+    """`InternVLVisionModel`, pixel shuffle and `InternVLMultiModalProjector`."""
+
+    rule_class: ClassVar[type[GeometryRule]] = InternVLRule
+    rule: InternVLRule
+    block_scale: ClassVar[str | None] = "lambda_2"
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.internvl import InternVLConfig, InternVLVisionConfig, InternVLVisionModel
+        from transformers.models.internvl.modeling_internvl import InternVLMultiModalProjector
+
+        _check_supported(vision_config, extra)
+        config = InternVLVisionConfig(**vision_config)
+        full = InternVLConfig(
+            vision_config=config,
+            text_config={"model_type": "qwen2", "hidden_size": extra["text_hidden_size"]},
+            downsample_ratio=extra.get("downsample_ratio", 0.5),
+            projector_hidden_act=extra.get("projector_hidden_act", "gelu"),
+        )
+        with device:
+            tower = InternVLVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            projector = InternVLMultiModalProjector(full).to(dtype)
+        return nn.ModuleDict({"visual": tower, "projector": projector})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return rename_key(key, ORIGINAL_KEYS)
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        name = cls.map_checkpoint_key(key)
+        if name is None:
+            return {}
+        if ".attention.qkv." not in name:
+            return {name: tensor}
+        parts = tensor.chunk(3)
+        return {name.replace(".qkv.", f".{part}_proj."): value for part, value in zip("qkv", parts, strict=True)}
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = dict(config["vision_config"])
+        for theirs, ours in ORIGINAL_VISION_FIELDS.items():
+            if theirs in found:
+                found[ours] = found[theirs]
+        vision = {name: found[name] for name in VISION_FIELDS if found.get(name) is not None}
+        text = config.get("text_config") or config.get("llm_config") or {}
+        extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
+        extra.update({name: config[name] for name in EXTRA_FIELDS if config.get(name) is not None})
+        if "select_layer" in config:
+            extra["vision_feature_layer"] = config["select_layer"]
+        if config.get("dynamic_image_size") is False:
+            extra["max_dynamic_patch"] = 1
+        return vision, extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        found = {name: processor[name] for name in ("image_mean", "image_std") if processor.get(name) is not None}
+        for theirs, ours in (("min_patches", "min_dynamic_patch"), ("max_patches", "max_dynamic_patch")):
+            if processor.get(theirs) is not None:
+                found[ours] = processor[theirs]
+        return found
+
+    @classmethod
+    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        return {"num_frames": processor["num_frames"]} if processor.get("num_frames") else {}
+
+    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        from vitgraph.models.compile.residual import ResidualStream
+
+        tower: Any = self.modules["visual"]
+        stream = ResidualStream(tower.embeddings(pixels, None))
+        for layer in tower.encoder.layer:
+            stream = self.run_block(layer, stream)
+        # The class token has taken part in attention, and is dropped.
+        features = tower.layernorm(stream.whole())[:, 1:]
+        tiles, _, width = features.shape
+        merge, cells = self.rule.merge, self.rule.patches_per_side // self.rule.merge
+        # Pixel shuffle: the merge x merge patches of a cell side by side, in row order.
+        blocks = features.view(tiles, cells, merge, cells, merge, width).transpose(2, 3)
+        return self.modules["projector"](blocks.reshape(tiles, cells * cells, merge * merge * width))
+
+    def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        from transformers.models.internvl import InternVLModel
+
+        features = self.modules["visual"](pixel_values=pixels).last_hidden_state[:, 1:]
+        side = self.rule.patches_per_side
+        grid = features.reshape(len(pixels), side, side, -1)
+        shuffle: Any = InternVLModel.pixel_shuffle
+        shuffled = shuffle(None, grid, scale_factor=1 / self.rule.merge)
+        return self.modules["projector"](shuffled.reshape(len(pixels), -1, shuffled.shape[-1]))
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.patch_embeddings.projection",)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.encoder.layer)
+
+    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+        rule = self.rule
+        processor = GotOcr2ImageProcessorPil(
+            size={"height": rule.tile_side, "width": rule.tile_side},
+            crop_to_patches=True,
+            min_patches=rule.setting("min_dynamic_patch"),
+            max_patches=rule.setting("max_dynamic_patch"),
+            image_mean=rule.processor["image_mean"],
+            image_std=rule.processor["image_std"],
+        )
+        return processor(images=list(images), return_tensors="pt")["pixel_values"]
+
+
+def _check_supported(vision_config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
+    if extra.get("vision_feature_layer", -1) != -1:
+        raise ModelError(
+            f"vision_feature_layer (select_layer) is {extra['vision_feature_layer']}; only -1, the last, is supported"
+        )
+    if extra.get("vision_feature_select_strategy", "default") != "default":
+        raise ModelError(
+            f"vision_feature_select_strategy is {extra['vision_feature_select_strategy']!r}; only 'default', "
+            "which drops the class token, leaves a square of patches to merge"
+        )
+    if extra.get("ps_version", "v2") != "v2":
+        raise ModelError(f"ps_version is {extra['ps_version']!r}; only the pixel shuffle of InternVL 2 and later, 'v2'")
+    if not vision_config.get("use_mean_pooling", True):
+        raise ModelError("use_mean_pooling is false: the checkpoint has a final norm that InternVL towers do not have")

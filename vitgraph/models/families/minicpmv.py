@@ -1,0 +1,274 @@
+"""MiniCPM-V 2.5, 2.6 and 4.0: images cut into slices, a packed SigLIP tower, and a resampler to fixed tokens a slice.
+
+transformers has the tower (as part of MiniCPM-V 4.6) but neither these models nor their resampler. A slice gives the
+same number of tokens whatever its size, so tokens do not bound patches: the capture axis `patch_grid` does. Its keys
+are patch grids that cover every slice of a batch; since the processor aims every slice at one area, a graph's patches
+for a slice are the most that its slices can have within the key's grid, which is far below the grid's own area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import ModelError
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
+from vitgraph.models.geometry import GeometryRule, ItemGeometry
+from vitgraph.models.grid_metadata import block_positions
+from vitgraph.planning.items import IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import nn
+
+TOWER_DEFAULTS = {
+    "num_channels": 3,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+    "attention_dropout": 0.0,
+}
+TOWER_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "image_size",
+    "patch_size",
+    *TOWER_DEFAULTS,
+)
+
+
+@lru_cache(maxsize=1024)
+def nearest_positions(rows: int, columns: int, side: int) -> np.ndarray:
+    """Cell of a `side x side` position table nearest to each patch of a slice, raster order, `[rows * columns]` int32.
+
+    The arithmetic is float32, as in transformers: at some sizes a patch lies on a cell's edge, and rounding decides.
+    """
+    edges = np.arange(1 / side, 1.0, 1 / side).astype(np.float32)
+    row_cells, column_cells = (
+        np.searchsorted(edges, np.arange(size, dtype=np.float32) / np.float32(size), side="right")
+        for size in (rows, columns)
+    )
+    return (row_cells[:, None] * side + column_cells).reshape(-1).astype(np.int32)
+
+
+def patch_rows(image: Image, patch: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Normalised patches of an RGB image in raster order: `[rows * columns, 3 * patch * patch]` float32."""
+    pixels: np.ndarray = np.asarray(image, dtype=np.float32) / np.float32(255)
+    pixels = (pixels - np.asarray(mean, dtype=np.float32)) / np.asarray(std, dtype=np.float32)
+    height, width, channels = pixels.shape
+    cells = pixels.reshape(height // patch, patch, width // patch, patch, channels).transpose(0, 2, 4, 1, 3)
+    return np.ascontiguousarray(cells).reshape(-1, channels * patch * patch)
+
+
+class MiniCPMVEncoder(VisionEncoder):
+    """`MiniCPMV4_6VisionModel` without its merger, and the resampler; pixels `[N, 588]` as (channel, y, x)."""
+
+    rule_class: ClassVar[type[GeometryRule]] = MiniCPMVRule
+    rule: MiniCPMVRule
+    versions: ClassVar[tuple[str, ...]] = ("2.6", "4.0")
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
+        from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
+
+        from vitgraph.models.families.minicpmv_modules import Resampler
+
+        # The merger of 4.6 is not part of these models; a window of one patch keeps it small until it is dropped.
+        config = MiniCPMV4_6VisionConfig(**vision_config, window_kernel_size=(1, 1))
+        with device:
+            tower = MiniCPMV4_6VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            resampler = Resampler(
+                extra["query_num"], extra["text_hidden_size"], extra["resampler_heads"], vision_config["hidden_size"]
+            )
+        del tower.vit_merger
+        return nn.ModuleDict({"vpm": tower, "resampler": resampler.to(device, dtype)})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        if key.startswith("vpm."):
+            return key
+        # A stored position table is made anew.
+        if not key.startswith("resampler.") or key == "resampler.pos_embed":
+            return None
+        for published, name in (("ln_q.", "query_norm."), ("ln_kv.", "kv_norm."), ("ln_post.", "post_norm.")):
+            if key.startswith("resampler." + published):
+                return "resampler." + name + key.removeprefix("resampler." + published)
+        return key
+
+    @classmethod
+    def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
+        """True for the config.json of this row; the versions share one architecture name."""
+        return _model_version(config) in cls.versions
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if not cls.accepts_model_config(config):
+            raise ModelError(
+                f"MiniCPM-V {_model_version(config)} was given to the adapter of {', '.join(cls.versions)}; "
+                "2.5, 2.6 and 4.0 have adapters"
+            )
+        published = {**TOWER_DEFAULTS, **config["vision_config"]}
+        vision_config = {name: published[name] for name in TOWER_FIELDS}
+        if config.get("drop_vision_last_layer"):
+            vision_config["num_hidden_layers"] -= 1
+        width = config["hidden_size"]
+        return vision_config, {
+            "text_hidden_size": width,
+            "query_num": config["query_num"],
+            "resampler_heads": width // 128,
+        }
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("patch_size", "scale_resolution", "max_slice_nums", "norm_mean", "norm_std")
+        return {name: processor[name] for name in names if processor.get(name) is not None}
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (self.rule.vision_config["num_channels"] * self.rule.patch**2,)
+
+    def _slices(self, capacity: GraphCapacity) -> int:
+        """Slices of a graph; a budget that is no multiple of a slice's tokens is rounded up to whole slices."""
+        return max(capacity.segment_slots, -(-capacity.token_budget // self.rule.queries))
+
+    def _patches(self, capacity: GraphCapacity) -> int:
+        return self._slices(capacity) * self.rule.slice_capacity(capacity.axis_key)
+
+    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+        return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        patches = self._patches(capacity)
+        return {
+            "cu_seqlens": MetadataField((self._slices(capacity) + 1,), "int32", PAD_REPEAT_LAST),
+            "position_ids": MetadataField((patches,), "int32"),
+            "grid_positions": MetadataField((patches, 2), "int32"),
+        }
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [grid for item in items for grid in self.rule.checked_slices(item).grids]
+        side = int(self.rule.vision_config["image_size"]) // self.rule.patch
+        offsets = np.zeros(len(grids) + 1, dtype=np.int32)
+        np.cumsum([rows * columns for rows, columns in grids], out=offsets[1:])
+        return {
+            "cu_seqlens": offsets,
+            "position_ids": np.concatenate([nearest_positions(*self.rule.tower_grid(grid), side) for grid in grids]),
+            # The resampler's table takes the column first.
+            "grid_positions": np.concatenate([block_positions(*grid, 1) for grid in grids])[:, ::-1],
+            # Read on the host only: a graph's key bounds it.
+            "largest_side": np.array([max(map(max, grids))], dtype=np.int32),
+        }
+
+    def compute_scalars(self, metadata: Mapping[str, np.ndarray]) -> dict[str, int]:
+        return {**super().compute_scalars(metadata), "largest_side": int(metadata["largest_side"][0])}
+
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        # A batch of this graph has no slice outside the key's grid, nor one above the capacity proven for that grid.
+        return {
+            "max_seqlen": self.rule.slice_capacity(capacity.axis_key),
+            "largest_side": max(capacity.axis_key),
+        }
+
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        slices = max(1, capacity.token_budget // self.rule.queries)
+        return [SliceGeometry(IMAGE, (self.rule.largest_grid(capacity.axis_key),) * slices)]
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        from torch.nn import functional
+
+        tower: Any = self.modules["vpm"]
+        resampler: Any = self.modules["resampler"]
+        # A convolution whose kernel is its stride is a product with the flattened kernel.
+        kernel = tower.embeddings.patch_embedding
+        hidden = functional.linear(inputs["pixel_values"], kernel.weight.flatten(1), kernel.bias)
+        hidden = hidden + tower.embeddings.position_embedding(inputs["position_ids"])
+        hidden = tower.encoder(
+            inputs_embeds=hidden.unsqueeze(0), cu_seqlens=inputs["cu_seqlens"], max_seqlen=scalars["max_seqlen"]
+        ).last_hidden_state
+        return [
+            resampler.forward_packed(
+                tower.post_layernorm(hidden)[0],
+                inputs["cu_seqlens"],
+                inputs["grid_positions"],
+                scalars["max_seqlen"],
+                scalars["largest_side"],
+                self.attention,
+            )
+        ]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """transformers' tower on strips of patches, then the published padded resampler, over all slices at once."""
+        import torch
+
+        grids = [grid for item in mm_kwargs.chosen for grid in self.rule.checked_slices(item).grids]
+        patch = self.rule.patch
+        pixels = mm_kwargs.rows("pixel_values").materialize()
+        strip = (
+            pixels.view(len(pixels), -1, patch, patch).permute(1, 2, 0, 3).reshape(1, -1, patch, len(pixels) * patch)
+        )
+        # The processor hands sizes over on the host, where the tower loops over them.
+        sizes = torch.tensor([self.rule.tower_grid(grid) for grid in grids], dtype=torch.int32)
+        hidden = self.modules["vpm"](strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
+        return self.modules["resampler"](hidden.split([rows * columns for rows, columns in grids]), grids)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["vpm"]
+        return list(tower.encoder.layers)
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        import torch
+
+        items: list[ItemGeometry] = []
+        parts: list[np.ndarray] = []
+        for image in images:
+            items.append(self.rule.image_geometry(*image.size))
+            parts += self._slice_pixels(image.convert("RGB"))
+        values = torch.from_numpy(np.concatenate(parts))
+        return items, {"pixel_values": values.to(self.device, self.dtype)}
+
+    def _slice_pixels(self, image: Image) -> list[np.ndarray]:
+        """Patch rows of the overview and of each cut; transformers has no processor for these models."""
+        from PIL.Image import Resampling
+
+        rule = self.rule
+        cuts = rule.cut_grid(*image.size)
+        slices = [image.resize(rule.slice_size(*image.size, upscale=cuts is None), Resampling.BICUBIC)]
+        if cuts is not None:
+            width, height = rule.cut_size(*image.size, cuts)
+            refined = image.resize((width * cuts[0], height * cuts[1]), Resampling.BICUBIC)
+            slices += [
+                refined.crop((column * width, row * height, (column + 1) * width, (row + 1) * height))
+                for row in range(cuts[1])
+                for column in range(cuts[0])
+            ]
+        mean, std = rule.processor["norm_mean"], rule.processor["norm_std"]
+        return [patch_rows(part, rule.patch, mean, std) for part in slices]
+
+
+class MiniCPMV25Encoder(MiniCPMVEncoder):
+    """MiniCPM-V 2.5: the same modules; only the tower's positions differ."""
+
+    rule_class: ClassVar[type[GeometryRule]] = MiniCPMV25Rule
+    versions: ClassVar[tuple[str, ...]] = ("2.5",)
+
+
+def _model_version(config: Mapping[str, Any]) -> str:
+    """Version in a published config.json; the oldest ones do not name theirs."""
+    version = config.get("version")
+    if version is not None:
+        return str(version)
+    return "2.0" if (config.get("hidden_size"), config.get("query_num")) == (2304, 64) else "2.5"

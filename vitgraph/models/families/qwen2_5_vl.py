@@ -1,0 +1,178 @@
+"""Qwen2.5-VL: transformers' own tower modules, with the order of its attention windows computed on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, GraphCapacity, MetadataField
+from vitgraph.models.families.qwen2_vl import Qwen2VLEncoder, Qwen2VLRule
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import block_positions, segment_offsets
+
+if TYPE_CHECKING:
+    import torch
+
+
+@lru_cache(maxsize=2048)
+def window_order(rows: int, cols: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Order in which the windows of one frame take its merged tokens, raster order within a window.
+
+    Args:
+        rows: Merged tokens of the frame, vertically.
+        cols: Merged tokens, horizontally.
+        side: Merged tokens on a side of a full window; those at the right and bottom edges are cut.
+
+    Returns:
+        `[rows * cols]` int32 token indices, and the tokens of each window, `[windows]` int32; none is empty.
+    """
+    row, col = np.divmod(np.arange(rows * cols, dtype=np.int32), np.int32(cols))
+    window = row // side * -(-cols // side) + col // side
+    return np.argsort(window, kind="stable").astype(np.int32), np.bincount(window).astype(np.int32)
+
+
+@lru_cache(maxsize=2048)
+def frame_windows(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Metadata of one `h x w` frame of patches.
+
+    Returns:
+        `window_order`, its inverse (both `[h * w / merge**2]` int32), and the row and column of every patch in window
+        order, `[h * w, 2]` int32.
+    """
+    order, _ = window_order(h // merge, w // merge, side)
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order), dtype=np.int32)
+    positions = block_positions(h, w, merge).reshape(len(order), merge**2, 2)[order].reshape(-1, 2)
+    return order, inverse, positions
+
+
+def most_windows(tokens: int, segments: int, side: int) -> int:
+    """Most windows that at most `segments` frames of together at most `tokens` merged tokens can have.
+
+    A frame of a x b tokens has ceil(a / side) * ceil(b / side) windows, which is at most (ab + side - 1) / side for
+    all a, b >= 1. Frames have a token at least, so the sum over S frames is at most (tokens + S * (side - 1)) / side
+    with S at most min(segments, tokens). Strips one token wide reach it: no smaller number is safe.
+    """
+    return (tokens + (side - 1) * min(segments, tokens)) // side
+
+
+class Qwen2_5VLRule(Qwen2VLRule):  # noqa: N801
+    """Sizes as in Qwen2-VL; most layers attend within windows of 112 pixels."""
+
+    @property
+    def window_side(self) -> int:
+        """Merged tokens on a side of a full window."""
+        return int(self.vision_config["window_size"]) // self.factor
+
+    @property
+    def output_width(self) -> int:
+        return int(self.vision_config["out_hidden_size"])
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        config = self.vision_config
+        width, merged = config["hidden_size"], config["hidden_size"] * self.merge**2
+        pixels = config["in_channels"] * self.temporal * self.patch**2
+        _, lengths = window_order(grid.h // self.merge, grid.w // self.merge, self.window_side)
+        window_pairs = float(grid.t) * float(np.square(lengths.astype(np.int64) * self.merge**2).sum())
+        pairs = float(grid.t) * (grid.h * grid.w) ** 2
+        full = len(set(config["fullatt_block_indexes"]) & set(range(config["depth"])))
+        mlp_width = config["intermediate_size"]
+        return (
+            2.0 * grid.patches * pixels * width
+            + transformer_flops(grid.patches, pairs, full, width, mlp_width, 3)
+            + transformer_flops(grid.patches, window_pairs, config["depth"] - full, width, mlp_width, 3)
+            + 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
+        )
+
+
+class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
+    """The modules of `Qwen2_5_VisionTransformerPretrainedModel`; output `[M, D]`.
+
+    The tower's own forward permutes its rotary tables and sorts the window index to undo it; here positions arrive in
+    window order and the inverse is given, so the graph holds two gathers and no sort.
+    """
+
+    rule_class: ClassVar[type[GeometryRule]] = Qwen2_5VLRule
+    rule: Qwen2_5VLRule
+    vision_defaults: ClassVar[Mapping[str, Any]] = {
+        **Qwen2VLEncoder.vision_defaults,
+        "hidden_act": "silu",
+        "window_size": 112,
+        "fullatt_block_indexes": (7, 15, 23, 31),
+    }
+    default_pixel_range: ClassVar[tuple[int, int]] = Qwen2VLEncoder.default_pixel_range
+    default_video_pixel_range: ClassVar[tuple[int, int]] = Qwen2VLEncoder.default_video_pixel_range
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+        return Qwen2_5_VLVisionConfig, Qwen2_5_VisionTransformerPretrainedModel
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        windows = most_windows(capacity.token_budget, capacity.segment_slots, self.rule.window_side)
+        return {
+            **super().metadata_fields(capacity),
+            "cu_window_seqlens": MetadataField((windows + 1,), "int32", PAD_REPEAT_LAST),
+            # The real part permutes the real groups among themselves; a padded place takes its own group.
+            "window_index": MetadataField((capacity.token_budget,), "int32", PAD_IDENTITY),
+            "inverse_index": MetadataField((capacity.token_budget,), "int32", PAD_IDENTITY),
+        }
+
+    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+        # A window is at most window_side x window_side tokens of merge x merge patches, whatever the frame's shape.
+        window = (self.rule.window_side * self.rule.merge) ** 2
+        return {**super().capture_scalars(capacity), "max_window_seqlen": min(window, self.patch_rows(capacity))}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        merge, side = self.rule.merge, self.rule.window_side
+        orders, inverses, positions, lengths = [], [], [], []
+        start = 0
+        for grid in grids:
+            order, inverse, frame_positions = frame_windows(grid.h, grid.w, merge, side)
+            _, frame_lengths = window_order(grid.h // merge, grid.w // merge, side)
+            starts = start + np.arange(grid.t, dtype=np.int32)[:, None] * np.int32(len(order))
+            orders.append((order + starts).reshape(-1))
+            inverses.append((inverse + starts).reshape(-1))
+            positions.append(np.tile(frame_positions, (grid.t, 1)))
+            lengths.append(np.tile(frame_lengths, grid.t))
+            start += grid.t * len(order)
+        window_ends = np.cumsum(np.concatenate(lengths), dtype=np.int32) * np.int32(merge**2)
+        return {
+            "cu_seqlens": segment_offsets(grids),
+            "position_ids": np.concatenate(positions),
+            "cu_window_seqlens": np.concatenate([np.zeros(1, np.int32), window_ends]),
+            "window_index": np.concatenate(orders),
+            "inverse_index": np.concatenate(inverses),
+        }
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        from vitgraph.models.compile.residual import ResidualStream
+
+        tower: Any = self.modules["visual"]
+        hidden = tower.patch_embed(inputs["pixel_values"])
+        groups = hidden.view(-1, self.rule.merge**2 * hidden.shape[-1])
+        hidden = groups.index_select(0, inputs["window_index"]).view(hidden.shape)
+        position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
+        stream = ResidualStream(hidden)
+        for layer, block in enumerate(tower.blocks):
+            is_full = layer in tower.fullatt_block_indexes
+            stream = self.run_block(
+                block,
+                stream,
+                cu_seqlens=inputs["cu_seqlens" if is_full else "cu_window_seqlens"],
+                max_seqlen=scalars["max_seqlen" if is_full else "max_window_seqlen"],
+                position_embeddings=position_embeddings,
+            )
+        return [tower.merger(stream.whole()).index_select(0, inputs["inverse_index"])]

@@ -1,0 +1,150 @@
+"""Qwen3-VL and Qwen3-VL-MoE: transformers' own tower, deepstack features joined to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.geometry import (
+    GeometryRule,
+    GridGeometry,
+    ItemGeometry,
+    MergedGridRule,
+    sampled_frames,
+    smart_resize_video,
+    transformer_flops,
+)
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import grid_bilinear_taps, grid_positions, segment_offsets
+from vitgraph.planning.items import VIDEO
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Qwen3VLRule(MergedGridRule):
+    """Images: 32-pixel tokens within the processor's pixel range. Videos: the range counts all frames."""
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
+        video = self.processor["video"]
+        temporal = int(self.vision_config["temporal_patch_size"])
+        kept = sampled_frames(frames, fps, video["fps"], video["min_frames"], video["max_frames"])
+        # The processor sizes the frames that it was given, and only then repeats the last one of an odd count.
+        new_height, new_width = smart_resize_video(
+            kept, height, width, temporal, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
+        )
+        return GridGeometry(VIDEO, -(-kept // temporal), new_height // self.patch, new_width // self.patch)
+
+    @property
+    def deepstack_levels(self) -> int:
+        return len(self.vision_config.get("deepstack_visual_indexes") or ())
+
+    @property
+    def output_width(self) -> int:
+        return int(self.vision_config["out_hidden_size"]) * (1 + self.deepstack_levels)
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        config = self.vision_config
+        width, merged = config["hidden_size"], config["hidden_size"] * self.merge**2
+        pixels = config.get("in_channels", 3) * config["temporal_patch_size"] * self.patch**2
+        tokens = grid.patches // self.merge**2
+        mergers = 2.0 * tokens * (merged * merged + merged * config["out_hidden_size"]) * (1 + self.deepstack_levels)
+        pairs = float(grid.t) * (grid.h * grid.w) ** 2
+        return (
+            2.0 * grid.patches * pixels * width
+            + transformer_flops(grid.patches, pairs, config["depth"], width, config["intermediate_size"])
+            + mergers
+        )
+
+
+class Qwen3VLEncoder(GridTowerEncoder):
+    """The modules of `Qwen3VLVisionModel`; output `[M, D * (1 + deepstack levels)]`. The MoE variant's are the same.
+
+    The loop over blocks is here so that their sums and the position embeddings can be compiled together with them.
+    """
+
+    rule_class: ClassVar[type[GeometryRule]] = Qwen3VLRule
+    rule: Qwen3VLRule
+    default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
+    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 32 * 32, 32 * 32 * 768)
+    has_deepstack: ClassVar[bool] = True
+    compiled_functions: ClassVar[Sequence[str]] = ("position_rows",)
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+        return Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        patches = self.patch_rows(capacity)
+        return {
+            **super().metadata_fields(capacity),
+            "interp_indices": MetadataField((patches, 4), "int32"),
+            "interp_weights": MetadataField((patches, 4), "float32"),
+        }
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        side = int(self.rule.vision_config["num_position_embeddings"] ** 0.5)
+        indices, weights = grid_bilinear_taps(grids, self.rule.merge, side)
+        return {
+            "cu_seqlens": segment_offsets(grids),
+            "position_ids": grid_positions(grids, self.rule.merge),
+            "interp_indices": indices,
+            "interp_weights": weights,
+        }
+
+    @staticmethod
+    def position_rows(
+        table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Position embeddings `[N, K]`: of each row, the weighted sum of four rows of the table.
+
+        Args:
+            table: `[positions, K]`.
+            indices: `[N, 4]` rows of the table.
+            weights: `[N, 4]` float32, in which the sum is computed.
+            dtype: Of the result.
+        """
+        return (table[indices] * weights[:, :, None]).sum(1).to(dtype)
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        from vitgraph.models.compile.residual import ResidualStream
+
+        tower: Any = self.modules["visual"]
+        hidden = tower.patch_embed(inputs["pixel_values"])
+        table = tower.pos_embed.weight
+        positions = self.position_rows(table, inputs["interp_indices"], inputs["interp_weights"], hidden.dtype)
+        arguments = {
+            "cu_seqlens": inputs["cu_seqlens"],
+            "max_seqlen": scalars["max_seqlen"],
+            "position_embeddings": tower.rotary_pos_emb(hidden, inputs["position_ids"]),
+        }
+        stream, levels = ResidualStream(hidden, positions), []
+        taps = tower.deepstack_visual_indexes if self.has_deepstack else ()
+        for layer, block in enumerate(tower.blocks):
+            stream = self.run_block(block, stream, **arguments)
+            if layer in taps:
+                merger = tower.deepstack_merger_list[taps.index(layer)]
+                levels.append(merger(stream.whole()))
+        return [tower.merger(stream.whole()), *levels]
+
+    def _output_parts(self, output: Any) -> list[torch.Tensor]:
+        return [output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        grids = [self.rule.checked_grid(item) for item in mm_kwargs.chosen]
+        grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids], device=self.device)
+        output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
+        return torch.cat(self._output_parts(output), dim=-1)

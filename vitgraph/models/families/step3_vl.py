@@ -1,0 +1,370 @@
+"""Step3-VL (10B) and Step3 (321B): one tower on the whole image and on sliding-window crops, a path for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import InputError, ModelError
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
+from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule, normalized
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from vitgraph.attention.base import AttentionBackend
+
+PUBLISHED_FIELDS = {
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "ls_init_value": "layer_scale_init_value",
+}
+"""Names of the 10B model's config.json for fields of transformers' vision config."""
+
+VISION_DEFAULTS: Mapping[str, Any] = {
+    "num_channels": 3,
+    "image_size": 728,
+    "patch_size": 14,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+"""Defaults of both models' config classes."""
+
+PERCEPTION_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1536,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 16,
+    "mlp_ratio": 8960 / 1536,
+    "layer_scale_init_value": 0.1,
+}
+STEP3_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1792,
+    "intermediate_size": 3072,
+    "output_hidden_size": 4096,
+    "num_hidden_layers": 63,
+    "num_attention_heads": 16,
+}
+FIXED_SWITCHES = {
+    "use_cls_token": False,
+    "use_abs_posemb": True,
+    "use_rope2d": True,
+    "use_ln_pre": True,
+    "use_ln_post": False,
+}
+"""Switches of the 10B model's perception encoder that its published config leaves as they are here."""
+
+PROCESSOR_FIELDS = {
+    "global_size": "global_size",
+    "local_size": "local_size",
+    "patch_size": "local_size",
+    "max_image_size": "max_image_side",
+    "max_image_side": "max_image_side",
+    "image_mean": "image_mean",
+    "image_std": "image_std",
+}
+"""Settings of transformers' processor for this family, and the presets' own names."""
+
+CHECKPOINT_KEYS = (
+    (r"vision_model\.conv1\.", "visual.embeddings.patch_embedding."),
+    (r"vision_model\.positional_embedding$", "visual.embeddings.position_embedding.weight"),
+    (r"vision_model\.ln_pre\.", "visual.pre_layernorm."),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.ln_1\.", r"visual.layers.\1.layernorm_before."),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.ln_2\.", r"visual.layers.\1.layernorm_after."),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.ls_([12])\.gamma$", r"visual.layers.\1.lambda_\2"),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.mlp\.c_fc\.", r"visual.layers.\1.mlp.fc1."),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.mlp\.c_proj\.", r"visual.layers.\1.mlp.fc2."),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.attn\.in_proj_", r"visual.layers.\1.self_attn.rotary_qkv."),
+    (r"vision_model\.transformer\.resblocks\.(\d+)\.attn\.", r"visual.layers.\1.self_attn."),
+    (r"vision_model\.vit_downsampler([12])\.", r"visual.downsampler\1."),
+    (r"vision_model\.(layers|pre_layernorm|downsampler[12])\.", r"visual.\1."),
+    (r"vision_model\.(embeddings|transformer\.layers)\.", r"visual.\1."),
+    (r"(vit_downsampler2?)\.", r"visual.\1."),
+    (r"(?:vit_large_projector|multi_modal_projector)\.", "projector."),
+)
+"""Published key after an optional `model.` to module name; the first match holds. Both models, and the 10B model as
+transformers saves it."""
+
+WIDE_ENOUGH, LONG_STRIP = 1.5, 4
+"""Aspect ratios: above the first a small image is cut too, above the second the window is the short side."""
+
+THIN_SIDE = 32
+"""Pixels; thinner images that are also long strips are padded to a square first."""
+
+
+class Step3VLRule(TwoPathRule):
+    """Crops: windows side by side over the image, after each side was rounded to whole windows. Global view: the whole
+    image, resized to a square.
+
+    Raises:
+        ModelError: A side is no whole number of patches, or too small for the two downsampling convolutions.
+    """
+
+    local_pixels: ClassVar[str] = "patch_pixel_values"
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        self.patch = int(self.vision_config["patch_size"])
+        self.is_perception = is_perception(self.vision_config)
+        for name, side in (("global", self.global_side), ("local", self.local_side)):
+            if side % self.patch or side < 4 * self.patch:
+                raise ModelError(
+                    f"the {name} side is {side} pixels; it must be a multiple of the patch size {self.patch} and at "
+                    f"least {4 * self.patch}"
+                )
+
+    @property
+    def patches_per_side(self) -> dict[str, int]:
+        return {path: self.side_of(path) // self.patch for path in (GLOBAL, LOCAL)}
+
+    def downsampled(self, grid: int) -> tuple[int, int]:
+        """Cells on a side after the first and after both convolutions."""
+        if self.is_perception:
+            middle = (grid - 1) // 2 + 1
+        else:
+            middle = (grid - 2) // int(self.extra["understand_projector_stride"]) + 1
+        return middle, (middle - 1) // 2 + 1
+
+    @cached_property
+    def path_tokens(self) -> Mapping[str, int]:
+        return {path: self.downsampled(grid)[1] ** 2 for path, grid in self.patches_per_side.items()}
+
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        return self.item_spec(geometry).output_tokens
+
+    def is_squared(self, width: int, height: int) -> bool:
+        """True for thin strips, which are padded to a square before anything else."""
+        return min(width, height) < THIN_SIDE and max(width, height) / min(width, height) > LONG_STRIP
+
+    def bounded_size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels after padding and after shrinking to the longest side allowed.
+
+        Raises:
+            InputError: A side would vanish.
+        """
+        new_width, new_height = (max(width, height),) * 2 if self.is_squared(width, height) else (width, height)
+        most = int(self.processor["max_image_side"])
+        if max(new_width, new_height) > most:
+            scale = most / max(new_width, new_height)
+            new_width, new_height = int(new_width * scale), int(new_height * scale)
+        if min(new_width, new_height) < 1:
+            raise InputError(
+                f"image of {width}x{height} would shrink to {new_width}x{new_height} pixels, as no side may be above "
+                f"{most}; the processor refuses that. Crop it or leave it out"
+            )
+        return new_width, new_height
+
+    def window(self, width: int, height: int) -> int:
+        """Pixels on a side of the window for an image of `bounded_size`; 0 where it is not cut."""
+        short, long = sorted((width, height))
+        if long <= self.global_side:
+            return short if long / short > WIDE_ENOUGH else 0
+        return min(short, self.local_side) if long / short > LONG_STRIP else self.local_side
+
+    def crop_grid(self, width: int, height: int) -> tuple[int, int]:
+        size = self.bounded_size(width, height)
+        window = self.window(*size)
+        if window == 0:
+            return 0, 0
+        columns, rows = (windows_on_side(side, window) for side in size)
+        return columns, rows
+
+    def view_flops(self, side: int) -> float:
+        config, grid = self.vision_config, side // self.patch
+        width, depth, patches = config["hidden_size"], config["num_hidden_layers"], grid * grid
+        middle, cells = self.downsampled(grid)
+        if self.is_perception:
+            rows, mlp = patches, int(width * config["mlp_ratio"])
+            kernel, inner, outer = 3, 2 * width, 4 * width
+        else:
+            from_class, mlp = 4, config["intermediate_size"]
+            rows, kernel = patches + from_class, 2
+            inner, outer = config["output_hidden_size"], 2 * config["output_hidden_size"]
+        return (
+            2.0 * patches * config["num_channels"] * self.patch**2 * width
+            + transformer_flops(rows, float(rows) ** 2, depth, width, mlp)
+            + 2.0 * (middle**2 * kernel**2 * width * inner + cells**2 * 9 * inner * outer)
+            + 2.0 * cells**2 * outer * self.output_width
+        )
+
+
+def is_perception(vision_config: Mapping[str, Any]) -> bool:
+    """True for the 10B model's perception encoder, False for the 321B model's tower."""
+    return "output_hidden_size" not in vision_config
+
+
+def windows_on_side(side: int, window: int) -> int:
+    """Windows that cover a side of `side` pixels: one more where a fifth of a window or more would be left over.
+
+    The fraction is compared as the published code does, in floating point.
+    """
+    ratio = side / window
+    if ratio < 1:
+        return 1
+    return int(ratio) + 1 if ratio - side // window > 0.2 else int(ratio)
+
+
+class Step3VLEncoder(TwoPathEncoder):
+    """`Step3p7VisionModel`'s modules with ready positions, or the 321B model's own tower, and the projector."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Step3VLRule
+    rule: Step3VLRule
+
+    def __init__(self, modules: nn.ModuleDict, rule: Step3VLRule, attention: AttentionBackend) -> None:
+        from vitgraph.models.families.step3_vl_modules import perception_positions
+
+        super().__init__(modules, rule, attention)
+        tower: Any = modules["visual"]
+        make = perception_positions if rule.is_perception else lambda tower, grid: (tower.embeddings.positions(grid),)
+        self._positions: dict[str, tuple[Any, ...]] = {
+            path: make(tower, grid) for path, grid in rule.patches_per_side.items()
+        }
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.step3p7 import Step3p7VisionConfig, Step3p7VisionModel
+
+        from vitgraph.models.families.step3_vl_modules import Step3Tower
+
+        with device:
+            if is_perception(vision_config):
+                config = Step3p7VisionConfig(**vision_config)
+                tower: Any = Step3p7VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+                features = 4 * config.hidden_size
+            else:
+                tower = Step3Tower(vision_config, extra["understand_projector_stride"]).to(dtype)
+                features = 2 * vision_config["output_hidden_size"]
+            bias = bool(extra.get("projector_bias", False))
+            projector = nn.Linear(features, extra["text_hidden_size"], bias=bias).to(dtype)
+        return nn.ModuleDict({"visual": tower, "projector": projector})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return rename_key(key, CHECKPOINT_KEYS, prefix=r"^(?:model\.)?")
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        name = cls.map_checkpoint_key(key)
+        if name is None:
+            return {}
+        fused = re.search(r"\.(rotary_qkv|qkv_proj)\.", name)
+        if fused is None:
+            return {name: tensor}
+        parts = dict(zip("qkv", tensor.chunk(3), strict=True))
+        if fused[1] == "rotary_qkv":
+            tower: Any = modules["visual"]
+            for part in "qk":
+                parts[part] = _halves(parts[part], tower.config.num_attention_heads)
+        return {name.replace(fused[0], f".{part}_proj."): value for part, value in parts.items()}
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = {PUBLISHED_FIELDS.get(name, name): value for name, value in config["vision_config"].items()}
+        for name, value in FIXED_SWITCHES.items():
+            if found.get(name, value) != value:
+                raise ModelError(f"vision_config has {name}={found[name]}; only the published {value} is supported")
+        is_10b = config.get("model_type") != "step3_vl" and is_perception(found)
+        defaults = {**VISION_DEFAULTS, **(PERCEPTION_DEFAULTS if is_10b else STEP3_DEFAULTS)}
+        vision = {name: found.get(name, default) for name, default in defaults.items()}
+        if is_10b:
+            vision["max_position_embeddings"] = (vision["image_size"] // vision["patch_size"]) ** 2
+        text = config.get("text_config") or config
+        extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
+        for name in ("projector_bias", "understand_projector_stride"):
+            if config.get(name) is not None:
+                extra[name] = config[name]
+        return vision, extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        size = processor.get("size") or {}
+        found = {"global_size": size["height"]} if "height" in size else {}
+        found.update(
+            {ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None}
+        )
+        return found
+
+    def encode_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
+        from vitgraph.models.families.step3_vl_modules import perception_features
+
+        tower: Any = self.modules["visual"]
+        if self.rule.is_perception:
+            features = perception_features(tower, pixels, *self._positions[path])
+        else:
+            features = tower(pixels, *self._positions[path])
+        return self.modules["projector"](features)
+
+    def assemble(self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None) -> torch.Tensor:
+        """The crops in order, then the global view."""
+        import torch
+
+        return global_rows if local_rows is None else torch.cat([local_rows, global_rows])
+
+    def stock_views(self, pixels: torch.Tensor) -> torch.Tensor:
+        from vitgraph.models.families.step3_vl_modules import plain_forward
+
+        tower: Any = self.modules["visual"]
+        if self.rule.is_perception:
+            return self.modules["projector"](tower(pixels).last_hidden_state)
+        return self.modules["projector"](plain_forward(tower, pixels))
+
+    def stock_item(self, item: CropGeometry, whole: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        return torch.cat([*crops, whole])
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.patch_embedding",)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.layers)
+
+    def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
+        """The published processor's rule: PIL cuts, and the normalised pieces are resized with antialiasing."""
+        import torch
+        from PIL import Image
+
+        rule = self.rule
+        size = rule.bounded_size(*image.size)
+        if rule.is_squared(*image.size):
+            padded = Image.new("RGB", (max(image.size),) * 2)
+            padded.paste(image, (0, 0))
+            image = padded
+        image = image.resize(size, Image.Resampling.BILINEAR)
+        whole = self._resized(image, rule.global_side)
+        if not item.crops:
+            return whole[0], torch.empty(0, 3, rule.local_side, rule.local_side)
+        window = rule.window(*size)
+        wide, high = (
+            count * window if side >= window else side
+            for side, count in zip(size, (item.columns, item.rows), strict=True)
+        )
+        image = image.resize((wide, high), Image.Resampling.BILINEAR)
+        boxes = [
+            (column * window, row * window, (column + 1) * window, (row + 1) * window)
+            for row in range(item.rows)
+            for column in range(item.columns)
+        ]
+        return whole[0], torch.cat([self._resized(image.crop(box), rule.local_side) for box in boxes])
+
+    def _resized(self, image: Any, side: int) -> torch.Tensor:
+        from torch.nn.functional import interpolate
+
+        pixels = normalized(image, self.rule.processor["image_mean"], self.rule.processor["image_std"])
+        return interpolate(pixels[None], size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+
+
+def _halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of q or k per head from rotary pairs side by side to first halves, then second halves."""
+    half = tensor.shape[0] // heads // 2
+    return tensor.unflatten(0, (heads, half, 2)).transpose(1, 2).flatten(0, 2).contiguous()

@@ -1,1 +1,0 @@
-"""Data parallel: the ranks of a run, which items each encodes, and how their rows come back together."""

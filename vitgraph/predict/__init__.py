@@ -1,0 +1,1 @@
+"""Predicting latencies from a measured profile: pure arithmetic, no torch."""

@@ -1,0 +1,132 @@
+"""Which rank encodes which items of a call: by input size, or by predicted latency. Pure arithmetic, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.load_balance import assign_load_balanced
+from vitgraph.predict.cost_model import CostModel, item_features
+
+SIZE, COST = ASSIGNMENTS = ("size", "cost")
+_NANOSECONDS_PER_MS = 1e6
+
+Shares = tuple[tuple[int, ...], ...]
+"""Item indices of each rank, ascending; every item of the call is in exactly one share, and a share may be empty."""
+
+Assigner = Callable[[Sequence[EncoderItemSpec], int], Shares]
+"""From the items of a call and the number of ranks to their shares; the same on every rank."""
+
+
+def share_by_size(specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
+    """Largest input first, each to the rank with the fewest pixel rows so far, as vLLM does."""
+    return _deal([spec.input_size for spec in specs], ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareByCost:
+    """Longest predicted latency first, each to the rank with the least so far.
+
+    Attributes:
+        model: Fitted to a calibration of this encoder.
+    """
+
+    model: CostModel
+
+    def __call__(self, specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
+        costs = predicted_item_ms(self.model, specs, ranks)
+        return _deal([round(cost * _NANOSECONDS_PER_MS) for cost in costs], ranks)
+
+
+def _deal(sizes: Sequence[int], ranks: int) -> Shares:
+    dealt = assign_load_balanced(sizes, ranks)
+    shares, start = [], 0
+    for count in dealt.items_per_rank:
+        # Pixels of neighbouring items are copied in one piece, so a share keeps the input order.
+        shares.append(tuple(sorted(dealt.order[start : start + count])))
+        start += count
+    return tuple(shares)
+
+
+def predicted_item_ms(model: CostModel, specs: Sequence[EncoderItemSpec], ranks: int) -> list[float]:
+    """What each item adds to the latency of a rank, in milliseconds.
+
+    An item alone is mostly launch and idle hardware, so it is priced in company: as its part of a rank that encodes
+    nothing but items like it, as many as make an even share of the call.
+
+    Args:
+        model: The cost model.
+        specs: Items of one call.
+        ranks: Ranks that share it.
+    """
+    if not specs:
+        return []
+    tokens = np.array([spec.output_tokens for spec in specs], dtype=np.float64)
+    copies = np.maximum(tokens.sum() / ranks / np.maximum(tokens, 1.0), 1.0)
+    features = {path: item_features(specs, path) * copies[:, None] for path in model.replay}
+    return [float(cost) for cost in model.exact_calls_ms(features) / copies]
+
+
+def predicted_rank_ms(model: CostModel, specs: Sequence[EncoderItemSpec], shares: Shares) -> list[float]:
+    """Predicted time of each rank's share in graphs of exactly its size; 0 for an empty one."""
+    features = {path: item_features(specs, path) for path in model.replay}
+    totals = {path: np.array([rows[list(share)].sum(axis=0) for share in shares]) for path, rows in features.items()}
+    return [float(cost) for cost in model.exact_calls_ms(totals)]
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentEffect:
+    """What assigning by cost changes, as predicted.
+
+    Attributes:
+        calls: Calls compared.
+        changed: Calls in which some rank gets other items.
+        size_ms: Mean over the calls of the slowest rank's predicted time, shares by size.
+        cost_ms: The same, shares by cost.
+        size_imbalance: Mean over the calls of the slowest rank's predicted time over the ranks' mean, by size.
+        cost_imbalance: The same, by cost.
+        size_input_imbalance: The same of the pixel rows in place of the time, by size.
+        cost_input_imbalance: The same, by cost.
+    """
+
+    calls: int
+    changed: int
+    size_ms: float
+    cost_ms: float
+    size_imbalance: float
+    cost_imbalance: float
+    size_input_imbalance: float
+    cost_input_imbalance: float
+
+
+def assignment_effect(
+    calls: Iterable[Sequence[EncoderItemSpec]], ranks: int, model: CostModel
+) -> AssignmentEffect | None:
+    """Compares both assignments on some calls; None where there are no calls."""
+    by_cost = ShareByCost(model)
+    changed, slowest, imbalance, input_imbalance = 0, [], [], []
+    for specs in calls:
+        both = share_by_size(specs, ranks), by_cost(specs, ranks)
+        changed += sorted(both[0]) != sorted(both[1])
+        times = [predicted_rank_ms(model, specs, shares) for shares in both]
+        slowest.append([max(each) for each in times])
+        imbalance.append([imbalance_of(each) for each in times])
+        input_imbalance.append([imbalance_of(input_loads(specs, shares)) for shares in both])
+    if not slowest:
+        return None
+    means = (float(value) for found in (slowest, imbalance, input_imbalance) for value in np.mean(found, axis=0))
+    return AssignmentEffect(len(slowest), changed, *means)
+
+
+def input_loads(specs: Sequence[EncoderItemSpec], shares: Shares) -> list[int]:
+    """Pixel rows of each rank's share."""
+    return [sum(specs[index].input_size for index in share) for share in shares]
+
+
+def imbalance_of(loads: Sequence[float]) -> float:
+    """Largest load over the mean; 1 is even, and the number of ranks is the most."""
+    total = sum(loads)
+    return max(loads) * len(loads) / total if total else 1.0

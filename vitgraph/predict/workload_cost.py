@@ -1,0 +1,243 @@
+"""Predicted latency of a whole workload under some settings, packed for all calls at once.
+
+The vectorised packers do what `vitgraph.planning.packing` does call by call; the tests hold them to it.
+
+Shape legend: N calls of m items each, in at most m groups; F feature columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitgraph.errors import UsageError
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.graph_tables import (
+    ITEMS,
+    TOKENS,
+    BoolArray,
+    CallItems,
+    FloatArray,
+    GraphTables,
+    Groups,
+    IntArray,
+    graph_tables,
+    path_replay_costs,
+)
+from vitgraph.planning.optimal import best_packing
+from vitgraph.predict.targets import OPTIMAL, TargetCost
+from vitgraph.predict.traffic import CallBucket, Traffic
+
+SEARCH_EXACT_ITEMS = 6
+"""Items up to which the search weighs every partition of a call under `optimal`; the final prediction goes further."""
+
+
+@dataclass(slots=True)
+class ReplayGroups:
+    """Groups that are replayed under some packing, flattened over all calls.
+
+    Attributes:
+        features: `[k, F]` on the only path.
+        segments: `[k]`.
+        needs: `[k, A]`.
+        counts: How often each group occurs.
+        eager_ms: Where the group is all of its call: what the group may cost until eager is faster. Infinite
+            elsewhere.
+    """
+
+    features: FloatArray
+    segments: IntArray
+    needs: IntArray
+    counts: FloatArray
+    eager_ms: FloatArray
+
+    @property
+    def tokens(self) -> IntArray:
+        """Output rows `[k]`."""
+        return self.features[:, TOKENS].astype(np.int64)
+
+
+def predict_calls(
+    traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy: str, *, exact_items: int = SEARCH_EXACT_ITEMS
+) -> FloatArray:
+    """Predicted latency of each distinct call.
+
+    Args:
+        traffic: The workload.
+        cost: Predicted times and the manager's overheads.
+        plan: Graphs and limits.
+        policy: Packing policy.
+        exact_items: Items up to which `optimal` weighs every partition.
+    """
+    tables = graph_tables(plan)
+    found = np.zeros(len(traffic.distinct))
+    for bucket in traffic.buckets(plan, cost):
+        found[bucket.calls] = _latency(bucket.items, tables, cost, policy, exact_items)
+    return found
+
+
+def eager_calls(traffic: Traffic, cost: TargetCost, plan: BudgetPlan) -> FloatArray:
+    """Predicted latency of each distinct call run eagerly, no manager around it."""
+    return cost.model.eager_calls_ms(traffic.totals(plan, cost))
+
+
+def oracle_calls(traffic: Traffic, cost: TargetCost, plan: BudgetPlan) -> FloatArray:
+    """For each distinct call the faster of eager and an exact-size graph without overhead."""
+    totals = traffic.totals(plan, cost)
+    return np.minimum(cost.model.eager_calls_ms(totals), cost.model.exact_calls_ms(totals))
+
+
+def _latency(items: CallItems, tables: GraphTables, cost: TargetCost, policy: str, exact_items: int) -> FloatArray:
+    if policy == OPTIMAL:
+        return best_packing(items, tables, cost, exact_items=exact_items).latency_ms
+    groups = grouped(items, group_ids(items, tables, policy))
+    calls = len(items.segments)
+    replays, host, device = np.zeros(calls), np.zeros(calls), np.zeros(calls)
+    for path, features in groups.features.items():
+        times = _group_times(tables, cost, groups, path, policy)
+        is_miss = np.isinf(times)
+        replays += np.where(is_miss, 0.0, times).sum(axis=1)
+        left = np.where(is_miss[..., None], features, 0.0)
+        if cost.target.joins_misses:
+            more_host, more_device = cost.eager_parts(path, left.sum(axis=1))
+        else:
+            parts = cost.eager_parts(path, left)
+            more_host, more_device = parts[0].sum(axis=1), parts[1].sum(axis=1)
+        host, device = host + more_host, device + more_device
+    return cost.join_ms(replays, host, device)
+
+
+def _group_times(tables: GraphTables, cost: TargetCost, groups: Groups, path: str, policy: str) -> FloatArray:
+    times = path_replay_costs(tables, cost, groups, path)
+    if policy != "exact":
+        return times
+    tokens = groups.features[path][..., TOKENS].astype(np.int64)
+    return np.where((tokens == 0) | np.isin(tokens, tables.budgets[path]), times, np.inf)
+
+
+def group_ids(items: CallItems, tables: GraphTables, policy: str) -> IntArray:
+    """The group `[N, m]` that each item of each call is packed into; items ascend by tokens.
+
+    Raises:
+        UsageError: The policy is not one of the vectorised ones.
+    """
+    if policy == "exact":
+        return _exact_ids(items, tables)
+    if policy in ("greedy", "greedy-defer"):
+        return _greedy_ids(items, tables, defer=policy == "greedy-defer")
+    raise UsageError(f"unknown packing policy {policy!r}; known: greedy, greedy-defer, exact, optimal")
+
+
+def _greedy_ids(items: CallItems, tables: GraphTables, *, defer: bool) -> IntArray:
+    plan = tables.plan
+    calls, count = items.shape
+    ids = np.zeros((calls, count), dtype=np.int64)
+    tokens = {path: items.tokens(path) for path in items.features}
+    open_tokens = {path: values[:, 0].copy() for path, values in tokens.items()}
+    open_items = np.ones(calls, dtype=np.int64)
+    open_segments = items.segments[:, 0].copy()
+    for place in range(1, count):
+        segments = items.segments[:, place]
+        fits = open_items < plan.max_items
+        if plan.max_segments is not None:
+            fits &= open_segments + segments <= plan.max_segments
+        for path, values in tokens.items():
+            fits &= open_tokens[path] + values[:, place] <= tables.budgets[path][-1]
+        if defer:
+            for path, values in tokens.items():
+                fits &= ~_is_cheaper_apart(tables.budgets[path], open_tokens[path], values[:, place])
+        ids[:, place] = ids[:, place - 1] + ~fits
+        for path, values in tokens.items():
+            open_tokens[path] = np.where(fits, open_tokens[path], 0) + values[:, place]
+        open_items = np.where(fits, open_items, 0) + 1
+        open_segments = np.where(fits, open_segments, 0) + segments
+    return ids
+
+
+def _is_cheaper_apart(budgets: IntArray, opened: IntArray, tokens: IntArray) -> BoolArray:
+    def budget_of(amount: IntArray) -> IntArray:
+        place = np.searchsorted(budgets, amount)
+        held = np.where(place < len(budgets), budgets[np.minimum(place, len(budgets) - 1)], amount)
+        return np.where(amount == 0, 0, held)
+
+    own, before = budget_of(tokens), budget_of(opened)
+    return (own >= before) & (own + before < budget_of(opened + tokens))
+
+
+def _exact_ids(items: CallItems, tables: GraphTables) -> IntArray:
+    plan = tables.plan
+    calls, count = items.shape
+    is_whole = np.full(calls, 1 < count <= plan.max_items)
+    if plan.max_segments is not None:
+        is_whole &= items.segments.sum(axis=1) <= plan.max_segments
+    for path in items.features:
+        total = items.tokens(path).sum(axis=1)
+        is_whole &= (total == 0) | np.isin(total, tables.budgets[path])
+    return np.where(is_whole[:, None], 0, np.arange(count))
+
+
+def grouped(items: CallItems, ids: IntArray) -> Groups:
+    """The groups `[N, m]` of packed calls; those that no item is in have no rows."""
+    calls, count = items.shape
+    rows = np.arange(calls)
+    features = {path: np.zeros(values.shape) for path, values in items.features.items()}
+    counts, segments = np.zeros((calls, count), dtype=np.int64), np.zeros((calls, count), dtype=np.int64)
+    has_video = np.zeros((calls, count), dtype=bool)
+    needs = np.zeros((calls, count, items.needs.shape[-1]), dtype=np.int64)
+    for place in range(count):
+        group = ids[:, place]
+        for path, values in items.features.items():
+            features[path][rows, group] += values[:, place]
+        counts[rows, group] += 1
+        segments[rows, group] += items.segments[:, place]
+        has_video[rows, group] |= items.is_video[:, place]
+        needs[rows, group] = np.maximum(needs[rows, group], items.needs[:, place])
+    return Groups(features, counts, segments, has_video, needs)
+
+
+# -- groups, for the budget search -------------------------------------------------------------------------------------
+
+
+def replayed_groups(traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy: str) -> ReplayGroups:
+    """The groups of a single-path workload that are replayed under a packing policy."""
+    tables = graph_tables(plan)
+    parts: list[tuple[Any, ...]] = []
+    for bucket in traffic.buckets(plan, cost):
+        groups = _packed_groups(bucket, tables, cost, policy)
+        (path,) = groups.features
+        times = path_replay_costs(tables, cost, groups, path)
+        is_replayed = np.isfinite(times) & (groups.counts > 0)
+        is_whole = is_replayed & (groups.counts == bucket.items.shape[1])
+        eager = np.where(is_whole, _eager_alone(cost, groups.features), np.inf)
+        weights = np.broadcast_to(traffic.counts[bucket.calls][:, None], times.shape)
+        picked = (groups.features[path], groups.segments, groups.needs, weights, eager)
+        parts.append(tuple(values[is_replayed] for values in picked))
+    features, segments, needs, counts, eager = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    return ReplayGroups(features, segments, needs, counts.astype(np.float64), eager)
+
+
+def _eager_alone(cost: TargetCost, features: Mapping[str, FloatArray]) -> FloatArray:
+    (path,) = features
+    host, device = cost.eager_parts(path, features[path])
+    alone = cost.join_ms(np.zeros(()), host, device) - cost.overheads.call_ms
+    return np.where(features[path][..., ITEMS] > 0, alone, np.inf)
+
+
+def _packed_groups(bucket: CallBucket, tables: GraphTables, cost: TargetCost, policy: str) -> Groups:
+    if policy != OPTIMAL:
+        return grouped(bucket.items, group_ids(bucket.items, tables, policy))
+    packing = best_packing(bucket.items, tables, cost, exact_items=SEARCH_EXACT_ITEMS, with_groups=True)
+    assert packing.groups is not None and packing.eager is not None
+    calls, count = bucket.items.shape
+    ids = np.zeros((calls, count), dtype=np.int64)
+    is_eager = np.zeros((calls, count), dtype=bool)
+    for call, (groups, eager) in enumerate(zip(packing.groups, packing.eager, strict=True)):
+        for number, places in enumerate([*groups, *((place,) for place in eager)]):
+            ids[call, list(places)] = number
+            is_eager[call, number] = number >= len(groups)
+    found = grouped(bucket.items, ids)
+    found.counts[is_eager] = 0
+    return found

@@ -1,0 +1,1 @@
+"""Data parallel: the ranks of a run, and how their rows come back together."""

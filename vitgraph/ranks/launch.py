@@ -1,0 +1,162 @@
+"""Starts the ranks of a command on this host with torch's elastic launcher, and says how they ended.
+
+Under torchrun, also on several hosts, the ranks are there already, and this module only reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+SHUTDOWN_S = 20
+"""Time that ranks have to save what they measured once another one failed, before they are killed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RanksEnded:
+    """How a launched run ended.
+
+    Attributes:
+        exit_status: What the command should end with; 0 where all went well.
+        message: What to tell the user that no rank told; None where there is nothing.
+    """
+
+    exit_status: int = 0
+    message: str | None = None
+
+
+def is_rank() -> bool:
+    """True where this process was started as one of several ranks."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_follower() -> bool:
+    """True on a rank other than 0: rank 0 does the talking."""
+    return is_rank() and os.environ["RANK"] != "0"
+
+
+def check_ranks(ranks: int) -> None:
+    """Refuses a start whose processes are not those that the options speak of.
+
+    Raises:
+        UsageError: torchrun started another number of processes than `--tensor-parallel-size`.
+    """
+    if is_rank() and int(os.environ["WORLD_SIZE"]) != ranks:
+        size = os.environ["WORLD_SIZE"]
+        raise UsageError(
+            f"this is one of {size} processes, but --tensor-parallel-size is {ranks}; "
+            f"pass --mm-encoder-tp-mode data --tensor-parallel-size {size}"
+        )
+
+
+def check_devices(device: str, ranks: int) -> None:
+    """Refuses ranks without a device before any is started.
+
+    Raises:
+        UsageError: Fewer GPUs than ranks, or `--device` names one GPU.
+    """
+    from vitgraph.ranks.group import rank_device
+
+    rank_device(device, ranks - 1)
+
+
+def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:
+    """Runs `vitgraph` with these arguments as `ranks` processes on this host, and waits for them.
+
+    No rank is restarted. When one fails, the launcher ends the others, which save what they have.
+    """
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _silence_launcher()
+    # torch 2.11 has no such setting and always waits 30 s.
+    has_setting = any(field.name == "shutdown_timeout" for field in dataclasses.fields(LaunchConfig))
+    shutdown: dict[str, Any] = {"shutdown_timeout": SHUTDOWN_S} if has_setting else {}
+    with tempfile.TemporaryDirectory(prefix="vitgraph-ranks-") as logs:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+            **shutdown,
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "vitgraph", *arguments)
+        except ChildFailedError as error:
+            return judge_failures(error.failures)
+        except SignalException:
+            return RanksEnded(EXIT_INTERRUPTED)
+    return RanksEnded()
+
+
+def _silence_launcher() -> None:
+    """Which rank failed, and why, is reported in fewer words than the launcher's."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def judge_failures(failures: Mapping[int, ProcessFailure]) -> RanksEnded:
+    """How the command ends where ranks failed.
+
+    Rank 0 tells its own errors and those that the others left in the store. What it cannot tell is that a rank was
+    killed, or that it was killed itself.
+
+    Args:
+        failures: By rank, as torch's launcher has them.
+    """
+    leader = failures.get(0)
+    killed = {
+        rank: failure
+        for rank, failure in failures.items()
+        if failure.exitcode < 0 and failure.signal_name() != "SIGTERM"
+    }
+    has_leader_spoken = leader is not None and leader.exitcode > 0 and leader.exitcode != EXIT_INTERRUPTED
+    exit_status = leader.exitcode if leader is not None and has_leader_spoken else EXIT_UNEXPECTED
+    if killed:
+        named = ", ".join(f"rank {rank} by {failure.signal_name()}" for rank, failure in sorted(killed.items()))
+        note = "" if has_leader_spoken else "; what was measured is in the output folder"
+        return RanksEnded(exit_status, f"ended by a signal: {named}{note}")
+    if has_leader_spoken:
+        return RanksEnded(exit_status)
+    told = {rank: text for rank, failure in sorted(failures.items()) if (text := _own_words(failure.error_file_data))}
+    if told:
+        rank = min(told, key=lambda rank: failures[rank].timestamp)
+        return RanksEnded(max(failures[rank].exitcode, EXIT_UNEXPECTED), f"rank {rank}: {told[rank]}")
+    if leader is not None and leader.exitcode == EXIT_INTERRUPTED:
+        return RanksEnded(EXIT_INTERRUPTED)
+    rank = min(failures, key=lambda rank: failures[rank].timestamp)
+    return RanksEnded(exit_status, f"rank {rank} ended with exit code {failures[rank].exitcode}")
+
+
+def _own_words(error_data: Any) -> str | None:
+    message = error_data.get("message") if isinstance(error_data, dict) else None
+    return message.get("message") if isinstance(message, dict) else None
+
+
+def leave_word(error: BaseException) -> None:
+    """Leaves an error where the launcher, torchrun included, looks for the reason why a rank ended."""
+    if not is_rank():
+        return
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        get_error_handler().record_exception(error)

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its record, its samples, and what is derived from them. Nothing here imports torch."""

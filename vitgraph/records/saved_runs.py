@@ -1,0 +1,94 @@
+"""Opens saved runs to report or compare: only those of `bench`, each with a name of its own and its samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitgraph.errors import UsageError
+from vitgraph.records.bench_record import RunRecord, Sample
+from vitgraph.records.files import read_text
+from vitgraph.records.samples import RUN_FILE
+
+BENCH_KIND = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run with its samples.
+
+    Attributes:
+        name: Shortest end of its path that no other of the opened runs has.
+        record: The record.
+        samples: Its samples; empty where the file is missing.
+        notes: What had to be left out, in words.
+    """
+
+    name: str
+    record: RunRecord
+    samples: tuple[Sample, ...]
+    notes: tuple[str, ...] = ()
+
+
+def open_runs(paths: Sequence[Path]) -> list[SavedRun]:
+    """Opens runs by their folders or their `run.json` files.
+
+    Raises:
+        UsageError: A path is no record, is one of another command or of a newer version, or is given twice.
+    """
+    files = [record_file(path) for path in paths]
+    folders = [file.parent for file in files]
+    for file, folder in zip(files, folders, strict=True):
+        if folders.count(folder) > 1:
+            raise UsageError(f"{folder} is given {folders.count(folder)} times; give each run once")
+        _check_kind(file)
+    names = _names(folders)
+    return [_open(name, file) for name, file in zip(names, files, strict=True)]
+
+
+def _open(name: str, file: Path) -> SavedRun:
+    record = RunRecord.load(file)
+    if not (file.parent / record["samples_file"]).exists():
+        note = f"{name}: {record['samples_file']} is missing, so there are no samples and no plots of latency"
+        return SavedRun(name, record, (), (note,))
+    loaded = record.load_samples()
+    notes = (f"{name}: {loaded.warning}",) if loaded.warning else ()
+    return SavedRun(name, record, tuple(loaded.samples), notes)
+
+
+def record_file(path: Path) -> Path:
+    """The `run.json` of a record that is given by its folder or by that file."""
+    return (path / RUN_FILE if path.is_dir() else path).resolve()
+
+
+def record_kind(file: Path) -> str | None:
+    """The kind of a saved record; None where there is none to read, which is for the loader to say."""
+    if not file.exists():
+        return None
+    try:
+        data = json.loads(read_text(file))
+    except json.JSONDecodeError:
+        return None
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _check_kind(file: Path) -> None:
+    kind = record_kind(file)
+    if kind not in (None, BENCH_KIND):
+        raise UsageError(
+            f"{file} is a record of kind {kind!r}, and this takes runs of kind {BENCH_KIND!r}, which `vitgraph bench` "
+            "saves. Its JSON can be read as it is"
+        )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many parents before it as tell it from the others."""
+    depth = 1
+    while True:
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names) or depth >= max(len(folder.parts) for folder in folders):
+            return names
+        depth += 1

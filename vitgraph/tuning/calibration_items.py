@@ -1,0 +1,140 @@
+"""Items of wanted sizes, made by a model's own size rule: what calibration feeds the encoder with. Needs no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitgraph.errors import InputError, UsageError
+from vitgraph.models.geometry import GeometryRule, ItemGeometry
+from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.predict.measurements import EncoderFacts
+
+ASPECTS = (1.0, 4 / 3, 3 / 4, 16 / 9, 2 / 3)
+AREA_STEP = 1.03
+SMALLEST_SIDE = 28
+LARGEST_SIDE = 12000
+VIDEO_FRAMES = (2, 4, 8, 16, 32, 64, 128)
+VIDEO_SIDES = tuple(range(64, 1025, 32))
+
+
+@dataclass(frozen=True, slots=True)
+class SizedItem:
+    """An item's geometry with its planner facts."""
+
+    geometry: ItemGeometry
+    spec: EncoderItemSpec
+
+
+class ItemCatalogue:
+    """Images and videos of many sizes, found by their tokens.
+
+    Args:
+        rule: The model's size rule.
+        max_tokens: Most tokens of an item.
+
+    Raises:
+        UsageError: The rule gives no image of at most `max_tokens` tokens.
+    """
+
+    def __init__(self, rule: GeometryRule, max_tokens: int) -> None:
+        self.rule = rule
+        self.max_tokens = max_tokens
+        self.images = self._scan_images()
+        if not self.images:
+            raise UsageError(
+                f"no image of this model has {max_tokens} tokens or fewer; raise the largest call to measure"
+            )
+        self.videos = self._scan_videos() if VIDEO in rule.graph_config().modalities else []
+        self.min_tokens = self.images[0].spec.output_tokens
+
+    def _scan_images(self) -> list[SizedItem]:
+        found: dict[tuple[int, ...], SizedItem] = {}
+        side, number = float(SMALLEST_SIDE), 0
+        while side <= LARGEST_SIDE:
+            aspect = ASPECTS[number % len(ASPECTS)] ** 0.5
+            item = self._sized(round(side * aspect), round(side / aspect), 1)
+            if item is not None:
+                found.setdefault(self._path_tokens(item), item)
+            side *= AREA_STEP**0.5
+            number += 1
+        return sorted(found.values(), key=lambda item: item.spec.output_tokens)
+
+    def _scan_videos(self) -> list[SizedItem]:
+        found: dict[tuple[int, int], SizedItem] = {}
+        for frames in VIDEO_FRAMES:
+            for side in VIDEO_SIDES:
+                item = self._sized(side, side, frames)
+                if item is not None and item.spec.modality == VIDEO:
+                    found.setdefault((item.spec.output_tokens, item.spec.segments), item)
+        return sorted(found.values(), key=lambda item: item.spec.output_tokens)
+
+    def _sized(self, width: int, height: int, frames: int) -> SizedItem | None:
+        try:
+            geometry = self.rule.geometry(width, height, frames)
+        except InputError:
+            # The scan asks for sizes that some processors refuse; those are simply not in the catalogue.
+            return None
+        spec = self.rule.item_spec(geometry)
+        return SizedItem(geometry, spec) if spec.output_tokens <= self.max_tokens else None
+
+    def _path_tokens(self, item: SizedItem) -> tuple[int, ...]:
+        return tuple(item.spec.tokens_on(path) for path in self.rule.graph_config().paths)
+
+    def image(self, tokens: int, path: str | None = None) -> SizedItem | None:
+        """The image with the most tokens (on `path`) of at most `tokens`; None where every image has more."""
+        if path is None:
+            place = bisect_right([item.spec.output_tokens for item in self.images], tokens)
+            return self.images[place - 1] if place else None
+        fitting = [item for item in self.images if 0 < item.spec.tokens_on(path) <= tokens]
+        return max(fitting, key=lambda item: item.spec.tokens_on(path), default=None)
+
+    def video(self, tokens: int, segments: int) -> SizedItem | None:
+        """The video with the most tokens of at most `tokens` that has `segments` segments; None where there is none."""
+        fitting = [v for v in self.videos if v.spec.segments == segments and v.spec.output_tokens <= tokens]
+        return fitting[-1] if fitting else None
+
+    def fill(self, path: str, budget: int, *, items: int = 1) -> list[SizedItem]:
+        """`items` equal images that fill a budget on a path as far as possible; more than one where one cannot.
+
+        Returns:
+            Empty where the smallest image is too large.
+        """
+        image = self.image(budget // items, path)
+        if image is None:
+            return []
+        fits = budget // image.spec.tokens_on(path)
+        # A path with a fixed number of rows an image is filled by their number.
+        count = fits if items == 1 and fits > 1 else items
+        return [image] * count
+
+
+def encoder_facts(rule: GeometryRule) -> EncoderFacts:
+    """What planning needs to know of a rule's encoder."""
+    config = rule.graph_config()
+    return EncoderFacts(
+        path_minimums={path: policy.min_token_budget for path, policy in config.paths.items()},
+        segment_free_paths=tuple(path for path, policy in config.paths.items() if not policy.has_segments),
+        modalities=config.modalities,
+        min_tokens_per_segment=config.min_tokens_per_segment,
+        max_frames_per_video=config.max_frames_per_video,
+        axes=config.axes,
+    )
+
+
+def budget_grid(low: int, high: int, *, fine: float, coarse: float, turn: int) -> list[int]:
+    """Budgets from `low` to `high`, in steps of the ratio `fine` up to `turn` and of `coarse` above."""
+    budgets = [low]
+    while budgets[-1] < high:
+        ratio = fine if budgets[-1] < turn else coarse
+        budgets.append(min(high, max(budgets[-1] + 1, round(budgets[-1] * ratio))))
+    # A last step that is hardly one would cost a capture and tell nothing.
+    if len(budgets) > 2 and budgets[-1] < 1.1 * budgets[-2]:
+        del budgets[-2]
+    return budgets
+
+
+def total_tokens(items: Sequence[SizedItem], path: str) -> int:
+    """Output rows of a batch on a path."""
+    return sum(item.spec.tokens_on(path) for item in items)

@@ -1,0 +1,1 @@
+"""Verification: proofs that replay equals eager."""
