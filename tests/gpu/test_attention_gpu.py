@@ -11,6 +11,7 @@ import torch
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.flash_attn import installed_generations
 from vitgraph.attention.measure import AttentionCase, capture_calls, reference_attention, relative_error
+from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.attention.registry import BACKENDS, backend_class, create_backend
 
 pytestmark = [
@@ -176,14 +177,27 @@ def test_small_large_small_in_one_poisoned_pool_equal_eager(backend: AttentionBa
     backend.release_padding_safe_output()
 
 
-def test_auto_measures_and_records_what_it_tried() -> None:
-    backend = create_backend("auto", device(), head_width=72, heads=HEADS, dtype=DTYPE, lengths=(64, 400))
-    assert backend.is_capture_safe
+def test_auto_takes_the_fastest_at_each_shape_and_records_what_it_tried() -> None:
+    backend = create_backend("auto", device(), head_width=72, heads=HEADS, dtype=DTYPE)
+    assert isinstance(backend, PerShapeBackend)
     assert {record["name"] for record in backend.selection} == set(BACKENDS)
-    usable = [record for record in backend.selection if record["status"] == "ok"]
-    assert backend.name in {record["name"] for record in usable}
-    assert all(len(record["milliseconds"]) == 2 for record in usable)
+    usable = {record["name"] for record in backend.selection if record["status"] == "ok"}
     assert all(record["reason"] for record in backend.selection if record["status"] != "ok")
+    backend.prepare({(64, 1, 64): 10, (12288, 1, 12288): 10})
+    for row in backend.choices():
+        assert row["milliseconds"][row["backend"]] == min(row["milliseconds"].values())
+        assert row["backend"].split(":")[0] in usable
+    costs = backend.costs_ms()
+    assert costs["AUTO"] <= min(costs.values())
+
+
+def test_a_graph_of_auto_equals_its_eager_call() -> None:
+    backend = create_backend("auto", device(), head_width=72, heads=HEADS, dtype=DTYPE)
+    for lengths, slots in (((64,) * 6, 12), ((3000,), 2)):
+        case = AttentionCase(HEADS, 72, DTYPE, lengths, slots=slots, padding_rows=80)
+        tensors, offsets = case.tensors(device()), case.offsets(device())
+        eager, replayed = run_both(lambda: backend.varlen(*tensors, offsets, max(lengths), 72**-0.5), backend)  # noqa: B023
+        assert relative_error(replayed, eager, offsets) < TOLERANCE
 
 
 def test_tiles_of_equal_length_match_torch(backend: AttentionBackend) -> None:

@@ -38,7 +38,7 @@ class AttentionBackend(ABC):
             such graphs write to a zeroed output of each call's own instead of one that all layers share.
         implementation: What really runs (package and version), for the record.
         plan_build_ms: Time spent so far on what a first call of a shape builds: plans, tuning.
-        selection: Where `auto` chose the backend: what it measured, one entry a candidate.
+        selection: Where `auto` chose: what it found of each candidate.
     """
 
     name: ClassVar[str]
@@ -73,11 +73,11 @@ class AttentionBackend(ABC):
     @contextmanager
     def graph_path(self) -> Iterator[None]:
         """Marks the warm-up and capture of a graph, whose inputs have padded rows; eager calls have none."""
-        self.is_on_graph_path = True
+        was_on_graph_path, self.is_on_graph_path = self.is_on_graph_path, True
         try:
             yield
         finally:
-            self.is_on_graph_path = False
+            self.is_on_graph_path = was_on_graph_path
 
     @contextmanager
     def one_forward(self) -> Iterator[None]:

@@ -174,11 +174,12 @@ class FreshOutputs:
     @contextmanager
     def one_forward(self) -> Iterator[None]:
         """Until it ends, outputs may be filled before they are asked for."""
+        outer = self._spare, self._is_in_forward
         self._spare, self._is_in_forward = [], True
         try:
             yield
         finally:
-            self._spare, self._is_in_forward = [], False
+            self._spare, self._is_in_forward = outer
 
     def take(self, query: torch.Tensor) -> torch.Tensor:
         """`[N, H, E]` zeros like `query`, contiguous."""

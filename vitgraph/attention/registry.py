@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 
 from vitgraph.attention.base import AttentionBackend
-from vitgraph.attention.selection import pick_backend
+from vitgraph.attention.per_shape import PerShapeBackend
+from vitgraph.attention.selection import try_candidates
 from vitgraph.errors import BackendError
 
 BACKENDS: dict[str, str] = {
@@ -70,29 +70,25 @@ def create_backend(
     head_width: int | None = None,
     heads: int | None = None,
     dtype: torch.dtype | None = None,
-    lengths: Sequence[int] | None = None,
 ) -> AttentionBackend:
     """Makes the backend `name` and makes it known to transformers.
 
     Args:
-        name: A registry name, or `auto`: measured where the tower's heads are given, else the first that is available.
+        name: A registry name; or `auto`: on a GPU the fastest at each shape where the tower's heads are given, else the
+            first that is available.
         device: Where it will run.
         flash_attn_version: Forces the FlashAttention generation of `FLASH_ATTN`; with `auto`, it chooses `FLASH_ATTN`.
         head_width: Width of one head of the tower.
         heads: Heads of the tower.
         dtype: Dtype of the tower.
-        lengths: Segment lengths that matter to `auto`.
 
     Raises:
         BackendError: Unknown, not available here, or unfit for these heads; nothing else is used instead.
     """
-    version, selection = flash_attn_version, None
     if name == AUTO and flash_attn_version is not None:
         name = FLASH_ATTN
-    elif name == AUTO and head_width is not None and heads is not None and dtype is not None:
-        classes = {known: backend_class(known) for known in BACKENDS}
-        selection = pick_backend(device, head_width, heads, dtype, lengths, backends=classes)
-        name, version = selection.name, selection.version
+    elif name == AUTO and device.type == "cuda" and head_width is not None and heads is not None and dtype is not None:
+        return _registered(_fastest_at_each_shape(device, head_width, heads, dtype))
     elif name == AUTO:
         missing = unavailable_backends(device)
         name = next(candidate for candidate in BACKENDS if candidate not in missing)
@@ -104,21 +100,27 @@ def create_backend(
         raise BackendError(f"attention backend {name} cannot run on {device}: {reason}. Available: {here}")
     if flash_attn_version is not None and not chosen.has_versions:
         raise BackendError(f"--flash-attn-version {flash_attn_version} was given, but the backend is {name}")
-    backend = chosen.for_device(device, version)
+    backend = chosen.for_device(device, flash_attn_version)
     if head_width is not None and dtype is not None:
         reason = backend.unsupported_reason(head_width, dtype)
         if reason is not None:
             raise BackendError(f"attention backend {name} does not take this tower: {reason}")
-    if selection is not None:
-        backend.selection = selection.as_records()
-    _register_with_transformers(backend)
-    return backend
+    return _registered(backend)
 
 
-def _register_with_transformers(backend: AttentionBackend) -> None:
+def _fastest_at_each_shape(device: torch.device, head_width: int, heads: int, dtype: torch.dtype) -> AttentionBackend:
+    classes = {known: backend_class(known) for known in BACKENDS}
+    tried = try_candidates(device, head_width, heads, dtype, backends=classes)
+    usable = {found.label: found.backend for found in tried if found.backend is not None}
+    return PerShapeBackend(usable, heads, head_width, dtype, device, tried)
+
+
+def _registered(backend: AttentionBackend) -> AttentionBackend:
+    """The backend, made known to transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     AttentionInterface.register(backend.transformers_name, backend.transformers_function)
     # A name without a mask function gets no mask at all, silently: padded rows would be attended.
     AttentionMaskInterface.register(backend.transformers_name, sdpa_mask)
+    return backend

@@ -12,7 +12,7 @@ from transformers import AttentionInterface
 from vitgraph.attention import selection
 from vitgraph.attention.measure import AttentionCase
 from vitgraph.attention.registry import BACKENDS, backend_class, create_backend, describe_backends, unavailable_backends
-from vitgraph.attention.selection import Candidate, choose, pick_backend, time_backend
+from vitgraph.attention.selection import check_backend, try_candidates
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError
 
@@ -77,39 +77,7 @@ def test_each_backend_declares_what_it_takes_and_how_it_pads() -> None:
     assert rows["TORCH_SDPA"]["dtypes"] == "any"
 
 
-# -- choosing ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_fastest_over_all_lengths_is_chosen_not_the_one_fastest_at_the_longest() -> None:
-    candidates = [
-        Candidate("FLASH_ATTN", 4, "ok", milliseconds=(0.02, 0.03, 0.10)),
-        Candidate("TRITON_ATTN", None, "ok", milliseconds=(0.04, 0.06, 0.09)),
-    ]
-    chosen = choose(candidates, (64, 400, 3072))
-    assert (chosen.name, chosen.version) == ("FLASH_ATTN", 4)
-    assert [record["status"] for record in chosen.as_records()] == ["ok", "ok"]
-
-
-def test_failures_keep_their_reason_and_are_not_chosen() -> None:
-    candidates = [
-        Candidate("FLASH_ATTN", 4, "incorrect", "relative error 0.3 against float32"),
-        Candidate("FLASHINFER", None, "unsupported", "not installed"),
-        Candidate("TRITON_ATTN", None, "ok", milliseconds=(5.0,)),
-    ]
-    chosen = choose(candidates, (64,))
-    assert chosen.name == "TRITON_ATTN"
-    assert [record["reason"] for record in chosen.as_records()][:2] == [
-        "relative error 0.3 against float32",
-        "not installed",
-    ]
-
-
-def test_nothing_usable_names_every_reason() -> None:
-    with pytest.raises(BackendError, match="FLASH_ATTN: too old; TRITON_ATTN: no compiler"):
-        choose(
-            [Candidate("FLASH_ATTN", 2, "error", "too old"), Candidate("TRITON_ATTN", None, "error", "no compiler")],
-            (64,),
-        )
+# -- what auto may choose from ----------------------------------------------------------------------------------------
 
 
 class Doubling(TorchSdpaBackend):
@@ -152,51 +120,39 @@ class Right(TorchSdpaBackend):
 CASES = [AttentionCase(2, 72, torch.float32, lengths) for lengths in ((8,) * 4, (20, 12))]
 
 
-def test_a_wrong_output_is_found_before_anything_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "graph_ms", lambda *_: pytest.fail("a wrong backend must not be timed"))
-    outcome = time_backend(Doubling(), CASES, CPU)
+def test_a_wrong_output_is_found() -> None:
+    outcome = check_backend(Doubling(), CASES, CPU)
     assert outcome["status"] == "incorrect"
     assert math.isclose(outcome["relative_error"], 1.0, rel_tol=1e-4)
     assert "relative error 1" in outcome["reason"]
 
 
 def test_a_crash_is_one_line_of_reason() -> None:
-    outcome = time_backend(Crashing(), CASES, CPU)
+    outcome = check_backend(Crashing(), CASES, CPU)
     assert (outcome["status"], outcome["reason"]) == ("error", "ValueError: no kernel image")
 
 
 def test_heads_that_a_backend_does_not_take_are_unsupported() -> None:
-    assert time_backend(NarrowOnly(), CASES, CPU)["status"] == "unsupported"
+    assert check_backend(NarrowOnly(), CASES, CPU)["status"] == "unsupported"
 
 
-def test_a_failed_capture_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> float:
-        raise RuntimeError("operation not permitted when stream is capturing")
+def test_candidates_keep_their_reasons_and_only_right_ones_a_backend() -> None:
+    backends = {backend.name: backend for backend in (Crashing, Right, Doubling, NarrowOnly)}
+    tried = try_candidates(CPU, 72, 2, torch.float32, backends=backends)
+    assert [(found.label, found.status) for found in tried] == [
+        ("CRASHING", "error"),
+        ("RIGHT", "ok"),
+        ("DOUBLING", "incorrect"),
+        ("NARROW", "unsupported"),
+    ]
+    assert [found.label for found in tried if found.backend is not None] == ["RIGHT"]
+    assert all(found.as_record()["reason"] for found in tried if found.status != "ok")
 
-    monkeypatch.setattr(selection, "graph_ms", refuse)
-    outcome = time_backend(Right(), CASES, CPU)
-    assert outcome["status"] == "capture_failed"
-    assert "stream is capturing" in outcome["reason"]
 
-
-def test_auto_measures_once_for_equal_heads_and_tries_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[str] = []
-
-    def try_candidate(backend: type[TorchSdpaBackend], version: int | None, *_: Any) -> Candidate:
-        tried.append(backend.name)
-        times = {"RIGHT": (1.0,), "NARROW": (0.5,)}.get(backend.name)
-        return Candidate(backend.name, version, "ok" if times else "error", "broken", milliseconds=times or ())
-
-    monkeypatch.setattr(selection, "_SELECTIONS", {})
-    monkeypatch.setattr(selection, "_try_candidate", try_candidate)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    backends = {backend.name: backend for backend in (Crashing, Right, NarrowOnly)}
-    first = pick_backend(GPU, 72, 16, torch.bfloat16, backends=backends)
-    assert pick_backend(GPU, 72, 16, torch.bfloat16, backends=backends) is first
-    assert first.name == "NARROW"
-    assert tried == ["CRASHING", "RIGHT", "NARROW"]
-    pick_backend(GPU, 80, 16, torch.bfloat16, backends=backends)
-    assert len(tried) == 6
+def test_nothing_usable_names_every_reason() -> None:
+    backends = {backend.name: backend for backend in (Crashing, NarrowOnly)}
+    with pytest.raises(BackendError, match="CRASHING: ValueError: no kernel image; NARROW: head width 72"):
+        try_candidates(CPU, 72, 2, torch.float32, backends=backends)
 
 
 def test_a_backend_that_cannot_be_captured_is_no_candidate() -> None:
