@@ -1,0 +1,1 @@
+"""What each kind of record holds as its result, one module a kind."""

@@ -1,0 +1,52 @@
+"""The result of `vitgraph bench`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from vitgraph.records.sections import Compared, Count, GraphFacts, Latency, Number, Pair, Section, Verdict
+
+
+class Correctness(Section):
+    """Graph against eager before anything was timed."""
+
+    checked: Count
+    """Calls whose outputs were compared."""
+    status: Literal["ok", "incorrect", "unchecked"]
+    """How it ended; a run whose outputs were wrong has no latency."""
+    tolerance: Number
+    """Largest distance that passes."""
+    max_rel_l2: Number | None = None
+    """Largest relative L2 distance of any output; null where none was compared."""
+    monolithic_max_rel_l2: Number | None = None
+    """The same of the monolithic graphs."""
+
+
+class BenchComparison(Compared):
+    """The series of a run against one another."""
+
+    pairs: tuple[Pair, ...] = ()
+    """Graph against eager first; with monolithic graphs, those against eager and graph against those."""
+    verdict: Verdict = "undecided"
+    """The verdict on the mean of the first pair."""
+    verdict_reason: str = "nothing was measured"
+    """Why, in words."""
+
+    def pair(self, base: str, series: str) -> Pair | None:
+        """Two series compared; None where they were not."""
+        return next((pair for pair in self.pairs if (pair.base, pair.series) == (base, series)), None)
+
+
+class BenchResult(Section):
+    """Latencies by series, graph against eager, and the graphs."""
+
+    latency: dict[str, Latency] = {}
+    """Latency by series: `eager`, `graph`, `monolithic` and `hf`; empty where nothing was measured."""
+    comparison: BenchComparison = BenchComparison()
+    """The series against one another."""
+    graph: GraphFacts
+    """The graphs of the series `graph`."""
+    monolithic: GraphFacts | None = None
+    """The graphs that hold both paths; null where none were measured."""
+    correctness: Correctness | None = None
+    """Graph against eager before anything was timed; null where nothing was checked."""

@@ -1,0 +1,178 @@
+"""The result of `vitgraph compare-backends`, of attention backends, and with `--compile-rows` of compiled and not."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from vitgraph.records.sections import (
+    Compared,
+    Compiled,
+    Count,
+    DroppedGraph,
+    Finite,
+    GraphFacts,
+    Improvement,
+    Latency,
+    Number,
+    Pair,
+    Section,
+    Share,
+    Time,
+    Verdict,
+)
+
+RowStatus = Literal["ok", "unavailable", "unsupported", "capture_failed", "incorrect", "out_of_memory", "error"]
+
+
+class Outcome(Section):
+    """How something ended."""
+
+    status: RowStatus
+    """`ok`, or what went wrong."""
+    reason: str | None = None
+    """Why, in words; null exactly where the status is `ok`."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuses a failure without a reason, and a reason without a failure."""
+        if (self.status == "ok") == bool(self.reason):
+            raise ValueError(f"status {self.status!r} with reason {self.reason!r}; ok alone has none")
+
+
+class BusyTime(Section):
+    """GPU-busy time of some whole calls."""
+
+    calls: Count
+    """Calls that were traced."""
+    gpu_busy_ms: Time
+    """Mean time in which the GPU computed, in ms a call."""
+    wall_ms: Time
+    """Mean wall time of the same calls, in ms a call."""
+    share: Finite
+    """`gpu_busy_ms` over `wall_ms`."""
+
+
+class CandidateMode(Outcome):
+    """One mode of a candidate."""
+
+    latency: Latency | None = None
+    """Its latency; null unless its status is `ok`."""
+    error_vs_float32: Number | None = None
+    """Largest relative L2 distance from the reference in float32."""
+    busy: BusyTime | None = None
+    """GPU-busy time of some whole calls; null where it was not traced."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuses a latency of a mode that is not `ok`."""
+        super().model_post_init(context)
+        if self.latency is not None and self.status != "ok":
+            raise ValueError(f"a latency with status {self.status!r}; only ok has one")
+
+
+class Candidate(Outcome):
+    """One attention backend, or the tower compiled or not, in both modes; its status is its first failed mode's."""
+
+    name: str
+    """Backend asked for; `compiled` or `eager` with `--compile-rows`."""
+    used: str | None = None
+    """Attention backend that ran."""
+    implementation: str | None = None
+    """What stands behind it: package and version."""
+    eager: CandidateMode
+    """Eager mode."""
+    graph: CandidateMode
+    """Graph mode."""
+    gain: Pair | None = None
+    """Graph against its own eager; null unless both were measured."""
+    graphs: GraphFacts | None = None
+    """Its graphs; null where none were captured."""
+    dropped: tuple[DroppedGraph, ...] = ()
+    """Graphs that could not be captured, where that ended its graph mode."""
+    plan_build_ms: Time | None = None
+    """Time that the backend spent building plans, in ms."""
+    compiled: Compiled | None = None
+    """What compilation did; null where nothing was compiled."""
+
+
+class Reference(Section):
+    """What outputs were checked against before anything was timed."""
+
+    backend: str
+    """Attention backend of the reference."""
+    dtype: str
+    """Its dtype."""
+    calls: Count
+    """Calls compared."""
+    items: Count
+    """Items in them."""
+    own_error: Number | None = None
+    """Distance of the reference in the run's dtype from the same in float32."""
+    limit: Number
+    """Largest distance that passes."""
+
+
+class NoiseFloor(Section):
+    """What a mode differs from itself, in percent."""
+
+    mean: Number | None = None
+    """Of the mean."""
+    p99: Number | None = None
+    """Of the 99th percentile."""
+
+
+class Standing(Section):
+    """One candidate and mode against the fastest."""
+
+    name: str
+    """The candidate."""
+    mode: Literal["eager", "graph"]
+    """Its mode."""
+    mean_ms: Time
+    """Its mean, in ms a request."""
+    against_best: Improvement | None = None
+    """What it gains over the fastest: negative is slower. Null for the fastest itself."""
+
+    @property
+    def verdict(self) -> Verdict | Literal["best"]:
+        """`best`, or the verdict against the best."""
+        return "best" if self.against_best is None else self.against_best.verdict
+
+
+class CandidateComparison(Compared):
+    """The candidates against one another."""
+
+    mode: Literal["cuda", "cpu-replay"] | None = None
+    """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches."""
+    isolated: bool = False
+    """Each candidate was measured in a process of its own."""
+    reference: Reference | None = None
+    """What outputs were checked against."""
+    noise_floor: dict[str, NoiseFloor] = {}
+    """What a mode differs from itself, by mode."""
+    standings: tuple[Standing, ...] = ()
+    """Every measured candidate and mode, the fastest first."""
+
+
+class Recommendation(Section):
+    """Which candidate and mode to use."""
+
+    name: str | None = None
+    """The candidate; null where there is no advice."""
+    mode: str | None = None
+    """Its mode."""
+    sure: Literal["clear", "undecided"] = "undecided"
+    """Whether everything else is slower beyond the noise."""
+    fastest_in_share: Share | None = None
+    """Share of the bootstrap's resamples in which it is the fastest."""
+    text: str
+    """The advice in a sentence or two."""
+
+
+class CompareResult(Section):
+    """The candidates, how they compare, and which to use."""
+
+    candidates: tuple[Candidate, ...]
+    """One entry a backend, or the tower compiled and not."""
+    comparison: CandidateComparison = CandidateComparison()
+    """The candidates against one another."""
+    recommendation: Recommendation
+    """Which to use."""

@@ -1,0 +1,152 @@
+"""The envelope that every record has, and what a record of each kind holds in it."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue, ValidationError
+
+from vitgraph import __version__
+from vitgraph.errors import UsageError
+from vitgraph.records.kinds.bench import BenchResult
+from vitgraph.records.kinds.calibrate import CalibrateResult
+from vitgraph.records.kinds.compare import CompareResult
+from vitgraph.records.kinds.micro import MicroResult
+from vitgraph.records.kinds.profile import ProfileResult
+from vitgraph.records.kinds.tune import TuneResult
+from vitgraph.records.kinds.verify import VerifyResult
+from vitgraph.records.sections import Environment, Resolved, Section, Workload
+
+NOTHING_MEASURED = "the run ended before it measured anything"
+
+Status = Literal["complete", "interrupted", "error"]
+
+
+class Record(Section):
+    """What a command leaves behind: who measured what, when, with what settings and on what, and what came out."""
+
+    kind: str
+    """What the record is of."""
+    format: Literal[2] = 2
+    """Version of this format; readers refuse any other."""
+    status: Status = "error"
+    """How the run ended. Whatever was measured until then is in the record."""
+    status_reason: str | None = NOTHING_MEASURED
+    """Why the run is not complete; null where it is."""
+    vitgraph_version: str = __version__
+    """Version that measured."""
+    created_at: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    """Start of the run, ISO 8601 in UTC."""
+    command: tuple[str, ...] = Field(default_factory=lambda: ("vitgraph", *sys.argv[1:]))
+    """The command as it was given, one entry a word."""
+    settings: dict[str, JsonValue] = {}
+    """The command's options with their defaults, as the page of options describes them."""
+    resolved: Resolved | None = None
+    """What the settings came to; null where each row of the result says it of itself."""
+    environment: Environment | None = None
+    """What was measured on and with; null where the run ended before it was known."""
+    workload: Workload | None = None
+    """The requests; null in kinds without."""
+    samples_file: str | None = None
+    """Name of the samples file beside the record; null in kinds without."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuses a status without its reason, and a file outside of the record's folder."""
+        if (self.status == "complete") == bool(self.status_reason):
+            raise ValueError(
+                f"status {self.status!r} with reason {self.status_reason!r}; exactly the incomplete have a reason"
+            )
+        check_file_name(self.samples_file)
+
+
+class BenchRecord(Record):
+    """A run of `vitgraph bench`."""
+
+    kind: Literal["bench"] = "bench"
+    result: BenchResult
+    """What came out."""
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuses a complete run that measured nothing."""
+        super().model_post_init(context)
+        if self.status == "complete" and not self.result.latency:
+            raise ValueError("a complete run has latencies; its status is 'interrupted' or 'error'")
+
+
+class CompareRecord(Record):
+    """A run of `vitgraph compare-backends`."""
+
+    kind: Literal["compare-backends", "compile-rows"] = "compare-backends"
+    result: CompareResult
+    """What came out."""
+
+
+class MicroRecord(Record):
+    """A run of `vitgraph compare-backends --micro`."""
+
+    kind: Literal["compare-backends-micro"] = "compare-backends-micro"
+    result: MicroResult
+    """What came out."""
+
+
+class TuneRecord(Record):
+    """A run of `vitgraph tune-budgets`."""
+
+    kind: Literal["tune-budgets"] = "tune-budgets"
+    result: TuneResult
+    """What came out."""
+
+
+class CalibrateRecord(Record):
+    """A run of `vitgraph calibrate`."""
+
+    kind: Literal["calibrate"] = "calibrate"
+    result: CalibrateResult
+    """What came out."""
+
+
+class VerifyRecord(Record):
+    """A run of `vitgraph verify`."""
+
+    kind: Literal["verify"] = "verify"
+    result: VerifyResult
+    """What came out."""
+
+
+class ProfileRecord(Record):
+    """A run of `vitgraph profile`."""
+
+    kind: Literal["profile"] = "profile"
+    result: ProfileResult | None
+    """What came out; null where the run ended before it."""
+
+
+RECORDS: dict[str, type[Record]] = {
+    "bench": BenchRecord,
+    "compare-backends": CompareRecord,
+    "compile-rows": CompareRecord,
+    "compare-backends-micro": MicroRecord,
+    "tune-budgets": TuneRecord,
+    "calibrate": CalibrateRecord,
+    "verify": VerifyRecord,
+    "profile": ProfileRecord,
+}
+"""The record of each kind."""
+
+
+def check_file_name(name: str | None) -> None:
+    """Refuses the name of a file that would not lie in the record's own folder."""
+    if name is not None and (name in ("", ".", "..") or any(mark in name for mark in "/\\\0")):
+        raise ValueError(f"{name!r} is no file of the record's folder; give a name without a path")
+
+
+def refusal(error: ValidationError, where: str) -> UsageError:
+    """One line that names the file, the first field that is wrong, and what it has to be."""
+    first = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in first["loc"]) or "the record"
+    others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    value = first["input"]
+    shown = f", got {str(value)[:60]!r}" if isinstance(value, str | int | float | bool) else ""
+    return UsageError(f"{where}: {field}: {first['msg'].removeprefix('Value error, ')}{shown}{others}")
