@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -9,15 +10,18 @@ from torch import nn
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
-from vitgraph.models.checkpoints import encoder_tensors
 from vitgraph.models.compile.aligned_mlp import use_aligned_mlps
 from vitgraph.models.compile.patch_linear import use_patch_products
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
+from vitgraph.models.weights import encoder_tensors, note_unread, quantisation, quantised, some_of
 
 LOAD_FORMATS = ("auto", "dummy")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FLOAT_DTYPES = (*DTYPES.values(), torch.float64)
+LAYER = re.compile(r"\.\d+\.")
+"""Marks the tensors of repeated layers."""
 
 
 def load_encoder(
@@ -93,23 +97,60 @@ def randomize(modules: nn.Module, seed: int) -> None:
 
 
 def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, source: ModelSource) -> None:
-    state = modules.state_dict()
-    missing = set(state)
+    """Copies the checkpoint's tensors into the modules, each once, and says which of the tower's were left over."""
     assert source.weights is not None
-    for key, tensor in encoder_tensors(source.weights, encoder_class.owns_checkpoint_key, source.revision):
-        for name, value in encoder_class.convert_tensor(key, tensor, modules).items():
-            if name not in state:
-                continue
-            if state[name].shape != value.shape:
+    state = modules.state_dict()
+    loaded: dict[str, str] = {}
+    unread = []
+    tensors = encoder_tensors(source.weights, encoder_class.owns_checkpoint_key, source.revision, names=list(state))
+    for key, tensor in tensors:
+        values = encoder_class.convert_tensor(key, tensor, modules)
+        if not values.keys() <= state.keys():
+            unread.append(key)
+        for name in values.keys() & state.keys():
+            if name in loaded and not torch.equal(state[name], values[name].to(state[name])):
                 raise ModelError(
-                    f"{source.name}: tensor {key} has shape {list(value.shape)}, the config asks for "
-                    f"{list(state[name].shape)} ({name}); config and checkpoint do not belong together"
+                    f"{source.name}: {loaded[name]} and {key} both are the tower's {name}, with different values; "
+                    "remove the one that is not meant"
                 )
-            state[name].copy_(value)
-            missing.discard(name)
+            _copy(source, key, name, values[name], state[name])
+            loaded[name] = key
+    missing = sorted(state.keys() - loaded.keys())
     if missing:
-        some = ", ".join(sorted(missing)[:5])
-        raise ModelError(f"{source.name}: the checkpoint lacks {len(missing)} tensors of the vision encoder: {some}, …")
+        raise ModelError(
+            f"{source.name}: the checkpoint lacks {len(missing)} tensors of the vision encoder: {some_of(missing, 5)}"
+        )
+    deeper = [key for key in unread if LAYER.search(key)]
+    if deeper:
+        raise ModelError(
+            f"{source.name}: {len(deeper)} tensors of the tower were not read ({some_of(deeper)}), since config.json "
+            "asks for fewer layers; config and checkpoint do not belong together"
+        )
+    if unread:
+        note_unread(source.name, unread)
+
+
+def _copy(source: ModelSource, key: str, name: str, value: torch.Tensor, target: torch.Tensor) -> None:
+    """Copies a tensor of the checkpoint into one of the modules.
+
+    Raises:
+        ModelError: It has another shape, holds codes instead of values, or is not finite in the tower's dtype.
+    """
+    assert source.weights is not None
+    if target.is_floating_point() and value.dtype not in FLOAT_DTYPES:
+        what = f"is {str(value.dtype).removeprefix('torch.')} without a scale"
+        raise quantised(source.weights, key, what, quantisation(source.weights, source.revision))
+    if target.shape != value.shape:
+        raise ModelError(
+            f"{source.name}: tensor {key} has shape {list(value.shape)}, the config asks for {list(target.shape)} "
+            f"({name}); config and checkpoint do not belong together"
+        )
+    target.copy_(value)
+    if target.is_floating_point() and not torch.isfinite(target).all():
+        if torch.isfinite(value).all():
+            raise ModelError(f"{source.name}: tensor {key} overflows {target.dtype}; use --dtype bfloat16 or float32")
+        what = "NaN" if torch.isnan(value).any() else "infinity"
+        raise ModelError(f"{source.name}: tensor {key} holds {what}: the checkpoint is damaged; copy it again")
 
 
 def set_attention(modules: nn.Module, attention: AttentionBackend) -> None:

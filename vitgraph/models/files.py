@@ -1,0 +1,58 @@
+"""The small files of a checkpoint, from a local folder or from the hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vitgraph.errors import ModelError
+from vitgraph.models.registry import all_presets
+
+CONFIG_FILE = "config.json"
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no such file.
+
+    Raises:
+        ModelError: It cannot be read, or holds something else.
+    """
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a JSON {type(content).__name__}, not an object; copy the checkpoint again")
+    return content
+
+
+def download(hub_id: str, file: str, revision: str | None, *, required: bool) -> Path | None:
+    """Local path of one file of a hub repository; None where an optional file does not exist.
+
+    Raises:
+        ModelError: Offline and not cached, no such repository, no access, or a required file is missing.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(hub_id, file, revision=revision))
+    except LocalEntryNotFoundError as error:
+        if not required:
+            return None
+        raise ModelError(
+            f"{hub_id}: {file} is not cached and the hub cannot be reached ({error.__class__.__name__}). Use "
+            f"--load-format dummy with a preset ({', '.join(all_presets())}), a local checkpoint folder, or go online"
+        ) from error
+    except EntryNotFoundError as error:
+        if not required:
+            return None
+        raise ModelError(f"{hub_id} has no file {file}; is it a transformers checkpoint?") from error
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{hub_id}: {file} could not be fetched: {error}. Use --load-format dummy with a preset "
+            f"({', '.join(all_presets())}) or a local checkpoint folder"
+        ) from error
