@@ -74,7 +74,7 @@ def _verify_models(
     keep: Callable[[VerifyResult], None],
 ) -> None:
     from vitgraph.measure.setup import resolve_dtype, resolve_source
-    from vitgraph.models.registry import ROWS
+    from vitgraph.models.rows import ROWS
     from vitgraph.specs import ModelSpec, parse_token_budgets
     from vitgraph.verify.models import verify_model, verify_rows
 

@@ -11,7 +11,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from vitgraph.models.registry import ROWS, ModelRow, resolve_preset, row_presets
+from vitgraph.models.registry import resolve_preset, row_presets
+from vitgraph.models.rows import ROWS, ModelRow
 from vitgraph.planning.items import IMAGE, VIDEO
 
 UNTESTED_HARDWARE = ("Blackwell", "Ampere", "MI300X", "MI350X / MI355X")

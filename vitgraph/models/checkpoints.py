@@ -9,7 +9,7 @@ from typing import Any
 
 from vitgraph.errors import ModelError
 from vitgraph.models.files import CONFIG_FILE, download, read_json
-from vitgraph.models.registry import ModelSource, row_of_config, row_presets
+from vitgraph.models.registry import ModelSource, preset_of, row_of_config
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
@@ -61,8 +61,8 @@ def _source_from_files(
         raise ModelError(f"{name} has no {CONFIG_FILE}; give a transformers checkpoint folder, a hub id or a preset")
     row = row_of_config(config)
     encoder = row.encoder_class()
-    # What a checkpoint's files leave open is taken from the row's full-size preset, which documents the family.
-    preset = row_presets(row.name)[row.full_preset]
+    # What a checkpoint's files leave open is taken from the preset that documents the architecture.
+    preset = preset_of(row, config["architectures"][0])
     processor: dict[str, Any] = dict(preset["processor"])
     video = read(VIDEO_PROCESSOR_FILE)
     for file in PROCESSOR_FILES:

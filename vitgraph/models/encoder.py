@@ -41,6 +41,15 @@ SEGMENT_OFFSETS = {"cu_seqlens": "max_seqlen", "cu_window_seqlens": "max_window_
 """Metadata fields that hold offsets of attention segments, and the scalar that bounds each one's lengths."""
 
 
+VISION_LANGUAGE_PARTS = ("thinker_config", "vlm_config")
+"""Fields of config.json in which models that also speak or act keep the part that sees."""
+
+
+def vision_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config.json that has `vision_config`: all of it, or the one inside a larger model."""
+    return next((config[name] for name in VISION_LANGUAGE_PARTS if config.get(name)), config)
+
+
 class VisionEncoder(ABC):
     """Base of the family adapters; implements `SupportsEncoderCudaGraph`.
 
@@ -112,6 +121,7 @@ class VisionEncoder(ABC):
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """`vision_config` and the facts outside it (`extra`) of a config.json."""
+        config = vision_language_part(config)
         text = config.get("text_config") or config
         extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
         return dict(config["vision_config"]), extra

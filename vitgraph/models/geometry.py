@@ -97,7 +97,12 @@ class GeometryRule(ABC):
         vision_config: The `vision_config` part of the model's config.json, as a dict.
         processor: The processor's settings (`size`, `patch_size`, `video`, ...), as a dict.
         extra: Facts outside the vision config that the encoder needs (`text_hidden_size`, ...).
+
+    Attributes:
+        modalities: `image`, `video`; a model of the family may take fewer than its tower could.
     """
+
+    modalities: tuple[str, ...] = (IMAGE, VIDEO)
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
@@ -153,6 +158,8 @@ class GeometryRule(ABC):
             raise InputError(f"item size {width}x{height}x{frames} (width x height x frames) must be positive")
         if frames == 1:
             return self.image_geometry(width, height)
+        if VIDEO not in self.modalities:
+            return GeometryRule.video_geometry(self, width, height, frames, fps)
         return self.video_geometry(width, height, frames, fps)
 
 
@@ -296,10 +303,10 @@ class MergedGridRule(GeometryRule):
 
     def graph_config(self) -> EncoderCudaGraphConfig:
         return EncoderCudaGraphConfig(
-            modalities=(IMAGE, VIDEO),
+            modalities=self.modalities,
             output_width=self.output_width,
             paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
-            max_frames_per_video=self.max_frames_per_video(),
+            max_frames_per_video=self.max_frames_per_video() if VIDEO in self.modalities else 1,
         )
 
     def max_frames_per_video(self) -> int:

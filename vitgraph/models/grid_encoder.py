@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +16,9 @@ from vitgraph.planning.items import IMAGE
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+PUBLISHED_PREFIX = re.compile(r"^(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.")
+"""What stands before the names of a tower's tensors in published files."""
 
 PROCESSOR_SETTINGS = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
 """Settings of a preset's processor that transformers' patch-packing image processors take."""
@@ -56,10 +60,8 @@ class GridTowerEncoder(VisionEncoder):
 
     @classmethod
     def map_checkpoint_key(cls, key: str) -> str | None:
-        for prefix in ("model.visual.", "visual."):
-            if key.startswith(prefix):
-                return "visual." + key.removeprefix(prefix)
-        return None
+        name = PUBLISHED_PREFIX.sub("", key, count=1)
+        return "visual." + name if name != key else None
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

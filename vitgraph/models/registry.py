@@ -1,4 +1,4 @@
-"""The model families: one line each, and how a `--model` argument becomes a family, a config and weights.
+"""How a `--model` argument becomes a family, a config and weights.
 
 Nothing here imports torch or a family file until one is resolved.
 """
@@ -9,173 +9,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module, resources
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
+from vitgraph.models.rows import IMAGES_ONLY, NOT_YET, ROWS, ModelRow
+from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
-    from vitgraph.models.encoder import VisionEncoder
     from vitgraph.models.geometry import GeometryRule
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRow:
-    """One row of the compatibility matrix.
-
-    Attributes:
-        name: Row name; also the name of its presets file.
-        models: The published models, for people.
-        encoder: `module:class` of the adapter.
-        architectures: Values of `architectures` in config.json that belong to the row.
-        full_preset: Full-size preset that stands for the row in measurements.
-        debug_preset: Small preset for tests and CPUs.
-    """
-
-    name: str
-    models: str
-    encoder: str
-    architectures: tuple[str, ...]
-    full_preset: str
-    debug_preset: str
-
-    def encoder_class(self) -> type[VisionEncoder]:
-        """The adapter class; its module is imported here, torch is not."""
-        module, class_name = self.encoder.split(":")
-        return getattr(import_module(module), class_name)
-
-
-ROWS: tuple[ModelRow, ...] = (
-    ModelRow(
-        "qwen3_vl",
-        "Qwen3-VL, Qwen3-VL-MoE",
-        "vitgraph.models.families.qwen3_vl:Qwen3VLEncoder",
-        ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
-        "qwen3-vl-30b-a3b",
-        "qwen3-vl-debug",
-    ),
-    ModelRow(
-        "qwen2_vl",
-        "Qwen2-VL",
-        "vitgraph.models.families.qwen2_vl:Qwen2VLEncoder",
-        ("Qwen2VLForConditionalGeneration",),
-        "qwen2-vl-7b",
-        "qwen2-vl-debug",
-    ),
-    ModelRow(
-        "qwen2_5_vl",
-        "Qwen2.5-VL",
-        "vitgraph.models.families.qwen2_5_vl:Qwen2_5VLEncoder",
-        ("Qwen2_5_VLForConditionalGeneration",),
-        "qwen2.5-vl-7b",
-        "qwen2.5-vl-debug",
-    ),
-    ModelRow(
-        "qwen3_5",
-        "Qwen3.5, Qwen3.6",
-        "vitgraph.models.families.qwen3_5:Qwen3_5Encoder",
-        ("Qwen3_5ForConditionalGeneration",),
-        "qwen3.5-9b",
-        "qwen3.5-debug",
-    ),
-    ModelRow(
-        "qwen3_5_moe",
-        "Qwen3.5-MoE, Qwen3.6-MoE",
-        "vitgraph.models.families.qwen3_5:Qwen3_5MoeEncoder",
-        ("Qwen3_5MoeForConditionalGeneration",),
-        "qwen3.5-35b-a3b",
-        "qwen3.5-moe-debug",
-    ),
-    ModelRow(
-        "glm4v",
-        "GLM-4.1V, GLM-4.6V-Flash",
-        "vitgraph.models.families.glm4v:Glm4vEncoder",
-        ("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"),
-        "glm-4.1v-9b",
-        "glm-4v-debug",
-    ),
-    ModelRow(
-        "internvl",
-        "InternVL 2, 2.5, 3, 3.5",
-        "vitgraph.models.families.internvl:InternVLEncoder",
-        ("InternVLChatModel", "InternVLForConditionalGeneration"),
-        "internvl3.5-8b",
-        "internvl-debug",
-    ),
-    ModelRow(
-        "gemma3",
-        "Gemma 3",
-        "vitgraph.models.families.gemma3:Gemma3Encoder",
-        ("Gemma3ForConditionalGeneration",),
-        "gemma-3-4b",
-        "gemma3-debug",
-    ),
-    ModelRow(
-        "ernie4_5_vl",
-        "ERNIE-4.5-VL",
-        "vitgraph.models.families.ernie4_5_vl:Ernie45VLEncoder",
-        ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
-        "ernie-4.5-vl-28b-a3b",
-        "ernie4.5-vl-debug",
-    ),
-    ModelRow(
-        "kimi_vl",
-        "Kimi-VL",
-        "vitgraph.models.families.kimi_vl:KimiVLEncoder",
-        ("KimiVLForConditionalGeneration",),
-        "kimi-vl-a3b",
-        "kimi-vl-debug",
-    ),
-    ModelRow(
-        "llama4",
-        "Llama 4",
-        "vitgraph.models.families.llama4:Llama4Encoder",
-        ("Llama4ForConditionalGeneration",),
-        "llama-4-scout",
-        "llama4-debug",
-    ),
-    ModelRow(
-        "gemma4",
-        "Gemma 4",
-        "vitgraph.models.families.gemma4:Gemma4Encoder",
-        ("Gemma4ForConditionalGeneration",),
-        "gemma-4-26b-a4b",
-        "gemma-4-debug",
-    ),
-    ModelRow(
-        "minicpmv_2_5",
-        "MiniCPM-V 2.5",
-        "vitgraph.models.families.minicpmv:MiniCPMV25Encoder",
-        ("MiniCPMV",),
-        "minicpm-v-2.5",
-        "minicpm-v-2.5-debug",
-    ),
-    ModelRow(
-        "minicpmv_2_6_4_0",
-        "MiniCPM-V 2.6, MiniCPM-V 4.0",
-        "vitgraph.models.families.minicpmv:MiniCPMVEncoder",
-        ("MiniCPMV",),
-        "minicpm-v-2.6",
-        "minicpm-v-2.6-debug",
-    ),
-    ModelRow(
-        "deepseek_ocr",
-        "DeepSeek-OCR",
-        "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder",
-        ("DeepseekOCRForCausalLM",),
-        "deepseek-ocr",
-        "deepseek-ocr-debug",
-    ),
-    ModelRow(
-        "step3_vl",
-        "Step3-VL-10B, Step3",
-        "vitgraph.models.families.step3_vl:Step3VLEncoder",
-        ("StepVLForConditionalGeneration", "Step3VLForConditionalGeneration"),
-        "step3-vl-10b",
-        "step3-vl-debug",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +48,10 @@ class ModelSource:
 
     def rule(self) -> GeometryRule:
         """The family's rule for this config; needs no torch."""
-        return self.row.encoder_class().rule_class(self.vision_config, self.processor, self.extra)
+        rule = self.row.encoder_class().rule_class(self.vision_config, self.processor, self.extra)
+        if self.architecture in IMAGES_ONLY:
+            rule.modalities = (IMAGE,)
+        return rule
 
 
 @cache
@@ -213,6 +59,16 @@ def row_presets(row_name: str) -> dict[str, dict[str, Any]]:
     """Presets of one row by name."""
     text = (resources.files("vitgraph.models") / "presets" / f"{row_name}.json").read_text(encoding="utf-8")
     return json.loads(text)
+
+
+def preset_of(row: ModelRow, architecture: str) -> dict[str, Any]:
+    """The preset that documents an architecture: the row's first one of that name, or else its full-size one."""
+    presets = row_presets(row.name)
+    full = presets[row.full_preset]
+    for preset in (full, *presets.values()):
+        if preset["hub_id"] and architecture in (preset["architecture"], *preset.get("also", ())):
+            return preset
+    return full
 
 
 def all_presets() -> dict[str, ModelRow]:
@@ -230,6 +86,8 @@ def row_of_config(config: Mapping[str, Any]) -> ModelRow:
     for row in ROWS:
         if architecture in row.architectures and row.encoder_class().accepts_model_config(config):
             return row
+    if architecture in NOT_YET:
+        raise ModelError(f"architecture {architecture!r} has no vision-encoder adapter yet: {NOT_YET[architecture]}")
     known = ", ".join(sorted({name for row in ROWS for name in row.architectures}))
     raise ModelError(f"architecture {architecture!r} has no vision-encoder adapter here; known: {known}")
 

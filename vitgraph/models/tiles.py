@@ -42,7 +42,7 @@ class TileRule(GeometryRule):
         ModelError: The tile is not square or not a whole number of output cells on a side.
     """
 
-    modalities: ClassVar[tuple[str, ...]] = (IMAGE,)
+    modalities: tuple[str, ...] = (IMAGE,)
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None

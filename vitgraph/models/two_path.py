@@ -41,6 +41,7 @@ class CropGeometry(ItemGeometry):
 class TwoPathRule(GeometryRule):
     """Every image has one view on the global path and any number of crops, also none, on the local path."""
 
+    modalities: tuple[str, ...] = (IMAGE,)
     local_pixels: ClassVar[str]
     """Name of the crops' pixel buffer."""
 
@@ -107,7 +108,7 @@ class TwoPathRule(GeometryRule):
 
     def graph_config(self) -> EncoderCudaGraphConfig:
         return EncoderCudaGraphConfig(
-            modalities=(IMAGE,),
+            modalities=self.modalities,
             output_width=self.output_width,
             paths={
                 GLOBAL: EncoderCudaGraphPathConfig(self.path_tokens[GLOBAL], has_segments=False),

@@ -14,7 +14,8 @@ from vitgraph.attention.registry import AUTO, create_backend
 from vitgraph.errors import RankFailedError
 from vitgraph.models.compile.compilation import compile_encoder
 from vitgraph.models.loading import load_encoder
-from vitgraph.models.registry import ModelRow, ModelSource, resolve_model
+from vitgraph.models.registry import ModelSource, resolve_model
+from vitgraph.models.rows import ModelRow
 from vitgraph.verify.findings import VerifyResult
 from vitgraph.verify.run import describe_error, dtype_name, verify_row
 

@@ -15,7 +15,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.loading import load_encoder
-from vitgraph.models.registry import ModelRow, ModelSource, row_presets
+from vitgraph.models.registry import resolve_model
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
@@ -26,10 +26,7 @@ from vitgraph.verify.probes import encode_eagerly
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5
-CLASSES = {
-    "deepseek-ocr-debug": ("deepseek_ocr", "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder"),
-    "step3-vl-debug": ("step3_vl", "vitgraph.models.families.step3_vl:Step3VLEncoder"),
-}
+CLASSES = ("deepseek-ocr-debug", "step3-vl-debug")
 UNTILED = CropGeometry(IMAGE, 0, 0)
 TWO = CropGeometry(IMAGE, 2, 1)
 SIX = CropGeometry(IMAGE, 3, 2)
@@ -37,20 +34,8 @@ SIX = CropGeometry(IMAGE, 3, 2)
 
 @cache
 def encoder_of(preset: str) -> TwoPathEncoder:
-    row, encoder_class = CLASSES[preset]
-    found = row_presets(row)[preset]
-    source = ModelSource(
-        row=ModelRow(row, row, encoder_class, (found["architecture"],), preset, preset),
-        name=preset,
-        vision_config=found["vision_config"],
-        processor=found["processor"],
-        extra=found["extra"],
-        weights=None,
-        architecture=found["architecture"],
-        config_source="preset",
-    )
     backend = create_backend("TORCH_SDPA", CPU)
-    encoder = load_encoder(source, backend, device=CPU, dtype=torch.float32, load_format="dummy")
+    encoder = load_encoder(resolve_model(preset), backend, device=CPU, dtype=torch.float32, load_format="dummy")
     assert isinstance(encoder, TwoPathEncoder)
     return encoder
 

@@ -32,7 +32,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.metadata import MetadataLayout
-from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_model, row_presets
+from vitgraph.models.registry import ROWS, ModelSource, all_presets, resolve_model, row_presets
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 
 CPU = torch.device("cpu")
@@ -81,12 +81,13 @@ def plain_backend() -> AttentionBackend:
     return create_backend("TORCH_SDPA", CPU)
 
 
-def preset_source(row: str, encoder: str, preset: str, **changes: Mapping[str, Any]) -> ModelSource:
+def preset_source(preset: str, **changes: Mapping[str, Any]) -> ModelSource:
     """The preset as a resolved model; `changes` update its `vision_config`, `processor` or `extra`."""
-    found = row_presets(row)[preset]
+    row = all_presets()[preset]
+    found = row_presets(row.name)[preset]
     parts = {name: {**found[name], **changes.get(name, {})} for name in ("vision_config", "processor", "extra")}
     return ModelSource(
-        row=ModelRow(row, row, encoder, (found["architecture"],), preset, preset),
+        row=row,
         name=preset,
         vision_config=parts["vision_config"],
         processor=parts["processor"],

@@ -27,9 +27,7 @@ from vitgraph.planning.items import IMAGE
 
 
 def source(preset: str = "deepseek-ocr-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source(
-        "deepseek_ocr", "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder", preset, **changes
-    )
+    return checks.preset_source(preset, **changes)
 
 
 def full_rule(**processor: Any) -> DeepseekOCRRule:

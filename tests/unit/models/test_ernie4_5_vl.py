@@ -31,9 +31,7 @@ VIDEO_PROCESSOR = "models.ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe"
 
 
 def source(preset: str = "ernie4.5-vl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source(
-        "ernie4_5_vl", "vitgraph.models.families.ernie4_5_vl:Ernie45VLEncoder", preset, **changes
-    )
+    return checks.preset_source(preset, **changes)
 
 
 @pytest.fixture(scope="module")

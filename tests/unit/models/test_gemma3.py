@@ -24,7 +24,7 @@ SCANNING = {"do_pan_and_scan": True}
 
 
 def source(preset: str = "gemma3-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("gemma3", "vitgraph.models.families.gemma3:Gemma3Encoder", preset, **changes)
+    return checks.preset_source(preset, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ FULL_PRESETS = [name for name, facts in row_presets("gemma4").items() if facts["
 
 def source(preset: str = "gemma-4-debug", image_tokens: int = 70, **changes: Any) -> ModelSource:
     changes.setdefault("processor", {"max_soft_tokens": image_tokens})
-    return checks.preset_source("gemma4", "vitgraph.models.families.gemma4:Gemma4Encoder", preset, **changes)
+    return checks.preset_source(preset, **changes)
 
 
 def rule_of(preset: str = "gemma-4-debug", image_tokens: int = 70) -> Gemma4Rule:

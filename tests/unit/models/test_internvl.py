@@ -28,7 +28,7 @@ MIXED = (
 
 
 def source(preset: str = "internvl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("internvl", "vitgraph.models.families.internvl:InternVLEncoder", preset, **changes)
+    return checks.preset_source(preset, **changes)
 
 
 def build(**changes: Any) -> InternVLEncoder:

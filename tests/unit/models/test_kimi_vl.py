@@ -33,7 +33,7 @@ LAYERS, HEADS, WIDTH, TABLE = 3, 2, 48, 16
 
 
 def source(preset: str = "kimi-vl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("kimi_vl", "vitgraph.models.families.kimi_vl:KimiVLEncoder", preset, **changes)
+    return checks.preset_source(preset, **changes)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ PROCESSOR = checks.transformers_functions(
 
 
 def source(preset: str = "llama4-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("llama4", "vitgraph.models.families.llama4:Llama4Encoder", preset, **changes)
+    return checks.preset_source(preset, **changes)
 
 
 @pytest.fixture(scope="module")

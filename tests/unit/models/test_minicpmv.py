@@ -20,7 +20,7 @@ from transformers.vision_utils import get_vision_nearest_position_ids
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import GraphCapacity
 from vitgraph.models.compile.replaced_modules import stock_modules
-from vitgraph.models.families.minicpmv import MiniCPMV25Encoder, MiniCPMVEncoder, nearest_positions
+from vitgraph.models.families.minicpmv import MiniCPMV25Encoder, MiniCPMV45Encoder, MiniCPMVEncoder, nearest_positions
 from vitgraph.models.families.minicpmv_modules import TABLE_ROWS, Resampler
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.geometry import ItemGeometry
@@ -29,8 +29,16 @@ from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.planning.packing import pack_items
 
-ENCODERS = {"minicpmv_2_5": MiniCPMV25Encoder, "minicpmv_2_6_4_0": MiniCPMVEncoder}
-DEBUG = {"minicpmv_2_5": "minicpm-v-2.5-debug", "minicpmv_2_6_4_0": "minicpm-v-2.6-debug"}
+ENCODERS = {
+    "minicpmv_2_5": MiniCPMV25Encoder,
+    "minicpmv_2_6_4_0": MiniCPMVEncoder,
+    "minicpmv_4_5": MiniCPMV45Encoder,
+}
+DEBUG = {
+    "minicpmv_2_5": "minicpm-v-2.5-debug",
+    "minicpmv_2_6_4_0": "minicpm-v-2.6-debug",
+    "minicpmv_4_5": "minicpm-v-4.5-debug",
+}
 ROWS = tuple(DEBUG)
 SQUARE, LONG = (8, 8), (32, 32)
 """Keys of the debug presets' capture axis."""
@@ -53,12 +61,11 @@ class SliceProcessor(MiniCPMV4_6ImageProcessorPil):
 
 
 def source(row: str, preset: str | None = None, **changes: Any) -> ModelSource:
-    encoder = f"vitgraph.models.families.minicpmv:{ENCODERS[row].__name__}"
-    return checks.preset_source(row, encoder, preset or DEBUG[row], **changes)
+    return checks.preset_source(preset or DEBUG[row], **changes)
 
 
 def full_rule(row: str = "minicpmv_2_6_4_0") -> MiniCPMVRule:
-    preset = {"minicpmv_2_5": "minicpm-v-2.5", "minicpmv_2_6_4_0": "minicpm-v-2.6"}[row]
+    preset = DEBUG[row].removesuffix("-debug")
     rule = source(row, preset).rule()
     assert isinstance(rule, MiniCPMVRule)
     return rule
@@ -91,7 +98,7 @@ def mixed_items(rule: MiniCPMVRule) -> list[ItemGeometry]:
 def test_slices_are_those_of_the_processor(row: str) -> None:
     rule = full_rule(row)
     processor = SliceProcessor()
-    queries = {"minicpmv_2_5": 96, "minicpmv_2_6_4_0": 64}[row]
+    queries = rule.queries
     for width, height in (*checks.SIZES, *checks.random_sizes(400, 8000)):
         cuts = processor.get_sliced_grid((height, width), 9, 448)
         sizes = [processor.find_best_resize((height, width), 448, 14, "4x", allow_upscale=cuts is None)]
@@ -358,7 +365,8 @@ def test_published_config_gives_the_presets_facts() -> None:
         ({"version": 2.6}, MiniCPMVEncoder),
         ({"version": "4.0"}, MiniCPMVEncoder),
         ({}, MiniCPMV25Encoder),
-        ({"version": 4.5}, None),
+        ({"version": 4.5}, MiniCPMV45Encoder),
+        ({"version": 4.6}, None),
         ({"hidden_size": 2304}, None),
     ],
 )

@@ -19,16 +19,12 @@ from vitgraph.models.two_path import CropGeometry, TwoPathEncoder
 from vitgraph.planning.items import IMAGE
 from vitgraph.verify.probes import encode_eagerly
 
-ENCODERS = {
-    "deepseek-ocr-debug": ("deepseek_ocr", "vitgraph.models.families.deepseek_ocr:DeepseekOCREncoder"),
-    "step3-vl-debug": ("step3_vl", "vitgraph.models.families.step3_vl:Step3VLEncoder"),
-}
+ENCODERS = ("deepseek-ocr-debug", "step3-vl-debug")
 
 
 @pytest.fixture(scope="module", params=ENCODERS)
 def inner(request: pytest.FixtureRequest) -> TwoPathEncoder:
-    row, encoder = ENCODERS[request.param]
-    return two_path_checks.build(checks.preset_source(row, encoder, request.param))
+    return two_path_checks.build(checks.preset_source(request.param))
 
 
 def rows_of(encoder: MonolithicEncoder, crops: int) -> int:
@@ -101,9 +97,7 @@ def test_items_with_too_many_crops_go_eager(inner: TwoPathEncoder) -> None:
 
 
 def test_what_cannot_be_monolithic_is_refused(inner: TwoPathEncoder) -> None:
-    single = checks.build(
-        checks.preset_source("internvl", "vitgraph.models.families.internvl:InternVLEncoder", "internvl-debug")
-    )
+    single = checks.build(checks.preset_source("internvl-debug"))
     with pytest.raises(ModelError, match="InternVLRule has one path"):
         MonolithicEncoder(single, 6)
     with pytest.raises(ModelError, match=r"0 crops.*at least 1"):

@@ -27,7 +27,7 @@ DEBUG = ("step3-vl-debug", "step3-321b-debug")
 
 
 def source(preset: str = "step3-vl-debug", **changes: Any) -> ModelSource:
-    return checks.preset_source("step3_vl", "vitgraph.models.families.step3_vl:Step3VLEncoder", preset, **changes)
+    return checks.preset_source(preset, **changes)
 
 
 def full_rule(preset: str = "step3-vl-10b", **processor: Any) -> Step3VLRule:

@@ -75,8 +75,12 @@ PROCESSOR_FIELDS = {
     "max_crops": "max_crops",
     "image_mean": "image_mean",
     "image_std": "image_std",
+    "tile_size": "local_size",
+    "crop_to_patches": "crop_mode",
+    "min_patches": "min_crops",
+    "max_patches": "max_crops",
 }
-"""Settings of the published processor, under its names and under the presets'."""
+"""Settings of the published processor and of transformers', and the presets' names."""
 
 CHECKPOINT_KEYS = (
     (r"sam_model\.patch_embed\.proj\.", "visual.sam_encoder.patch_embed.projection."),
@@ -257,12 +261,13 @@ class DeepseekOCREncoder(TwoPathEncoder):
                 f"projector_type is {projector.get('projector_type')!r} and tile_tag {config.get('tile_tag')!r}; only "
                 "'linear' and '2D', the published model's, are supported"
             )
-        widths = config["vision_config"].get("width") or {}
+        found = config["vision_config"]
+        widths = found.get("width") or {}
         vision = {
-            "sam_config": {**SAM_CONSTANTS, **_renamed(widths.get("sam_vit_b") or {})},
-            "encoder_config": {**CLIP_CONSTANTS, **_renamed(widths.get("clip-l-14-224") or {})},
+            "sam_config": _tower_config(SAM_CONSTANTS, widths.get("sam_vit_b"), found.get("sam_config")),
+            "encoder_config": _tower_config(CLIP_CONSTANTS, widths.get("clip-l-14-224"), found.get("encoder_config")),
         }
-        text = config.get("language_config") or config
+        text = config.get("language_config") or config.get("text_config") or config
         width = projector.get("n_embed") or text.get("hidden_size")
         return vision, {"text_hidden_size": width} if width else {}
 
@@ -366,5 +371,9 @@ class DeepseekOCREncoder(TwoPathEncoder):
         return normalized(view, mean, std), crops
 
 
-def _renamed(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {ours: found[theirs] for theirs, ours in WIDTH_FIELDS.items() if theirs in found}
+def _tower_config(
+    constants: Mapping[str, Any], published: Mapping[str, Any] | None, saved: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """A tower's fields: what the code has, what the original files restate, what files of transformers say."""
+    restated = {ours: (published or {})[theirs] for theirs, ours in WIDTH_FIELDS.items() if theirs in (published or {})}
+    return {**constants, **restated, **{name: value for name, value in (saved or {}).items() if name in constants}}

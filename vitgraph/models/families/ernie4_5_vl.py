@@ -116,7 +116,7 @@ class Ernie45VLRule(MergedGridRule):
     def graph_config(self) -> EncoderCudaGraphConfig:
         image = self.merge**2
         return EncoderCudaGraphConfig(
-            modalities=(IMAGE, VIDEO),
+            modalities=self.modalities,
             output_width=self.output_width,
             paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
             # One graph for both would make every image replay compute twice the patches that it has.

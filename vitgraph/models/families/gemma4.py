@@ -163,7 +163,7 @@ class Gemma4Rule(MergedGridRule):
     def graph_config(self) -> EncoderCudaGraphConfig:
         smallest = min(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
         return EncoderCudaGraphConfig(
-            modalities=(IMAGE, VIDEO),
+            modalities=self.modalities,
             output_width=self.output_width,
             paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(smallest)},
             max_frames_per_video=int(self.processor["video"]["num_frames"]),

@@ -86,7 +86,7 @@ class InternVLRule(TileRule):
     """Images: the layout of 1 to 12 tiles nearest in aspect ratio, and a thumbnail where it has several. Videos: one
     tile a frame."""
 
-    modalities: ClassVar[tuple[str, ...]] = (IMAGE, VIDEO)
+    modalities = (IMAGE, VIDEO)
 
     @property
     def merge(self) -> int:

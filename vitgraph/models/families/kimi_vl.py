@@ -13,8 +13,6 @@ from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, GraphCapacity, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
     GeometryRule,
     GridGeometry,
     ItemGeometry,
@@ -23,7 +21,7 @@ from vitgraph.models.geometry import (
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, cubic_axis, grid_positions, segment_offsets
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE
+from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +61,8 @@ PUBLISHED_KEYS = (
 
 class KimiVLRule(MergedGridRule):
     """Images are shrunk to a limit of patches, never enlarged, and padded to whole output tokens."""
+
+    modalities: tuple[str, ...] = (IMAGE,)
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
@@ -106,13 +106,6 @@ class KimiVLRule(MergedGridRule):
         if grid.t != 1:
             raise InputError(f"grid [{grid.t}, {grid.h}, {grid.w}] has {grid.t} frames; this model takes images only")
         return grid
-
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        return EncoderCudaGraphConfig(
-            modalities=(IMAGE,),
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
-        )
 
     def flops(self, geometry: ItemGeometry) -> float:
         grid = self.checked_grid(geometry)

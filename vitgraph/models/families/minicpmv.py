@@ -17,7 +17,7 @@ import numpy as np
 from vitgraph.errors import ModelError
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
+from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVImageRule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.grid_metadata import block_positions
 from vitgraph.planning.items import IMAGE
@@ -109,14 +109,14 @@ class MiniCPMVEncoder(VisionEncoder):
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
         """True for the config.json of this row; the versions share one architecture name."""
-        return _model_version(config) in cls.versions
+        return model_version(config) in cls.versions
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if not cls.accepts_model_config(config):
             raise ModelError(
-                f"MiniCPM-V {_model_version(config)} was given to the adapter of {', '.join(cls.versions)}; "
-                "2.5, 2.6 and 4.0 have adapters"
+                f"MiniCPM-V {model_version(config)} was given to the adapter of {', '.join(cls.versions)}; "
+                "2.5, 2.6, 4.0 and 4.5 have adapters"
             )
         published = {**TOWER_DEFAULTS, **config["vision_config"]}
         vision_config = {name: published[name] for name in TOWER_FIELDS}
@@ -266,9 +266,18 @@ class MiniCPMV25Encoder(MiniCPMVEncoder):
     versions: ClassVar[tuple[str, ...]] = ("2.5",)
 
 
-def _model_version(config: Mapping[str, Any]) -> str:
+class MiniCPMV45Encoder(MiniCPMVEncoder):
+    """MiniCPM-V 4.5 and MiniCPM-o 4.5, images: the same modules."""
+
+    rule_class: ClassVar[type[GeometryRule]] = MiniCPMVImageRule
+    versions: ClassVar[tuple[str, ...]] = ("4.5",)
+
+
+def model_version(config: Mapping[str, Any]) -> str:
     """Version in a published config.json; the oldest ones do not name theirs."""
     version = config.get("version")
     if version is not None:
         return str(version)
+    if "MiniCPMO" in config.get("architectures", ()):
+        return "2.6"
     return "2.0" if (config.get("hidden_size"), config.get("query_num")) == (2304, 64) else "2.5"

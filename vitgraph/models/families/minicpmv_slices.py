@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from vitgraph.errors import InputError
 from vitgraph.models.geometry import (
@@ -46,8 +45,6 @@ def _nearest_multiple(length: float, divisor: int) -> int:
 
 class MiniCPMVRule(GeometryRule):
     """MiniCPM-V 2.6 and 4.0: up to `max_slice_nums` cuts and an overview; a video frame is one slice."""
-
-    modalities: ClassVar[tuple[str, ...]] = (IMAGE, VIDEO)
 
     @property
     def patch(self) -> int:
@@ -216,15 +213,14 @@ class MiniCPMVRule(GeometryRule):
         )
 
 
-class MiniCPMV25Rule(MiniCPMVRule):
-    """MiniCPM-V 2.5: images only, and the tower takes every slice for a single row of patches."""
+class MiniCPMVImageRule(MiniCPMVRule):
+    """MiniCPM-V 4.5: images as in 2.6 and 4.0; its resampler joins frames of a video, which is not here."""
 
-    modalities: ClassVar[tuple[str, ...]] = (IMAGE,)
+    modalities: tuple[str, ...] = (IMAGE,)
+
+
+class MiniCPMV25Rule(MiniCPMVImageRule):
+    """MiniCPM-V 2.5: images only, and the tower takes every slice for a single row of patches."""
 
     def tower_grid(self, grid: PatchGrid) -> PatchGrid:
         return 1, grid[0] * grid[1]
-
-    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> SliceGeometry:
-        raise InputError(
-            f"a video of {width}x{height}x{frames} was given, but MiniCPM-V 2.5 takes images only; use 2.6 or 4.0"
-        )

@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     import torch
 
 
+OMNI_NAMES = {
+    ".merger_list.": ".deepstack_merger_list.",
+    ".ln_q.": ".norm.",
+    ".mlp.0.": ".linear_fc1.",
+    ".mlp.2.": ".linear_fc2.",
+}
+"""Parts of names in Qwen3-Omni's files, whose tower is this one, and the modules'."""
+
+FLAT_NAMES = ("blocks.", "merger.", "patch_embed.", "pos_embed.", "deepstack_merger_list.")
+"""Modules of the tower, which Cosmos 3 publishes without a prefix."""
+
+
 class Qwen3VLRule(MergedGridRule):
     """Images: 32-pixel tokens within the processor's pixel range. Videos: the range counts all frames."""
 
@@ -79,6 +91,23 @@ class Qwen3VLEncoder(GridTowerEncoder):
         from transformers.models.qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
 
         return Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        if key.startswith(FLAT_NAMES):
+            return "visual." + key
+        name = super().map_checkpoint_key(key)
+        for theirs, ours in OMNI_NAMES.items():
+            name = name.replace(theirs, ours) if name is not None else None
+        return name
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        vision_config, extra = super().read_model_config(config)
+        if "InternS1ProForConditionalGeneration" in config.get("architectures", ()):
+            # Its config class has no deepstack; transformers' class would fill the field in.
+            vision_config = {"deepstack_visual_indexes": (), **vision_config}
+        return vision_config, extra
 
     def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
         patches = self.patch_rows(capacity)

@@ -1,0 +1,75 @@
+"""Names of config.json: which row takes them, what their configs and tensors are called, what refusals say."""
+
+from typing import Any
+
+import pytest
+
+from vitgraph.errors import InputError, ModelError
+from vitgraph.models.registry import ModelSource, preset_of, row_of_config
+from vitgraph.models.rows import IMAGES_ONLY, NOT_YET, ROWS
+
+VISION = {"hidden_size": 64, "depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "row"),
+    [
+        ({"architectures": ["MiniCPMO"]}, "minicpmv_2_6_4_0"),
+        ({"architectures": ["MiniCPMO"], "version": 4.5}, "minicpmv_4_5"),
+        ({"architectures": ["MiniCPMV"], "version": 4.5}, "minicpmv_4_5"),
+        ({"architectures": ["MiniCPMV"], "version": "4.0"}, "minicpmv_2_6_4_0"),
+        ({"architectures": ["Cosmos3OmniForConditionalGeneration"]}, "qwen3_vl"),
+        ({"architectures": ["Step5ForConditionalGeneration"]}, "step3_vl"),
+    ],
+)
+def test_a_name_belongs_to_the_row_of_its_tower(config: dict[str, Any], row: str) -> None:
+    assert row_of_config(config).name == row
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_a_relative_with_another_tower_is_refused_with_the_difference(name: str) -> None:
+    assert all(name not in row.architectures for row in ROWS)
+    with pytest.raises(ModelError, match="no vision-encoder adapter yet: ") as error:
+        row_of_config({"architectures": [name]})
+    assert NOT_YET[name] in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(IMAGES_ONLY))
+def test_names_without_videos_take_images_only(name: str) -> None:
+    (row,) = [row for row in ROWS if name in row.architectures]
+    preset = preset_of(row, name)
+    source = ModelSource(row, name, preset["vision_config"], preset["processor"], preset["extra"], None, name, "folder")
+    assert source.rule().graph_config().modalities == ("image",)
+    with pytest.raises(InputError, match="images only"):
+        source.rule().geometry(640, 480, 4)
+
+
+def test_the_part_that_sees_is_found_inside_a_larger_model() -> None:
+    row = row_of_config({"architectures": ["Qwen3OmniMoeForConditionalGeneration"]})
+    part = {"vision_config": VISION, "text_config": {"hidden_size": 96}}
+    assert row.encoder_class().read_model_config({"thinker_config": part}) == (VISION, {"text_hidden_size": 96})
+
+
+@pytest.mark.parametrize(
+    ("row", "published", "module"),
+    [
+        ("qwen3_vl", "thinker.visual.merger_list.2.ln_q.weight", "visual.deepstack_merger_list.2.norm.weight"),
+        ("qwen3_vl", "thinker.visual.merger.mlp.2.bias", "visual.merger.linear_fc2.bias"),
+        ("qwen3_vl", "thinker.visual.blocks.0.mlp.linear_fc1.bias", "visual.blocks.0.mlp.linear_fc1.bias"),
+        ("qwen3_vl", "vlm.model.visual.pos_embed.weight", "visual.pos_embed.weight"),
+        ("qwen3_vl", "blocks.3.attn.qkv.weight", "visual.blocks.3.attn.qkv.weight"),
+        ("qwen2_5_vl", "vision_tower.patch_embed.proj.weight", "visual.patch_embed.proj.weight"),
+        ("qwen3_vl", "thinker.audio_tower.conv2d1.weight", None),
+        ("qwen3_vl", "layers.3.self_attn.to_q.weight", None),
+    ],
+)
+def test_published_tensors_of_relatives_are_named(row: str, published: str, module: str | None) -> None:
+    (found,) = [entry for entry in ROWS if entry.name == row]
+    assert found.encoder_class().map_checkpoint_key(published) == module
+
+
+def test_a_variants_own_preset_says_what_its_files_leave_open() -> None:
+    row = row_of_config({"architectures": ["UnlimitedOCRForCausalLM"]})
+    assert preset_of(row, "UnlimitedOCRForCausalLM")["processor"]["max_crops"] == 32
+    assert preset_of(row, "DeepseekOCRForCausalLM")["processor"]["max_crops"] == 6
+    assert preset_of(row, "UnlimitedOcrForConditionalGeneration")["processor"]["max_crops"] == 32
