@@ -71,7 +71,7 @@ class ListMaker:
             costs, tails = costs + most_ms * (costs > threshold), tails + most_ms * (tails > threshold)
         tails = tails * weights
         problem = ListProblem(candidates, groups.tokens, costs * weights[:, None], tails, graphs, np.zeros(len(graphs)))
-        most = min(self.limits.max_graphs or MOST_GRAPHS, MOST_GRAPHS, int(graphs.sum()))
+        most = min(self.limits.max_graphs or MOST_GRAPHS, int(graphs.sum()))
         found = []
         for price in (0.0, *LIMIT_PRICES) if self.limits.needs_penalty else (0.0,):
             found += best_lists(replace(problem, prices=self._prices(candidates, graphs, price)), most)

@@ -1,13 +1,13 @@
 """Searches budgets, items, frames and packing policy for the least predicted score within the limits.
 
 With one item a call the best list is found exactly, by dynamic programming. With several, the packing depends on the
-largest budget and the limits, so that each of these is tried with the list that is exact for the groups it makes, and
-the best are improved by local moves. Spaces that are small enough are tried in full.
+largest budget and the limits, so that each of these is tried with the list that is exact for the groups it makes.
+Spaces that are small enough are tried in full. Settings that the engine cannot run are never evaluated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 
@@ -16,6 +16,7 @@ import numpy as np
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.planning.budgets import generate_budgets
 from vitgraph.planning.graph_tables import FloatArray, IntArray
+from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.measurements import EncoderFacts
 from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
 from vitgraph.predict.traffic import Traffic
@@ -36,7 +37,6 @@ SINGLE_ITEM_CANDIDATES = 384
 CANDIDATES = 128
 TOPS = 14
 BEAM = 5
-MOST_MOVES = 250
 REPACKINGS = 4
 TAIL_THRESHOLDS = 9
 PARSIMONY = 0.002
@@ -62,6 +62,7 @@ class Search:
         objective: What to minimise.
         limits: What to stay within.
         max_call_tokens: Largest budget allowed.
+        rules: What the engine can run; None where everything can be captured.
         parsimony: Share of the score up to which fewer graphs are preferred; 0 takes the least score.
     """
 
@@ -74,9 +75,10 @@ class Search:
         limits: Limits,
         max_call_tokens: int,
         *,
+        rules: EngineRules | None = None,
         parsimony: float = PARSIMONY,
     ) -> None:
-        self.traffic, self.cost, self.facts = traffic, cost, facts
+        self.traffic, self.cost, self.facts, self.rules = traffic, cost, facts, rules
         self.objective, self.limits, self.parsimony = objective, limits, parsimony
         self.low = min(spec.output_tokens for specs in traffic.distinct for spec in specs)
         self.high = max_call_tokens
@@ -87,21 +89,46 @@ class Search:
             )
         self._requests = traffic.per_request(traffic.requests.astype(np.float64) ** 2)
         self._known: dict[Settings, Evaluation | None] = {}
-        self._stop_at = 0
         self._most_graphs = limits.max_graphs or MOST_GRAPHS
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
         self.eager_ms = traffic.per_request(eager_calls(traffic, cost, some_plan))
         self._lists = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
         self.item_options = item_options(traffic)
-        self.frame_options = frame_options(traffic)
+        if rules is not None:
+            # A graph may need room for more items than a call has, for its buffers to have another shape.
+            most = rules.least_items(min(self.high, traffic.max_tokens))
+            self.item_options = sorted({*self.item_options, *range(1, most + 1)})
 
     @property
     def target(self) -> Target:
         """Whose manager the settings are for."""
         return self.cost.target
 
+    def frame_options(self, items: int, largest: int) -> list[int]:
+        """Frames to try with a limit of items and a largest budget."""
+        return frame_options(self.traffic) if self.rules is None else [self.rules.least_frames(items, largest)]
+
+    def high_for(self, items: int) -> int:
+        """The largest budget that can be captured with that many items."""
+        if self.rules is None:
+            return self.high
+        return min(self.high, self.rules.largest_budget(items, self.rules.least_frames(items, self.high))[0])
+
+    def usable(self, candidates: IntArray, items: int) -> IntArray:
+        """The candidates that a graph of that many items can have, each raised to what its buffers hold."""
+        fitting = candidates[candidates >= items]
+        if self.rules is None:
+            return fitting
+        raised = np.unique([self.rules.usable(int(budget), items) for budget in fitting]).astype(np.int64)
+        return raised[raised <= self.high_for(items)]
+
     def evaluate(self, settings: Settings) -> Evaluation | None:
-        """Evaluates settings once; None where they contradict each other."""
+        """Evaluates settings once, as near to them as the engine can run; None where that is nowhere."""
+        conforming = settings if self.rules is None else self.rules.conform(settings)
+        return self.predict(conforming) if conforming is not None else None
+
+    def predict(self, settings: Settings) -> Evaluation | None:
+        """Evaluates settings once, whatever the engine makes of them; None where they contradict each other."""
         if settings not in self._known:
             self._known[settings] = self._evaluate(settings)
         return self._known[settings]
@@ -140,7 +167,7 @@ class Search:
     def run(self, seeds: Iterable[Settings] = ()) -> SearchResult:
         """Searches, starting from what it makes itself and from `seeds`."""
         candidates = self.all_candidates(CANDIDATES)
-        choices = len(self.item_options) * len(self.frame_options) * len(self.target.policies)
+        choices = len(self.item_options) * len(self.frame_options(1, self.high)) * len(self.target.policies)
         if not self.facts.is_multi_path and is_subset_space_small(candidates, choices, EXHAUSTIVE_EVALUATIONS):
             return self.exhaustive(candidates, seeds)
         return self.guided(seeds)
@@ -155,11 +182,12 @@ class Search:
         values = [int(value) for value in candidates]
         for size in range(1, len(values) + 1):
             for budgets in combinations(values, size):
-                for items, frames, policy in product(self.item_options, self.frame_options, self.target.policies):
-                    yield Settings(budgets, items, frames, policy)
+                for items, policy in product(self.item_options, self.target.policies):
+                    for frames in self.frame_options(items, budgets[-1]):
+                        yield Settings(budgets, items, frames, policy)
 
     def guided(self, seeds: Iterable[Settings] = ()) -> SearchResult:
-        """Exact lists for given packings, then local moves from the best few."""
+        """Exact lists for given packings."""
         for settings in (*seeds, *self._fixed_seeds()):
             self.evaluate(settings)
         if self.facts.is_multi_path:
@@ -174,7 +202,6 @@ class Search:
             # The packing of a list with more graphs than wanted is a good one to make a shorter list for.
             for start in self._allowed()[:BEAM]:
                 self._repack(start)
-            self._climb()
             self._prune()
         return self._result(is_exhaustive=False, is_exact=is_exact)
 
@@ -233,28 +260,34 @@ class Search:
             tuple(budget for budget in SEED_BUDGETS if self.low <= budget <= self.high),
             geometric_budgets(self.low, min(self.high, max(self.low, self.traffic.max_tokens)), 1.25),
         ]
-        for budgets, items, frames, policy in product(
-            filter(None, lists), self.item_options, self.frame_options, self.target.policies
-        ):
-            yield Settings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
+        for budgets, items, policy in product(filter(None, lists), self.item_options, self.target.policies):
+            for frames in self.frame_options(items, budgets[-1]):
+                yield Settings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
 
     # -- one item a call -----------------------------------------------------------------------------------------------
 
     def _try_single_items(self) -> None:
         """Exact lists, with and without the choice of eager below the largest budget."""
-        has_choice = OPTIMAL in self.target.policies
-        for frames, is_optimal in product(self.frame_options, (False, True) if has_choice else (False,)):
-            settings = Settings((self.high,), 1, frames, OPTIMAL if is_optimal else "greedy")
-            groups = self._groups(replace(settings, packing="greedy"))
-            if groups is None:
-                continue
-            policies = (OPTIMAL,) if is_optimal else [name for name in self.target.policies if name != OPTIMAL]
-            candidates = candidate_budgets(groups.tokens, groups.counts, self.high, SINGLE_ITEM_CANDIDATES)
-            lists = self._lists.make(groups, candidates, settings, above=groups.eager_ms)
-            if "p99" in self.objective.weights:
-                lists += self._tail_lists(groups, candidates, settings)
-            for found, policy in product(lists, policies):
-                self.evaluate(Settings(found.budgets, 1, frames, policy))
+        for items in self.item_options:
+            for frames in self.frame_options(items, self.high_for(items)):
+                for policies in ([name for name in self.target.policies if name != OPTIMAL], [OPTIMAL]):
+                    if set(policies) <= set(self.target.policies):
+                        self._try_single(Settings((self.high_for(items),), items, frames, "greedy"), policies)
+
+    def _try_single(self, settings: Settings, policies: Sequence[str]) -> None:
+        groups = self._groups(settings)
+        if groups is None:
+            return
+        settings = replace(settings, packing=policies[-1])
+        found = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], SINGLE_ITEM_CANDIDATES)
+        candidates = self.usable(found, settings.max_items)
+        if not len(candidates):
+            return
+        lists = self._lists.make(groups, candidates, settings, above=groups.eager_ms)
+        if "p99" in self.objective.weights:
+            lists += self._tail_lists(groups, candidates, settings)
+        for entry, policy in product(lists, policies):
+            self.evaluate(replace(settings, token_budgets=entry.budgets, packing=policy))
 
     def _tail_lists(self, groups: ReplayGroups, candidates: IntArray, settings: Settings) -> list[BudgetList]:
         """Lists with the fewest requests above a threshold of latency, for thresholds up to eager's P99."""
@@ -268,30 +301,38 @@ class Search:
     # -- several items a call ------------------------------------------------------------------------------------------
 
     def _try_packings(self) -> None:
-        candidates = self.all_candidates(CANDIDATES)
-        for items, frames in product(self.item_options, self.frame_options):
+        found = self.all_candidates(CANDIDATES)
+        for items in self.item_options:
+            candidates = self.usable(found, items)
             for top in self._tops(candidates):
-                settings = Settings((int(top),), items, frames, "greedy")
-                groups = self._groups(settings) if items <= top else None
-                if groups is None:
-                    continue
-                usable = candidate_budgets(groups.tokens, groups.counts, int(top), CANDIDATES)
-                found = spread([entry.budgets for entry in self._lists.make(groups, usable, settings)], 3)
-                # Where the packing itself depends on the list, the densest one is a good place to prune from.
-                found.append(tuple(int(budget) for budget in candidates[(candidates <= top) & (candidates >= items)]))
-                for budgets, policy in product(filter(None, found), self.target.policies):
-                    self.evaluate(Settings(budgets, items, frames, policy))
+                for frames in self.frame_options(items, int(top)):
+                    self._try_packing(Settings((int(top),), items, frames, "greedy"), candidates)
+
+    def _try_packing(self, settings: Settings, candidates: IntArray) -> None:
+        groups = self._groups(settings)
+        if groups is None:
+            return
+        top = settings.token_budgets[-1]
+        usable = self.usable(candidate_budgets(groups.tokens, groups.counts, top, CANDIDATES), settings.max_items)
+        found = spread([entry.budgets for entry in self._lists.make(groups, usable, settings)], 3) if len(usable) else []
+        # Where the packing itself depends on the list, the densest one is a good place to prune from.
+        found.append(tuple(int(budget) for budget in candidates[candidates <= top]))
+        for budgets, policy in product(filter(None, found), self.target.policies):
+            self.evaluate(replace(settings, token_budgets=budgets, packing=policy))
 
     def _tops(self, candidates: IntArray) -> IntArray:
-        picks = np.unique(np.linspace(0, len(candidates) - 1, TOPS).round().astype(int))
-        return candidates[picks]
+        picks = np.unique(np.linspace(0, max(0, len(candidates) - 1), TOPS).round().astype(int))
+        return candidates[picks] if len(candidates) else candidates
 
     def _try_tops(self) -> None:
         """Paths have lists of their own, made from the largest budget alone."""
-        for top, items, frames, policy in product(
-            self._tops(self.all_candidates(CANDIDATES)), self.item_options, self.frame_options, self.target.policies
-        ):
-            self.evaluate(Settings((int(top),), items, frames, policy))
+        tops = self._tops(self.all_candidates(CANDIDATES))
+        for top, items, policy in product(tops, self.item_options, self.target.policies):
+            for frames in self.frame_options(items, int(top)):
+                self.evaluate(Settings((int(top),), items, frames, policy))
+
+    def _may_follow(self, found: Evaluation, current: Evaluation) -> bool:
+        return found.is_allowed and found.graphs <= max(self._most_graphs, current.graphs)
 
     def _groups(self, settings: Settings) -> ReplayGroups | None:
         plan = make_plan(self.target, self.facts, settings)
@@ -306,7 +347,10 @@ class Search:
             groups = self._groups(settings)
             if groups is None:
                 return
-            candidates = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], CANDIDATES)
+            found = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], CANDIDATES)
+            candidates = self.usable(found, settings.max_items)
+            if not len(candidates):
+                return
             tried = [
                 self.evaluate(replace(settings, token_budgets=found.budgets))
                 for found in spread(self._lists.make(groups, candidates, settings), 4)
@@ -315,42 +359,3 @@ class Search:
             if not better:
                 return
             current = min(better, key=lambda e: e.rank)
-
-    # -- local moves ---------------------------------------------------------------------------------------------------
-
-    def _climb(self) -> None:
-        fine = self.all_candidates(4 * CANDIDATES)
-        self._stop_at = len(self._known) + MOST_MOVES
-        for current in self._ranked()[:BEAM]:
-            better: Evaluation | None = current
-            while better is not None:
-                current, better = better, self._first_better(better, fine)
-
-    def _first_better(self, current: Evaluation, fine: IntArray) -> Evaluation | None:
-        for settings in self._moves(current.settings, fine):
-            if len(self._known) >= self._stop_at:
-                return None
-            found = self.evaluate(settings)
-            if found is not None and self._may_follow(found, current) and found.rank < current.rank * (1 - 1e-9):
-                return found
-        return None
-
-    def _may_follow(self, found: Evaluation, current: Evaluation) -> bool:
-        return found.is_allowed and found.graphs <= max(self._most_graphs, current.graphs)
-
-    def _moves(self, settings: Settings, fine: IntArray) -> Iterator[Settings]:
-        """Neighbours: another policy or limit; one budget dropped, moved to a neighbouring candidate, or added."""
-        yield from (replace(settings, packing=policy) for policy in self.target.policies)
-        yield from (replace(settings, max_items=items) for items in self.item_options)
-        yield from (replace(settings, max_frames=frames) for frames in self.frame_options)
-        budgets = settings.token_budgets
-        for place in range(len(budgets)) if len(budgets) > 1 else ():
-            yield replace(settings, token_budgets=budgets[:place] + budgets[place + 1 :])
-        for place, budget in enumerate(budgets):
-            index = int(np.searchsorted(fine, budget))
-            for other in {index - 1, index + (index < len(fine) and fine[index] == budget)}:
-                if 0 <= other < len(fine) and int(fine[other]) not in budgets:
-                    changed = sorted({*budgets[:place], int(fine[other]), *budgets[place + 1 :]})
-                    yield replace(settings, token_budgets=tuple(changed))
-        for value in spread([int(value) for value in fine if int(value) not in budgets], 24):
-            yield replace(settings, token_budgets=tuple(sorted((*budgets, value))))

@@ -18,6 +18,7 @@ from vitgraph.planning.graph_tables import FloatArray
 from vitgraph.planning.items import VIDEO
 from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
 from vitgraph.predict.holdout import ModelError, model_error
 from vitgraph.predict.measurements import EncoderFacts
 from vitgraph.predict.profile import CalibrationProfile
@@ -119,10 +120,20 @@ def tune_budgets(
             f"calls have up to {traffic.max_tokens} tokens, the profile measured up to {profile.max_tokens}; "
             "beyond, predictions are extrapolated"
         )
+    rules = EngineRules(engine_tower(source), traffic.has_videos)
     searched = {
-        name: _search(TargetCost(model, TARGETS[name], DOUBT), traffic, facts, objective, limits, max_call_tokens)
+        name: _search(
+            TargetCost(model, TARGETS[name], DOUBT),
+            traffic,
+            facts,
+            objective,
+            limits,
+            max_call_tokens,
+            rules if name == VLLM else None,
+        )
         for name in dict.fromkeys((target_named(target).name, VLLM))
     }
+    notes += _engine_notes(rules)
     error = model_error(model)
     data = _describe(searched, target, traffic, facts, error, source)
     data |= {
@@ -160,6 +171,21 @@ def _check_match(profile: CalibrationProfile, source: ModelSource) -> list[str]:
     return notes
 
 
+def _engine_notes(rules: EngineRules) -> list[str]:
+    """Which of the engine's rules kept the search from lists that it would have tried."""
+    if rules.family is None:
+        return [
+            f"{ENGINE} has no encoder graphs for {rules.tower.architecture} that its rules were read of: what is printed "
+            "for it keeps the manager's own rules only"
+        ]
+    texts = {limit.name: limit.text for limit in rules.family.limits}
+    found = []
+    for name in rules.ruled_out:
+        why = f": {texts[name]}" if name in texts else ""
+        found.append(f"{ENGINE} ({rules.family.file}) rules out some lists by its rule {name}{why}")
+    return found
+
+
 def _needed_axes(facts: EncoderFacts, traffic: Traffic) -> tuple[CaptureAxis, ...]:
     """The axes without the keys above what any batch of this workload can need."""
     kept = []
@@ -176,24 +202,25 @@ def _search(
     objective: Objective,
     limits: Limits,
     max_call_tokens: int,
+    rules: EngineRules | None,
 ) -> Tuned:
     has_videos = traffic.has_videos
     baselines = {
         "automatic": automatic_settings(cost.target, facts, max_call_tokens, has_videos),
         "seed_nine": seed_settings(cost.target, facts, has_videos),
     }
-    search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
+    search = Search(traffic, cost, facts, objective, limits, max_call_tokens, rules=rules)
     result = search.run(baselines.values())
-    automatic = search.evaluate(baselines["automatic"])
+    automatic = search.predict(baselines["automatic"])
     allowed = automatic.memory_bytes if automatic is not None else float("inf")
     if limits.max_memory_bytes is None and result.best is not None and result.best.memory_bytes > allowed:
         # Graphs must not take the memory that a server keeps for its requests, unless somebody says how much they may.
         limits = replace(limits, max_memory_bytes=allowed)
-        search = Search(traffic, cost, facts, objective, limits, max_call_tokens)
+        search = Search(traffic, cost, facts, objective, limits, max_call_tokens, rules=rules)
         result = search.run(baselines.values())
     if result.best is None:
         raise UsageError(f"no settings stay within the limits {limits.as_dict()}; raise one of them")
-    evaluated = {name: search.evaluate(settings) for name, settings in baselines.items()}
+    evaluated = {name: search.predict(settings) for name, settings in baselines.items()}
     plans: dict[str, tuple[BudgetPlan, str]] = {}
     for name, settings in {"tuned": result.best.settings, **baselines}.items():
         try:
@@ -262,7 +289,7 @@ def _describe(
             "assumed_overheads": VLLM_OVERHEAD_SOURCE,
         },
         "compilation_config": used,
-        "serve_line": serve_line(source, used, tuned.cost.model.profile),
+        "serve_line": serve_line(source, used, tuned.cost.model.profile, has_videos=traffic.has_videos),
         "what_vllm_cannot_express": _beyond_vllm(searched) if target != VLLM else None,
     }
 
@@ -381,10 +408,15 @@ def _beyond_vllm(searched: Mapping[str, Tuned]) -> dict[str, Any]:
     return {"points": points, "loss_pct": (theirs.mean_ms / own.mean_ms - 1.0) * 100.0, "mean_ms": theirs.mean_ms}
 
 
-def serve_line(source: ModelSource, config: str, profile: CalibrationProfile) -> str:
-    """A whole `vllm serve` command with the settings."""
+def serve_line(source: ModelSource, config: str, profile: CalibrationProfile, *, has_videos: bool) -> str:
+    """A whole `vllm serve` command with the settings.
+
+    A list that was chosen for images alone has no room for a video's frames, so that the line turns videos off.
+    """
     parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", config]
     backend = profile.model.get("attn_backend")
+    if VIDEO in profile.encoder.modalities and not has_videos:
+        parts += ["--limit-mm-per-prompt", '{"video": 0}']
     if backend and not profile.is_cpu:
         parts += ["--mm-encoder-attn-backend", str(backend)]
     return shlex.join(parts)

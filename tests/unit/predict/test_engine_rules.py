@@ -1,0 +1,101 @@
+"""vLLM's capture rules: what a list must keep, family by family, and that nothing that is proposed breaks one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from vitgraph.models.registry import all_presets, resolve_model
+from vitgraph.predict.engine_rules import (
+    FAMILIES,
+    EngineRules,
+    EngineTower,
+    engine_tower,
+    engine_warnings,
+    rules_table,
+)
+from vitgraph.predict.targets import Settings
+
+DOCS = Path(__file__).parents[3] / "docs" / "choose-budgets.md"
+
+
+def names(model: str, budgets: tuple[int, ...], items: int, frames: int = 0, *, has_videos: bool = False) -> list[str]:
+    rules = EngineRules(engine_tower(resolve_model(model)), has_videos)
+    return [rule.name for rule in rules.broken(Settings(budgets, items, frames, "greedy-defer"))]
+
+
+@pytest.mark.parametrize("model", ["qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-30b-a3b", "qwen3.5-9b", "glm-4.1v-9b"])
+def test_a_row_of_the_capture_batch_fits_the_rotary_table(model: str) -> None:
+    assert names(model, (512, 4096), 1) == []
+    assert names(model, (512, 4097), 1) == ["rotary-table"]
+    assert names(model, (512, 4410), 2) == []
+    assert names(model, (512, 8194), 2) == ["rotary-table"]
+
+
+def test_frames_make_the_rows_shorter() -> None:
+    assert names("qwen3-vl-30b-a3b", (512, 16384), 1, 384, has_videos=True) == []
+    assert names("qwen3-vl-30b-a3b", (512, 16384), 1, 1, has_videos=True) == ["rotary-table", "frames-held"]
+
+
+def test_buffers_of_glm_hold_less_than_a_budget_that_items_do_not_divide() -> None:
+    assert names("glm-4.1v-9b", (64, 100), 8) == ["floor-division"]
+    assert names("glm-4.1v-9b", (64, 104), 8) == []
+    assert names("qwen3-vl-8b", (64, 100), 8) == []
+
+
+def test_kimi_asserts_on_its_position_table() -> None:
+    assert names("kimi-vl-a3b", (64, 65536), 1) == []
+    assert names("kimi-vl-a3b", (64, 65537), 1) == ["position-grid"]
+
+
+def test_gemma_3_holds_as_many_crops_as_items() -> None:
+    tower = EngineTower("Gemma3ForConditionalGeneration", 1, {"default": 256}, crops=4)
+    rules = EngineRules(tower, has_videos=False)
+    assert [rule.name for rule in rules.broken(Settings((256, 1280), 2, 0, "greedy-defer"))] == ["crops-of-an-item"]
+    assert rules.broken(Settings((256, 1280), 5, 0, "greedy-defer")) == []
+    assert names("gemma-3-4b", (256, 1280), 2) == []
+    assert names("gemma-3-4b", (128, 256), 2) == ["whole-item"]
+
+
+def test_items_never_exceed_the_smallest_budget_of_any_family() -> None:
+    assert names("llama-4-scout", (144, 288), 145) == ["items-within-budget"]
+
+
+def test_a_list_for_two_paths_reaches_a_unit_of_each() -> None:
+    assert names("deepseek-ocr", (64, 128), 1) == ["path-minimum"]
+
+
+def test_videos_do_not_overflow_the_list_of_segments() -> None:
+    """Frames 0 is a size in the engine: a video of more segments than items would not fit."""
+    assert names("qwen2.5-vl-7b", (64, 4096), 1, 0, has_videos=True) == ["frames-held"]
+    assert names("qwen2.5-vl-7b", (64, 4096), 1, 0, has_videos=False) == []
+
+
+@pytest.mark.parametrize("model", sorted(all_presets()))
+@pytest.mark.parametrize("has_videos", [False, True])
+def test_conforming_settings_break_nothing(model: str, has_videos: bool) -> None:
+    rules = EngineRules(engine_tower(resolve_model(model)), has_videos)
+    unit = max(rules.tower.path_tokens.values())
+    for items in (1, 2, 3, 7, 8):
+        for top in (unit, 4096, 4410, 16384):
+            conforming = rules.conform(Settings((max(unit, items), max(unit, top)), items, 0, "greedy-defer"))
+            assert conforming is None or rules.broken(conforming) == []
+            assert conforming is None or conforming.max_items == items
+
+
+def test_a_warning_names_values_rule_source_and_a_way_out() -> None:
+    (text,) = engine_warnings(resolve_model("qwen3-vl-30b-a3b"), Settings((512, 4410), 1, 0, "greedy"), has_videos=False)
+    for part in ("budget 4410 with 1 items", "8,192 positions", "qwen3_vl.py", "vLLM 0.33.0", "use budgets up to 4096"):
+        assert part in text
+
+
+def test_every_preset_has_a_family_whose_file_is_named() -> None:
+    known = {name for family in FAMILIES for name in family.architectures}
+    assert {resolve_model(preset).architecture for preset in all_presets()} <= known
+    assert all(re.fullmatch(r"model(s|_executor)/[\w/]+\.py", family.file) for family in FAMILIES)
+
+
+def test_the_documented_table_is_the_one_of_the_data() -> None:
+    assert rules_table() in DOCS.read_text(encoding="utf-8")
