@@ -14,8 +14,16 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from vitgraph.errors import UsageError
-from vitgraph.specs import COMPILATION_KEYS, parse_compilation_config
+from vitgraph.errors import UsageError, VitgraphError
+from vitgraph.measure.setup import engine_notes
+from vitgraph.models.registry import resolve_preset
+from vitgraph.specs import (
+    COMPILATION_KEYS,
+    DEFAULT_MAX_MODEL_LEN,
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    GraphSpec,
+    parse_compilation_config,
+)
 
 VLLM, SGLANG = "vLLM", "SGLang"
 
@@ -225,10 +233,30 @@ def _import_vllm(
     model = model or next((word for word in [*positional, *reader.extra] if ":" not in word), None)
     if model:
         settings.options["--model"] = model
+        notes += _engine_notes(model, settings.options, may_have_videos=not (limit and _allows_no_video(limit)))
     else:
         del settings.options["--model"]
         notes.append("no model is named in the line; add --model")
     return settings
+
+
+def _engine_notes(model: str, options: Mapping[str, str], *, may_have_videos: bool) -> list[str]:
+    """Which of the engine's rules the line breaks, where the model's shape is known without its files."""
+    source = resolve_preset(model)
+    if source is None:
+        return []
+    frames = options.get("--max-frames-per-batch")
+    spec = GraphSpec(
+        token_budgets=tuple(map(int, options["--token-budgets"].split(","))) if "--token-budgets" in options else (),
+        max_vision_items_per_batch=int(options.get("--max-vision-items-per-batch", 0)),
+        max_frames_per_batch=None if frames is None else int(frames),
+        max_model_len=int(options.get("--max-model-len", DEFAULT_MAX_MODEL_LEN)),
+        max_num_batched_tokens=int(options.get("--max-num-batched-tokens", DEFAULT_MAX_NUM_BATCHED_TOKENS)),
+    )
+    try:
+        return engine_notes(source, spec, has_videos=may_have_videos)
+    except VitgraphError as error:
+        return [str(error)]
 
 
 def _import_sglang(options: dict[str, list[str]], environment: Sequence[str]) -> ImportedSettings:

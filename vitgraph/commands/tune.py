@@ -241,7 +241,8 @@ def plan(
 
         from vitgraph.commands.spec_values import graph_spec, model_spec, with_bench_defaults
         from vitgraph.errors import UsageError
-        from vitgraph.measure.setup import plan_graphs, resolve_source
+        from vitgraph.measure.setup import engine_notes, plan_graphs, resolve_source
+        from vitgraph.planning.items import VIDEO
         from vitgraph.predict.find_profile import packing_cost
         from vitgraph.report.tune_tables import render_explanation
         from vitgraph.tuning.explain import explain_plan, explain_workload
@@ -254,18 +255,24 @@ def plan(
             return
         cost = packing_cost(calibration, model) if calibration is not None else None
         if items is not None:
-            rule = resolve_source(model_spec(options)).rule()
+            source = resolve_source(model_spec(options))
+            rule = source.rule()
             specs = [rule.item_spec(rule.geometry(*size)) for size in parse_items(items)]
             data = explain_plan(specs, plan_graphs(rule, graph_spec(options), specs), packing, cost)
+            has_videos = any(spec.modality == VIDEO for spec in specs)
+            data["warnings"] = engine_notes(source, graph_spec(options), has_videos=has_videos)
         else:
             prepared = _prepare_workload(options)
             calls = [call.specs for call in prepared.calls]
             requests = [call.requests for call in prepared.calls]
             data = explain_workload(calls, prepared.plan, packing, cost, requests)
+            data["warnings"] = prepared.warnings
         if json_output:
             _print(data)
         else:
             render_explanation(data, Console())
+            for text in data["warnings"]:
+                typer.echo(f"note: {text}", err=True)
 
 
 def _plan_ranks(options: Mapping[str, Any], items: str | None, json_output: bool) -> None:

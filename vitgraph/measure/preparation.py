@@ -12,7 +12,7 @@ from vitgraph import __version__
 from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
 from vitgraph.measure.parallel_bench import choose_assigner, describe_sharing, sharing_notes
-from vitgraph.measure.setup import plan_graphs, planning_warnings, resolve_source
+from vitgraph.measure.setup import engine_notes, plan_graphs, planning_warnings, resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
 from vitgraph.planning.budgets import BudgetPlan
@@ -112,6 +112,8 @@ def prepare_bench(spec: BenchSpec) -> PreparedBench:
     warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
     plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
     warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
+    has_videos = any(media.frames > 1 for call in calls for media in call.media)
+    warnings += engine_notes(source, spec.graph, has_videos=has_videos)
     skipped = [*workload.skipped, *refused]
     cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
     prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)

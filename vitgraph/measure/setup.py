@@ -12,6 +12,8 @@ from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
+from vitgraph.predict.targets import Settings
 from vitgraph.specs import GraphSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -154,6 +156,26 @@ def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[i
         detail = f" ({axes} capture-axis keys multiply them)" if axes else ""
         warnings.append(f"{graphs} graphs will be captured{detail}")
     return warnings
+
+
+def engine_notes(source: ModelSource, spec: GraphSpec, *, has_videos: bool) -> list[str]:
+    """Which of vLLM's capture rules a configuration breaks that was given; nothing of automatic settings.
+
+    Args:
+        source: The model.
+        spec: Settings as given.
+        has_videos: Whether videos may come.
+    """
+    frames = spec.max_frames_per_batch
+    if not (spec.token_budgets or spec.max_vision_items_per_batch or frames is not None):
+        return []
+    plan = plan_graphs(source.rule(), spec, [])
+    budgets = spec.token_budgets or next(iter(plan.path_budgets.values()))
+    rules = EngineRules(engine_tower(source), has_videos)
+    if frames is None:
+        frames = rules.least_frames(plan.max_items, max(budgets))
+    broken = rules.broken(Settings(tuple(budgets), plan.max_items, frames, spec.packing))
+    return [f"{ENGINE} cannot run these graphs as given: {rule.text}" for rule in broken]
 
 
 def load(

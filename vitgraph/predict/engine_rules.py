@@ -1,4 +1,4 @@
-"""Which settings vLLM can capture and replay, by family: facts read from its wheel, and the check of a list against them.
+"""Which settings vLLM can capture and replay, by family: facts read from its wheel, and the check of a list.
 
 A list that breaks one of these rules does not run slower: it ends the server, at start or at the first call that its
 buffers do not hold.
@@ -124,7 +124,7 @@ class EngineFamily:
         limits: Largest budgets.
         rounds_down: Buffers hold items x (b // items) tokens, fewer than b unless items divides it.
         needs_whole_unit: A budget below one unit captures an empty batch.
-        segments_held: Attention segments that a graph holds, from items and frames; None where nothing is sized by them.
+        segments_held: Attention segments that a graph holds, from items and frames; None without such a size.
         note: What else was read, in words.
     """
 
@@ -254,9 +254,7 @@ FAMILIES: tuple[EngineFamily, ...] = (
         "model_executor/models/step3_vl.py",
         note=_PATHS,
     ),
-    EngineFamily(
-        "DeepSeek-VL2", ("DeepseekVLV2ForCausalLM",), "model_executor/models/deepseek_vl2.py", note=_NO_LIMIT
-    ),
+    EngineFamily("DeepSeek-VL2", ("DeepseekVLV2ForCausalLM",), "model_executor/models/deepseek_vl2.py", note=_NO_LIMIT),
     EngineFamily(
         "DeepSeek-V4.1",
         ("DeepseekV41ForCausalLM",),
@@ -384,8 +382,10 @@ class EngineRules:
         if family.needs_whole_unit and min(budgets) < tower.unit:
             add("whole-item", f"budget {min(budgets)}", UNIT_RULE, f"use {tower.unit} or more")
         least = self.least_frames(items, largest)
-        if family.segments_held is not None and least and family.segments_held(items, frames) < self._most_segments(
-            items, largest
+        if (
+            family.segments_held is not None
+            and least
+            and family.segments_held(items, frames) < self._most_segments(items, largest)
         ):
             value = f"{frames} frames with {items} items and a budget of {largest}"
             add("frames-held", value, FRAMES_RULE, f"use {least} frames, or leave them unset")
@@ -418,18 +418,6 @@ class EngineRules:
         while self.largest_budget(items, 0)[0] < tokens:
             items += 1
         return items
-
-
-def engine_warnings(source: ModelSource, settings: Settings, *, has_videos: bool) -> list[str]:
-    """What a configuration would break if it were pasted into the engine; empty where nothing is known to break.
-
-    Args:
-        source: The model.
-        settings: Every default filled in.
-        has_videos: Whether videos may come.
-    """
-    rules = EngineRules(engine_tower(source), has_videos)
-    return [f"{ENGINE} cannot run these graphs as pasted: {rule.text}" for rule in rules.broken(settings)]
 
 
 def rules_table() -> str:

@@ -314,7 +314,9 @@ class Search:
             return
         top = settings.token_budgets[-1]
         usable = self.usable(candidate_budgets(groups.tokens, groups.counts, top, CANDIDATES), settings.max_items)
-        found = spread([entry.budgets for entry in self._lists.make(groups, usable, settings)], 3) if len(usable) else []
+        found = (
+            spread([entry.budgets for entry in self._lists.make(groups, usable, settings)], 3) if len(usable) else []
+        )
         # Where the packing itself depends on the list, the densest one is a good place to prune from.
         found.append(tuple(int(budget) for budget in candidates[candidates <= top]))
         for budgets, policy in product(filter(None, found), self.target.policies):

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from vitgraph.commands.import_settings import import_settings
+from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import all_presets, resolve_model
 from vitgraph.predict.engine_rules import (
     FAMILIES,
     EngineRules,
     EngineTower,
     engine_tower,
-    engine_warnings,
     rules_table,
 )
 from vitgraph.predict.targets import Settings
+from vitgraph.specs import GraphSpec
 
 DOCS = Path(__file__).parents[3] / "docs" / "choose-budgets.md"
 
@@ -86,9 +88,24 @@ def test_conforming_settings_break_nothing(model: str, has_videos: bool) -> None
 
 
 def test_a_warning_names_values_rule_source_and_a_way_out() -> None:
-    (text,) = engine_warnings(resolve_model("qwen3-vl-30b-a3b"), Settings((512, 4410), 1, 0, "greedy"), has_videos=False)
+    spec = GraphSpec(token_budgets=(512, 4410), max_vision_items_per_batch=1)
+    (text,) = engine_notes(resolve_model("qwen3-vl-30b-a3b"), spec, has_videos=False)
     for part in ("budget 4410 with 1 items", "8,192 positions", "qwen3_vl.py", "vLLM 0.33.0", "use budgets up to 4096"):
         assert part in text
+
+
+def test_automatic_settings_are_the_engines_own_and_warned_of_by_nobody() -> None:
+    assert engine_notes(resolve_model("qwen3-vl-30b-a3b"), GraphSpec(), has_videos=True) == []
+
+
+def test_an_imported_line_that_would_end_the_server_is_noted() -> None:
+    config = '{"cudagraph_mm_encoder": true, "encoder_cudagraph_token_budgets": [512, 9000]'
+    items = ', "encoder_cudagraph_max_vision_items_per_batch": 2}'
+    line = f"vllm serve Qwen/Qwen3-VL-8B-Instruct --compilation-config '{config}{items}'"
+    # Frames that are left unset give every item a video's rows, which are shorter.
+    assert not any("rotary table" in note for note in import_settings(line).notes)
+    images = import_settings(f"{line} --limit-mm-per-prompt '{{\"video\": 0}}'")
+    assert any("rotary table has 8,192 positions" in note for note in images.notes)
 
 
 def test_every_preset_has_a_family_whose_file_is_named() -> None:
