@@ -175,8 +175,8 @@ def _engine_notes(rules: EngineRules) -> list[str]:
     """Which of the engine's rules kept the search from lists that it would have tried."""
     if rules.family is None:
         return [
-            f"{ENGINE} has no encoder graphs for {rules.tower.architecture} whose rules were read: what is printed for it "
-            "keeps the manager's own rules only"
+            f"{ENGINE} has no encoder graphs for {rules.tower.architecture} whose rules were read: what is printed for "
+            "it keeps the manager's own rules only"
         ]
     texts = {limit.name: limit.text for limit in rules.family.limits}
     found = []
