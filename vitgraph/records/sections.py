@@ -221,15 +221,15 @@ class Environment(Section):
     """Name of the GPU, or `CPU`."""
     device_type: Literal["cuda", "cpu"]
     """Type of the device."""
-    python: str
+    python: str | None = None
     """Version of Python."""
-    platform: str
+    platform: str | None = None
     """Operating system."""
-    cpu: str
+    cpu: str | None = None
     """Processor of the host."""
     cpu_count: Count | None = None
     """Cores of the host."""
-    libraries: dict[str, str | None]
+    libraries: dict[str, str | None] = {}
     """Version of each library that matters; null where it is not installed."""
     gpu_memory_bytes: Count | None = None
     """Memory of the GPU, in bytes."""
@@ -579,8 +579,10 @@ class GraphFacts(Counters):
     """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches; null before capturing."""
     policy: str
     """Packing policy."""
+    graphs: Count = 0
+    """Graphs that were captured."""
     captured: tuple[CapturedGraph, ...] = ()
-    """Graphs that were captured, in the order of capture."""
+    """They, in the order of capture; empty in kinds that keep their number only."""
     dropped: tuple[DroppedGraph, ...] = ()
     """Graphs that were planned and could not be captured."""
     pool_bytes: Count | None = None

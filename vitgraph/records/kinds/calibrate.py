@@ -9,13 +9,17 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.records.sections import Count, Section, Time
 
+MOST_ITEMS = 100_000
+"""Items of a call that a file may hold, so that a damaged count cannot fill the memory."""
+
+_ITEM = TypeAdapter(EncoderItemSpec)
 _POINT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
@@ -29,10 +33,10 @@ def _expand(value: Any) -> Any:
             items.append(entry)
             continue
         count, values = entry.get("count", 1), {name: of for name, of in entry.items() if name != "count"}
-        if not isinstance(count, int) or not 1 <= count <= 1_000_000:
-            raise ValueError(f"count is {count!r}; it is a whole number from 1 to a million")
-        items += [values] * count
-    return items
+        if not isinstance(count, int) or not 1 <= count <= MOST_ITEMS:
+            raise ValueError(f"count is {count!r}; it is a whole number from 1 to {MOST_ITEMS}")
+        items += [_ITEM.validate_python(values)] * count
+    return tuple(items)
 
 
 def _join(items: tuple[EncoderItemSpec, ...]) -> list[dict[str, Any]]:

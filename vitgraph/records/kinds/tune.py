@@ -6,7 +6,6 @@ from typing import Literal
 
 from vitgraph.records.sections import (
     Count,
-    Encoder,
     Environment,
     Finite,
     GraphUse,
@@ -259,8 +258,6 @@ class UsedProfile(Section):
     """It was measured on a CPU, where replays save no launches."""
     environment: Environment
     """What it was measured on and with."""
-    encoder: Encoder | None = None
-    """The encoder that was measured."""
 
 
 class TuneResult(Section):
