@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from vitgraph.errors import InputError
 from vitgraph.planning.budgets import CaptureAxis
@@ -246,11 +246,33 @@ def sampled_frames(frames: int, file_fps: float | None, fps: float, min_frames: 
     return max(1, min(max(wanted, min_frames), max_frames, frames))
 
 
+class TowerShape(NamedTuple):
+    """What the operations of a tower's blocks depend on; an MLP has 2 matrices, or 3 where it is gated."""
+
+    depth: int
+    width: int
+    mlp_width: int
+    mlp_matrices: int = 2
+
+    def flops(self, rows: int, pairs: float) -> float:
+        """`transformer_flops` of all blocks."""
+        return transformer_flops(rows, pairs, self.depth, self.width, self.mlp_width, self.mlp_matrices)
+
+
 class MergedGridRule(GeometryRule):
     """Families with a `t x h x w` patch grid, a square spatial merge and one attention segment a frame.
 
     Subclasses give the resize rules; tokens are `t * h * w / merge**2`.
     """
+
+    @property
+    def temporal(self) -> int:
+        """Frames in one patch."""
+        return int(self.vision_config.get("temporal_patch_size", 1))
+
+    @property
+    def output_width(self) -> int:
+        return int(self.vision_config["out_hidden_size"])
 
     @property
     def patch(self) -> int:
@@ -311,8 +333,35 @@ class MergedGridRule(GeometryRule):
 
     def max_frames_per_video(self) -> int:
         """Attention segments of the longest video that the processor makes."""
-        video = self.processor.get("video", {})
-        return -(-int(video.get("max_frames", 768)) // int(self.vision_config.get("temporal_patch_size", 2)))
+        return -(-int(self.processor["video"].get("max_frames", 768)) // self.temporal)
+
+    @property
+    def tower_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config)
+
+    def embedding_flops(self, patches: int) -> float:
+        """Operations of the patch embedding."""
+        channels = self.vision_config.get("in_channels", 3)
+        return 2.0 * patches * channels * self.temporal * self.patch**2 * self.tower_shape.width
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        """Operations after the blocks: of two linear layers over merged patches, where a family has no others."""
+        merged = self.tower_shape.width * self.merge**2
+        return 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
+
+    def block_flops(self, grid: GridGeometry) -> float:
+        """Operations of the blocks, which attend within a frame where a family's do not differ."""
+        return self.tower_shape.flops(grid.patches, float(grid.t) * (grid.h * grid.w) ** 2)
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        grid = self.checked_grid(geometry)
+        return self.embedding_flops(grid.patches) + self.block_flops(grid) + self.merger_flops(grid)
+
+
+def tower_shape(config: Mapping[str, Any], mlp_matrices: int = 2) -> TowerShape:
+    """The shape by the names that most vision configs have."""
+    depth = config.get("depth") or config["num_hidden_layers"]
+    return TowerShape(depth, config["hidden_size"], config["intermediate_size"], mlp_matrices)
 
 
 def transformer_flops(

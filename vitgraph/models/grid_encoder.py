@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from vitgraph.errors import ModelError
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.models.grid_metadata import grid_positions, segment_offsets
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -32,6 +36,10 @@ class GridTowerEncoder(VisionEncoder):
 
     rule: MergedGridRule
     vision_defaults: ClassVar[Mapping[str, Any]] = {}
+    taps: ClassVar[int] = 0
+    """Rows of a learned position table that a patch's position is summed of; 0 where the tower has no such table."""
+    position_merge: ClassVar[int | None] = None
+    """Side of the blocks in whose order patches come, where it is not the merge."""
     default_pixel_range: ClassVar[tuple[int, int]]
     default_video_pixel_range: ClassVar[tuple[int, int]]
 
@@ -95,10 +103,29 @@ class GridTowerEncoder(VisionEncoder):
         return {"pixel_values": PixelField(self.patch_rows(capacity), self.pixel_row_shape("pixel_values"))}
 
     def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        taps = partial(MetadataField, (self.patch_rows(capacity), self.taps))
         return {
             "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
             "position_ids": MetadataField((self.patch_rows(capacity), 2), "int32"),
+            **({"interp_indices": taps("int32"), "interp_weights": taps("float32")} if self.taps else {}),
         }
+
+    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of the position table that each patch of one frame samples, `[h * w, taps]` int32, and their weights
+        in float32; for towers that have `taps`."""
+        raise NotImplementedError
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        grids = [self.rule.checked_grid(item) for item in items]
+        positions = grid_positions(grids, self.position_merge or self.rule.merge)
+        found = {"cu_seqlens": segment_offsets(grids), "position_ids": positions}
+        if self.taps:
+            frames = [self.position_taps(grid) for grid in grids for _ in range(grid.t)]
+            for name, parts in zip(("interp_indices", "interp_weights"), zip(*frames, strict=True), strict=True):
+                found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return found
 
     def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
         # One image may fill the whole budget, so no tighter bound of a segment is safe.

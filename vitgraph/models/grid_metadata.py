@@ -68,18 +68,6 @@ def _linear_axis(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, n
     return taps, np.clip(1 - distance, 0, None).astype(np.float32)
 
 
-def grid_bilinear_taps(grids: Sequence[GridGeometry], merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """`bilinear_taps` of every frame of every grid: `[N, 4]` int32 and `[N, 4]` float32."""
-    indices, weights = [], []
-    for grid in grids:
-        frame_indices, frame_weights = bilinear_taps(grid.h, grid.w, merge, side)
-        indices.extend([frame_indices] * grid.t)
-        weights.extend([frame_weights] * grid.t)
-    if len(indices) == 1:
-        return indices[0], weights[0]
-    return np.concatenate(indices), np.concatenate(weights)
-
-
 CUBIC = -0.75
 """Keys' coefficient, as torch's bicubic sampling has it."""
 

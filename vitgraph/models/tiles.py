@@ -15,6 +15,7 @@ from vitgraph.models.geometry import (
     GeometryRule,
     ItemGeometry,
     TileGeometry,
+    tower_shape,
 )
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
@@ -43,6 +44,8 @@ class TileRule(GeometryRule):
     """
 
     modalities: tuple[str, ...] = (IMAGE,)
+    class_rows: ClassVar[int] = 0
+    """Rows that attend beside a tile's patches."""
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
@@ -72,10 +75,6 @@ class TileRule(GeometryRule):
     @abstractmethod
     def image_tiles(self, width: int, height: int) -> int:
         """Tiles that the processor makes of an image of `width` x `height` pixels."""
-
-    @abstractmethod
-    def tile_flops(self) -> float:
-        """Operations of one tile."""
 
     @property
     def output_width(self) -> int:
@@ -114,6 +113,17 @@ class TileRule(GeometryRule):
             max_frames_per_video=self.most_tiles_per_item,
             min_tokens_per_segment=self.tokens_per_tile,
         )
+
+    def projector_flops(self) -> float:
+        """Operations after the tower, for one tile: of one linear layer, where a family has no others."""
+        return 2.0 * self.tokens_per_tile * self.vision_config["hidden_size"] * self.output_width
+
+    def tile_flops(self) -> float:
+        """Operations of one tile."""
+        shape, rows = tower_shape(self.vision_config), self.patches_per_tile + self.class_rows
+        channels = self.vision_config.get("num_channels", 3)
+        embedding = 2.0 * self.patches_per_tile * channels * self.patch**2 * shape.width
+        return embedding + shape.flops(rows, float(rows) ** 2) + self.projector_flops()
 
     def flops(self, geometry: ItemGeometry) -> float:
         return self.checked_tiles(geometry).tiles * self.tile_flops()

@@ -18,10 +18,8 @@ from vitgraph.models.geometry import (
     ItemGeometry,
     MergedGridRule,
     smart_resize,
-    transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import grid_positions, segment_offsets
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 
@@ -134,17 +132,11 @@ class Ernie45VLRule(MergedGridRule):
             cells.append(max(1, fewest // frames))
         return min(cells)
 
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
-        config, width = self.vision_config, self.vision_config["hidden_size"]
-        tokens = grid.patches // self.patches_per_token(grid)
-        cells, spatial = grid.patches // self.merge**2, width * self.merge**2
-        pairs = float(grid.t) * (grid.h * grid.w) ** 2
-        return (
-            2.0 * grid.patches * config.get("in_channels", 3) * self.patch**2 * width
-            + transformer_flops(grid.patches, pairs, config["depth"], width, config["intermediate_size"])
-            + 2.0 * cells * 2 * spatial**2
-            + 2.0 * tokens * (MERGED_FRAMES * spatial**2 + spatial**2 + spatial * self.output_width)
+    def merger_flops(self, grid: GridGeometry) -> float:
+        tokens, cells = grid.patches // self.patches_per_token(grid), grid.patches // self.merge**2
+        spatial = self.tower_shape.width * self.merge**2
+        return 2.0 * cells * 2 * spatial**2 + 2.0 * tokens * (
+            MERGED_FRAMES * spatial**2 + spatial**2 + spatial * self.output_width
         )
 
 
@@ -264,12 +256,8 @@ class Ernie45VLEncoder(GridTowerEncoder):
             first.append(even + np.int32(start))
             second.append(odd + np.int32(start))
             start += grid.t * cells
-        return {
-            "cu_seqlens": segment_offsets(grids),
-            "position_ids": grid_positions(grids, self.rule.merge),
-            "first_rows": np.concatenate(first),
-            "second_rows": np.concatenate(second),
-        }
+        rows = {"first_rows": np.concatenate(first), "second_rows": np.concatenate(second)}
+        return {**super().compute_metadata(items, path, axis_key), **rows}
 
     def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
         # An image of m tokens has 4m patches. A video of m tokens has 8m in at least two frames, so 4m a frame at most.

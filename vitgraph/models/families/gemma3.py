@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
-from vitgraph.models.geometry import GeometryRule, transformer_flops
+from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.tiles import TileEncoder, TileRule
 
 if TYPE_CHECKING:
@@ -53,15 +53,6 @@ class Gemma3Rule(TileRule):
         if min(math.ceil(long / crops), short) < smallest:
             return 1
         return 1 + crops
-
-    def tile_flops(self) -> float:
-        config = self.vision_config
-        width, rows = config["hidden_size"], self.patches_per_tile
-        return (
-            2.0 * rows * config.get("num_channels", 3) * self.patch**2 * width
-            + transformer_flops(rows, float(rows) ** 2, config["num_hidden_layers"], width, config["intermediate_size"])
-            + 2.0 * self.tokens_per_tile * width * self.output_width
-        )
 
 
 class Gemma3Encoder(TileEncoder):

@@ -32,7 +32,8 @@ from vitgraph.models.geometry import (
     GridGeometry,
     ItemGeometry,
     MergedGridRule,
-    transformer_flops,
+    TowerShape,
+    tower_shape,
 )
 from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
 from vitgraph.planning.budgets import CaptureAxis
@@ -172,18 +173,12 @@ class Gemma4Rule(MergedGridRule):
             min_tokens_per_segment=max(1, smallest // 2 - 1),
         )
 
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
-        config = self.vision_config
-        width = config["hidden_size"]
-        pairs = float(grid.t) * (grid.h * grid.w) ** 2
-        return (
-            2.0 * grid.patches * 3 * self.patch**2 * width
-            + transformer_flops(
-                grid.patches, pairs, config["num_hidden_layers"], width, config["intermediate_size"], mlp_matrices=3
-            )
-            + 2.0 * (grid.patches // self.merge**2) * width * self.output_width
-        )
+    @property
+    def tower_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config, mlp_matrices=3)
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        return 2.0 * (grid.patches // self.merge**2) * self.tower_shape.width * self.output_width
 
 
 class Gemma4Encoder(VisionEncoder):

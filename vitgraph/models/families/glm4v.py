@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.base import GraphCapacity, MetadataField
 from vitgraph.models.geometry import (
     GeometryRule,
     GridGeometry,
-    ItemGeometry,
     MergedGridRule,
+    TowerShape,
     smart_resize_video,
-    transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, cubic_axis, grid_positions, segment_offsets
+from vitgraph.models.grid_metadata import block_positions, cubic_axis
 from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
@@ -103,10 +101,6 @@ def _coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
 class Glm4vRule(MergedGridRule):
     """28-pixel tokens; the processor's pixel ranges count all frames, and an image as `temporal_patch_size` frames."""
 
-    @property
-    def temporal(self) -> int:
-        return int(self.vision_config["temporal_patch_size"])
-
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         return self._sized(IMAGE, width, height, self.temporal, self.image_pixel_range)
 
@@ -137,23 +131,20 @@ class Glm4vRule(MergedGridRule):
         return int(self.vision_config["image_size"]) // self.patch
 
     @property
-    def output_width(self) -> int:
-        return int(self.vision_config["out_hidden_size"])
-
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
+    def tower_shape(self) -> TowerShape:
+        # The blocks' MLP has the output's width; `intermediate_size` is the merger's.
         config = self.vision_config
-        width, out = config["hidden_size"], self.output_width
-        tokens = grid.patches // self.merge**2
-        pixels = config["in_channels"] * self.temporal * self.patch**2
-        pairs = float(grid.t) * (grid.h * grid.w) ** 2
-        return (
-            2.0 * grid.patches * pixels * width
-            # The blocks' MLP has the output's width; `intermediate_size` is the merger's.
-            + transformer_flops(grid.patches, pairs, config["depth"], width, out, 3)
-            + 2.0 * tokens * self.merge**2 * width * out
-            + 2.0 * tokens * (out * out + 3 * out * config["intermediate_size"])
-        )
+        return TowerShape(config["depth"], config["hidden_size"], self.output_width, mlp_matrices=3)
+
+    @property
+    def merger_width(self) -> int:
+        """Inner width of the merger's MLP."""
+        return int(self.vision_config["intermediate_size"])
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        tokens, out = grid.patches // self.merge**2, self.output_width
+        downsample = self.merge**2 * self.tower_shape.width * out
+        return 2.0 * tokens * (downsample + out * out + 3 * out * self.merger_width)
 
 
 class Glm4vEncoder(GridTowerEncoder):
@@ -165,6 +156,7 @@ class Glm4vEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Glm4vRule
     rule: Glm4vRule
+    taps: ClassVar[int] = 16
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_act": "silu",
         "attention_bias": False,
@@ -203,26 +195,8 @@ class Glm4vEncoder(GridTowerEncoder):
             found["sampling"] = FALLING_RATE if kind.startswith("Glm46V") else CONSTANT_RATE
         return found
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
-        patches = self.patch_rows(capacity)
-        return {
-            **super().metadata_fields(capacity),
-            "interp_indices": MetadataField((patches, 16), "int32"),
-            "interp_weights": MetadataField((patches, 16), "float32"),
-        }
-
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        grids = [self.rule.checked_grid(item) for item in items]
-        merge = self.rule.merge
-        frames = [bicubic_taps(grid.h, grid.w, merge, self.rule.table_side) for grid in grids for _ in range(grid.t)]
-        return {
-            "cu_seqlens": segment_offsets(grids),
-            "position_ids": grid_positions(grids, merge),
-            "interp_indices": np.concatenate([indices for indices, _ in frames]),
-            "interp_weights": np.concatenate([weights for _, weights in frames]),
-        }
+    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
+        return bicubic_taps(grid.h, grid.w, self.rule.merge, self.rule.table_side)
 
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str

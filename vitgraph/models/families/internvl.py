@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
 from vitgraph.models.checkpoints import rename_key
-from vitgraph.models.geometry import GeometryRule, TileGeometry, transformer_flops
+from vitgraph.models.geometry import GeometryRule, TileGeometry
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -87,6 +87,7 @@ class InternVLRule(TileRule):
     tile a frame."""
 
     modalities = (IMAGE, VIDEO)
+    class_rows: ClassVar[int] = 1
 
     @property
     def merge(self) -> int:
@@ -123,16 +124,9 @@ class InternVLRule(TileRule):
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> TileGeometry:
         return TileGeometry(VIDEO, frames if fps is None else min(frames, self.most_video_frames))
 
-    def tile_flops(self) -> float:
-        config = self.vision_config
-        width, patches, text = config["hidden_size"], self.patches_per_tile, self.output_width
-        rows = patches + 1
-        projector = 2.0 * self.tokens_per_tile * (width * self.merge**2 * text + text * text)
-        return (
-            2.0 * patches * config.get("num_channels", 3) * self.patch**2 * width
-            + transformer_flops(rows, float(rows) ** 2, config["num_hidden_layers"], width, config["intermediate_size"])
-            + projector
-        )
+    def projector_flops(self) -> float:
+        text, merged = self.output_width, self.vision_config["hidden_size"] * self.merge**2
+        return 2.0 * self.tokens_per_tile * (merged * text + text * text)
 
 
 class InternVLEncoder(TileEncoder):

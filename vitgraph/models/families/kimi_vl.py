@@ -17,10 +17,9 @@ from vitgraph.models.geometry import (
     GridGeometry,
     ItemGeometry,
     MergedGridRule,
-    transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, cubic_axis, grid_positions, segment_offsets
+from vitgraph.models.grid_metadata import block_positions, cubic_axis
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -107,22 +106,6 @@ class KimiVLRule(MergedGridRule):
             raise InputError(f"grid [{grid.t}, {grid.h}, {grid.w}] has {grid.t} frames; this model takes images only")
         return grid
 
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
-        config, width = self.vision_config, self.vision_config["hidden_size"]
-        merged = width * self.merge**2
-        return (
-            2.0 * grid.patches * 3 * self.patch**2 * width
-            + transformer_flops(
-                grid.patches,
-                float(grid.patches) ** 2,
-                config["num_hidden_layers"],
-                width,
-                config["intermediate_size"],
-            )
-            + 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
-        )
-
 
 @lru_cache(maxsize=128)
 def bicubic_taps(h: int, w: int, table_side: int) -> tuple[np.ndarray, np.ndarray]:
@@ -158,6 +141,8 @@ class KimiVLEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = KimiVLRule
     rule: KimiVLRule
+    taps: ClassVar[int] = 16
+    position_merge: ClassVar[int | None] = 1
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -216,30 +201,22 @@ class KimiVLEncoder(GridTowerEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (3, self.rule.patch, self.rule.patch)
 
+    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
+        return bicubic_taps(grid.h, grid.w, int(self.rule.vision_config["pos_emb_height"]))
+
     def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
-        patches = self.patch_rows(capacity)
-        return {
-            **super().metadata_fields(capacity),
-            "interp_indices": MetadataField((patches, 16), "int32"),
-            "interp_weights": MetadataField((patches, 16), "float32"),
-            # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.
-            "merge_rows": MetadataField((patches,), "int32", PAD_IDENTITY),
-        }
+        # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.
+        rows = MetadataField((self.patch_rows(capacity),), "int32", PAD_IDENTITY)
+        return {**super().metadata_fields(capacity), "merge_rows": rows}
 
     def compute_metadata(
         self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
     ) -> dict[str, np.ndarray]:
+        found = super().compute_metadata(items, path, axis_key)
         grids = [self.rule.checked_grid(item) for item in items]
-        offsets = segment_offsets(grids)
-        taps = [bicubic_taps(grid.h, grid.w, int(self.rule.vision_config["pos_emb_height"])) for grid in grids]
         rows = [merge_destinations(grid.h, grid.w, self.rule.merge) for grid in grids]
-        return {
-            "cu_seqlens": offsets,
-            "position_ids": grid_positions(grids, 1),
-            "interp_indices": np.concatenate([indices for indices, _ in taps]),
-            "interp_weights": np.concatenate([weights for _, weights in taps]),
-            "merge_rows": np.concatenate([start + own for start, own in zip(offsets[:-1], rows, strict=True)]),
-        }
+        starts = found["cu_seqlens"][:-1]
+        return {**found, "merge_rows": np.concatenate([start + own for start, own in zip(starts, rows, strict=True)])}
 
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.geometry import GeometryRule, transformer_flops
+from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.tiles import TileEncoder, TileRule
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def canvases(most_tiles: int) -> np.ndarray:
 class Llama4Rule(TileRule):
     """The canvas that keeps most of the image's pixels, cut into tiles, and the whole image as one more tile where
     there are several."""
+
+    class_rows: ClassVar[int] = 1
 
     @property
     def merge(self) -> int:
@@ -93,18 +95,11 @@ class Llama4Rule(TileRule):
             return room_width, max(1, min(math.floor(height * scale_width), room_height))
         return max(1, min(math.floor(width * scale_height), room_width)), room_height
 
-    def tile_flops(self) -> float:
+    def projector_flops(self) -> float:
         config = self.vision_config
-        width, patches, mlp = config["hidden_size"], self.patches_per_tile, config["intermediate_size"]
-        rows = patches + 1
         inner, out = config["projector_input_dim"], config["projector_output_dim"]
-        adapter = width * self.merge**2 * inner + out * out
-        projector = config["vision_output_dim"] * self.output_width
-        return (
-            2.0 * patches * config.get("num_channels", 3) * self.patch**2 * width
-            + transformer_flops(rows, float(rows) ** 2, config["num_hidden_layers"], width, mlp)
-            + 2.0 * self.tokens_per_tile * (adapter + projector)
-        )
+        adapter = config["hidden_size"] * self.merge**2 * inner + out * out
+        return 2.0 * self.tokens_per_tile * (adapter + config["vision_output_dim"] * self.output_width)
 
 
 class Llama4Encoder(TileEncoder):

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, GraphCapacity, MetadataField
 from vitgraph.models.families.qwen2_vl import Qwen2VLEncoder, Qwen2VLRule
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
+from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, TowerShape, tower_shape
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, segment_offsets
 
@@ -72,21 +72,18 @@ class Qwen2_5VLRule(Qwen2VLRule):  # noqa: N801
     def output_width(self) -> int:
         return int(self.vision_config["out_hidden_size"])
 
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
-        config = self.vision_config
-        width, merged = config["hidden_size"], config["hidden_size"] * self.merge**2
-        pixels = config["in_channels"] * self.temporal * self.patch**2
+    @property
+    def tower_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config, mlp_matrices=3)
+
+    def block_flops(self, grid: GridGeometry) -> float:
+        shape, config = self.tower_shape, self.vision_config
         _, lengths = window_order(grid.h // self.merge, grid.w // self.merge, self.window_side)
         window_pairs = float(grid.t) * float(np.square(lengths.astype(np.int64) * self.merge**2).sum())
         pairs = float(grid.t) * (grid.h * grid.w) ** 2
-        full = len(set(config["fullatt_block_indexes"]) & set(range(config["depth"])))
-        mlp_width = config["intermediate_size"]
-        return (
-            2.0 * grid.patches * pixels * width
-            + transformer_flops(grid.patches, pairs, full, width, mlp_width, 3)
-            + transformer_flops(grid.patches, window_pairs, config["depth"] - full, width, mlp_width, 3)
-            + 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
+        full = len(set(config["fullatt_block_indexes"]) & set(range(shape.depth)))
+        return shape._replace(depth=full).flops(grid.patches, pairs) + shape._replace(depth=shape.depth - full).flops(
+            grid.patches, window_pairs
         )
 
 

@@ -6,19 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from vitgraph.errors import InputError
 from vitgraph.models.geometry import (
     GeometryRule,
     GridGeometry,
-    ItemGeometry,
     MergedGridRule,
+    TowerShape,
     smart_resize,
-    transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import grid_positions, segment_offsets
 from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:
@@ -27,10 +23,6 @@ if TYPE_CHECKING:
 
 class Qwen2VLRule(MergedGridRule):
     """Images: 28-pixel tokens within the processor's pixel range. Videos: a range of their own for each frame."""
-
-    @property
-    def temporal(self) -> int:
-        return int(self.vision_config["temporal_patch_size"])
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         video = self.processor["video"]
@@ -61,16 +53,10 @@ class Qwen2VLRule(MergedGridRule):
         # This family's config calls the tower's width `embed_dim` and its output's `hidden_size`.
         return int(self.vision_config["hidden_size"])
 
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
+    @property
+    def tower_shape(self) -> TowerShape:
         config = self.vision_config
-        width, merged = config["embed_dim"], config["embed_dim"] * self.merge**2
-        pairs = float(grid.t) * (grid.h * grid.w) ** 2
-        return (
-            2.0 * grid.patches * config["in_channels"] * self.temporal * self.patch**2 * width
-            + transformer_flops(grid.patches, pairs, config["depth"], width, width * config["mlp_ratio"])
-            + 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
-        )
+        return TowerShape(config["depth"], config["embed_dim"], int(config["embed_dim"] * config["mlp_ratio"]))
 
 
 class Qwen2VLEncoder(GridTowerEncoder):
@@ -94,12 +80,6 @@ class Qwen2VLEncoder(GridTowerEncoder):
         from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
         return Qwen2VLVisionConfig, Qwen2VisionTransformerPretrainedModel
-
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        grids = [self.rule.checked_grid(item) for item in items]
-        return {"cu_seqlens": segment_offsets(grids), "position_ids": grid_positions(grids, self.rule.merge)}
 
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.base import EncoderInputs
 from vitgraph.models.geometry import (
     GeometryRule,
     GridGeometry,
-    ItemGeometry,
     MergedGridRule,
     sampled_frames,
     smart_resize_video,
-    transformer_flops,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import grid_bilinear_taps, grid_positions, segment_offsets
+from vitgraph.models.grid_metadata import bilinear_taps
 from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:
@@ -42,13 +40,12 @@ class Qwen3VLRule(MergedGridRule):
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         video = self.processor["video"]
-        temporal = int(self.vision_config["temporal_patch_size"])
         kept = sampled_frames(frames, fps, video["fps"], video["min_frames"], video["max_frames"])
         # The processor sizes the frames that it was given, and only then repeats the last one of an odd count.
         new_height, new_width = smart_resize_video(
-            kept, height, width, temporal, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
+            kept, height, width, self.temporal, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
         )
-        return GridGeometry(VIDEO, -(-kept // temporal), new_height // self.patch, new_width // self.patch)
+        return GridGeometry(VIDEO, -(-kept // self.temporal), new_height // self.patch, new_width // self.patch)
 
     @property
     def deepstack_levels(self) -> int:
@@ -58,19 +55,11 @@ class Qwen3VLRule(MergedGridRule):
     def output_width(self) -> int:
         return int(self.vision_config["out_hidden_size"]) * (1 + self.deepstack_levels)
 
-    def flops(self, geometry: ItemGeometry) -> float:
-        grid = self.checked_grid(geometry)
-        config = self.vision_config
-        width, merged = config["hidden_size"], config["hidden_size"] * self.merge**2
-        pixels = config.get("in_channels", 3) * config["temporal_patch_size"] * self.patch**2
+    def merger_flops(self, grid: GridGeometry) -> float:
+        merged = self.tower_shape.width * self.merge**2
         tokens = grid.patches // self.merge**2
-        mergers = 2.0 * tokens * (merged * merged + merged * config["out_hidden_size"]) * (1 + self.deepstack_levels)
-        pairs = float(grid.t) * (grid.h * grid.w) ** 2
-        return (
-            2.0 * grid.patches * pixels * width
-            + transformer_flops(grid.patches, pairs, config["depth"], width, config["intermediate_size"])
-            + mergers
-        )
+        output = self.vision_config["out_hidden_size"]
+        return 2.0 * tokens * (merged * merged + merged * output) * (1 + self.deepstack_levels)
 
 
 class Qwen3VLEncoder(GridTowerEncoder):
@@ -84,6 +73,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
     default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
     default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 32 * 32, 32 * 32 * 768)
     has_deepstack: ClassVar[bool] = True
+    taps: ClassVar[int] = 4
     compiled_functions: ClassVar[Sequence[str]] = ("position_rows",)
 
     @classmethod
@@ -109,26 +99,9 @@ class Qwen3VLEncoder(GridTowerEncoder):
             vision_config = {"deepstack_visual_indexes": (), **vision_config}
         return vision_config, extra
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
-        patches = self.patch_rows(capacity)
-        return {
-            **super().metadata_fields(capacity),
-            "interp_indices": MetadataField((patches, 4), "int32"),
-            "interp_weights": MetadataField((patches, 4), "float32"),
-        }
-
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        grids = [self.rule.checked_grid(item) for item in items]
+    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
         side = int(self.rule.vision_config["num_position_embeddings"] ** 0.5)
-        indices, weights = grid_bilinear_taps(grids, self.rule.merge, side)
-        return {
-            "cu_seqlens": segment_offsets(grids),
-            "position_ids": grid_positions(grids, self.rule.merge),
-            "interp_indices": indices,
-            "interp_weights": weights,
-        }
+        return bilinear_taps(grid.h, grid.w, self.rule.merge, side)
 
     @staticmethod
     def position_rows(
