@@ -199,6 +199,10 @@ class CaptureAxis:
 
     An item needs `axis_sizes[name]`; a batch needs the element-wise maximum of its items; the first key that is
     at least that in every element is used.
+
+    Attributes:
+        name: What items call it.
+        keys: Its keys, from the cheapest to the most expensive.
     """
 
     name: str

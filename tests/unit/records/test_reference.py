@@ -1,0 +1,39 @@
+"""The reference page and the schema are those of the types, and say something of every field."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from vitgraph.records import reference
+from vitgraph.records.drafts import record_of
+
+ROOT = Path(__file__).parents[3]
+RUN_V1 = ROOT / "tests" / "data" / "run-v1"
+
+
+def test_the_files_are_up_to_date() -> None:
+    made = {reference.PAGE: reference.page(), reference.SCHEMA: reference.schema()}
+    stale = [str(path) for path, text in made.items() if (ROOT / path).read_text(encoding="utf-8") != text]
+    assert not stale, "run python -m vitgraph.records.reference"
+
+
+def test_every_field_has_a_meaning_and_every_link_a_place() -> None:
+    text = reference.page()
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) > 250
+    assert not [name for name, meaning in rows if not meaning.endswith(".")]
+    places = {line.lstrip("# ").lower() for line in text.splitlines() if line.startswith("#")}
+    assert not set(re.findall(r"\]\(#(\w+)\)", text)) - places
+
+
+def test_the_schema_takes_a_record_and_refuses_a_field_that_is_unknown() -> None:
+    record = json.loads(record_of(json.loads((RUN_V1 / "run.json").read_text())).model_dump_json())
+    schema = json.loads(reference.schema())
+    jsonschema.validate(record, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(record | {"misspelt": 1}, schema)
