@@ -1,4 +1,4 @@
-"""The encoder calls that a serving engine makes of arriving requests: a model of vLLM 0.33's scheduler. Pure arithmetic.
+"""The encoder calls that a serving engine makes of arriving requests: a model of vLLM 0.33's scheduler.
 
 Read from vLLM 0.33.0, `v1/core/sched/scheduler.py`, `v1/core/encoder_cache_manager.py` and `multimodal/utils.py`:
 a step schedules up to `max_num_batched_tokens` tokens, running requests first, then waiting ones in order. An item is
@@ -11,10 +11,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
+from vitgraph.errors import InputError
 from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.workloads.base import SkippedItem, Workload
+from vitgraph.workloads.calls import arrivals_of, split_by_calls
+
+if TYPE_CHECKING:
+    from vitgraph.models.geometry import GeometryRule
 
 MOST_RUNNING = 1024
 """Requests that run at once, vLLM's default on a large GPU."""
@@ -40,9 +47,9 @@ class EngineModel:
 
     def __str__(self) -> str:
         return (
-            f"assumed, not measured: a step of the language model takes {self.step_ms:g} ms and {self.token_us:g} us a "
-            f"prompt token, prompts have {self.text_tokens} text tokens, answers {self.output_tokens} tokens, a step up "
-            f"to {self.max_num_batched_tokens} tokens"
+            f"assumed, not measured: a step of the language model takes {self.step_ms:g} ms and {self.token_us:g} us "
+            f"a prompt token, prompts have {self.text_tokens} text tokens, answers {self.output_tokens} tokens, a step "
+            f"up to {self.max_num_batched_tokens} tokens"
         )
 
 
@@ -60,6 +67,8 @@ class _Running:
 
     def tokens_held(self) -> int:
         """Encoder outputs in the cache that the language model has not passed yet."""
+        if self.computed >= self.prompt:
+            return 0
         ends = [start + item.output_tokens for start, item in zip(self.starts, self.items, strict=True)]
         return sum(
             item.output_tokens
@@ -125,6 +134,67 @@ def replay_arrivals(
         running = [request for request in running if request.generated < max(1, engine.output_tokens)]
     found.elapsed_s = now
     return found
+
+
+@dataclass(slots=True)
+class ReplayedWorkload:
+    """A workload as an engine would call the encoder for it.
+
+    Attributes:
+        workload: Its requests name their calls; its provenance says what was assumed.
+        calls: The calls.
+        split: Requests whose items are in several calls, each of which counts as a request of its own.
+    """
+
+    workload: Workload
+    calls: EngineCalls
+    split: int
+
+
+def replay_workload(
+    workload: Workload,
+    rule: GeometryRule,
+    encoder_ms: Callable[[Sequence[EncoderItemSpec]], float],
+    engine: EngineModel,
+    request_rate: str,
+    seed: int,
+) -> ReplayedWorkload:
+    """Replays a workload's requests as they arrive.
+
+    Args:
+        workload: The requests.
+        rule: The model's rule; items that it refuses are left out, and named.
+        encoder_ms: What a call takes.
+        engine: What is assumed of the engine.
+        request_rate: Requests a second, or `trace` for the arrivals that the trace names.
+        seed: Seed of the arrivals.
+
+    Raises:
+        UsageError: The rate is not one, or the trace names no arrivals.
+    """
+    arrivals = arrivals_of(request_rate, workload.requests, seed)
+    skipped, requests, specs = list(workload.skipped), [], []
+    for request, arrival in zip(workload.requests, arrivals, strict=True):
+        usable = []
+        for item in request.items:
+            try:
+                usable.append((item, rule.item_spec(rule.geometry(item.width, item.height, item.frames, item.fps))))
+            except InputError as error:
+                skipped.append(SkippedItem(item.source or f"request {request.index}", str(error)))
+        requests.append(replace(request, items=tuple(item for item, _ in usable), arrival_s=arrival))
+        specs.append([spec for _, spec in usable])
+    if not any(specs):
+        raise InputError(f"no item of {workload.name} is one that this model takes; there is nothing to replay")
+    calls = replay_arrivals(specs, arrivals, encoder_ms, engine)
+    parts = split_by_calls(requests, calls.calls)
+    provenance = {
+        **workload.provenance,
+        "request_rate": request_rate,
+        "engine": str(engine),
+        "requests_split_over_calls": len(parts) - sum(map(bool, specs)),
+    }
+    replayed = replace(workload, requests=tuple(parts), skipped=tuple(skipped), provenance=provenance)
+    return ReplayedWorkload(replayed, calls, len(parts) - sum(map(bool, specs)))
 
 
 def _enter(index: int, items: Sequence[EncoderItemSpec], engine: EngineModel) -> _Running:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.workloads.base import Request
+from vitgraph.workloads.base import MediaItem, Request
 
 Grouping = Callable[[Sequence[Request]], list[tuple[Request, ...]]]
 """From the requests that have items, in workload order, to the requests of each call, in the order of the calls."""
@@ -83,6 +83,26 @@ def calls_of_trace(requests: Sequence[Request]) -> list[tuple[Request, ...]]:
             raise InputError(f"request {request.index} names no call; the trace's column `call` names one in every row")
         calls.setdefault(request.call, []).append(request)
     return [tuple(group) for group in calls.values()]
+
+
+def split_by_calls(requests: Sequence[Request], calls: Sequence[Sequence[tuple[int, int]]]) -> list[Request]:
+    """The requests as some calls have them: each names its call, in the order of the calls.
+
+    A request whose items are in several calls becomes one request for each, since a call encodes whole requests.
+
+    Args:
+        requests: The requests.
+        calls: Of each call, pairs of request and item place.
+    """
+    found: list[Request] = []
+    for number, call in enumerate(calls):
+        items: dict[int, list[MediaItem]] = {}
+        for request, place in call:
+            items.setdefault(request, []).append(requests[request].items[place])
+        for request, kept in items.items():
+            arrival = requests[request].arrival_s
+            found.append(Request(len(found), tuple(kept), str(number), arrival))
+    return found
 
 
 def grouping_of(requests_per_call: str | None, requests: Sequence[Request], seed: int) -> Grouping:
