@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.graphs import manager
-from vitgraph.measure.runner import BenchRunner
+from vitgraph.measure.series import Series
 from vitgraph.records.bench_record import RunRecord
 
 TINY = [
@@ -176,16 +176,16 @@ def test_the_time_of_a_graph_call_has_the_packing_of_its_items_in_it(
 
 
 def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = BenchRunner._measure_call
+    real = Series.batches
     managers = []
 
-    def stop_at_the_fourth(self: BenchRunner, call: Any, *rest: Any) -> Any:
-        if call.index == 3:
+    def stop_at_the_fourth(self: Series, call: Any) -> Any:
+        if call.index == 3 and self.manager is not None:
             managers.append(self.manager)
             raise KeyboardInterrupt
-        return real(self, call, *rest)
+        return real(self, call)
 
-    monkeypatch.setattr(BenchRunner, "_measure_call", stop_at_the_fourth)
+    monkeypatch.setattr(Series, "batches", stop_at_the_fourth)
     result = run("--output-dir", str(folder))
     assert result.exit_code == 130
     record = RunRecord.load(folder)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vitgraph.cli import app
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import diagnose as diagnostics
-from vitgraph.measure.bench import _Run
+from vitgraph.measure.bench import BenchRun
 from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.budgets import GraphKey
@@ -222,13 +222,13 @@ def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypat
     def speed_of_light(self: Any, *_: Any) -> None:
         self.record["environment"]["matrix_rate_tflops"] = None
 
-    def captured(self: _Run) -> None:
+    def captured(self: BenchRun) -> None:
         # From here on only the record and the release ask a manager for its device.
         monkeypatch.setattr(EncoderCudaGraphManager, "is_cuda", True)
 
-    monkeypatch.setattr(_Run, "_save_before_measuring", captured)
-    monkeypatch.setattr(_Run, "_speed_of_light", speed_of_light)
-    monkeypatch.setattr(_Run, "_release", lambda self: None)
+    monkeypatch.setattr(BenchRun, "_save_before_measuring", captured)
+    monkeypatch.setattr(BenchRun, "_speed_of_light", speed_of_light)
+    monkeypatch.setattr(BenchRun, "_release", lambda self: None)
     monkeypatch.setattr(diagnostics, "measure_replays", timed)
     monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: iter(()))
     result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")

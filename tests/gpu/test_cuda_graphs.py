@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings

@@ -16,8 +16,8 @@ from vitgraph.ranks.launch import is_follower, is_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from vitgraph.measure.bench import Progress
     from vitgraph.measure.compare_spec import CompareSpec, PreparedCompare
+    from vitgraph.measure.progress import Progress
     from vitgraph.records.compare_record import CompareRecord
 
 PART_OPTIONS_FILE = "options.json"
@@ -130,18 +130,14 @@ def _run(
     prepared: PreparedCompare, folder: Path, command: Sequence[str], options: Mapping[str, Any], progress: Progress
 ) -> CompareRecord | None:
     from vitgraph.commands.on_ranks import joined, naming_folder
-    from vitgraph.measure.compare import run_compare
+    from vitgraph.measure.compare import follow_compare, run_compare
     from vitgraph.measure.compare_isolated import run_isolated
 
     if prepared.spec.isolate:
         return run_isolated(prepared, folder, command, progress, lambda name, part: _part_command(name, part, options))
     with naming_folder(folder), joined(prepared.spec.bench.parallel, prepared.spec.bench.model.device) as group:
-        if group is None:
-            return run_compare(prepared, folder, command, progress)
-        from vitgraph.measure.compare_parallel import follow_compare, lead_compare
-
-        if group.is_leader:
-            return lead_compare(prepared, folder, command, progress, group)
+        if group is None or group.is_leader:
+            return run_compare(prepared, folder, command, progress, group)
         follow_compare(prepared, command, group, progress)
         return None
 

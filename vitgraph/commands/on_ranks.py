@@ -20,27 +20,16 @@ from vitgraph.records.samples import RUN_FILE
 from vitgraph.specs import ParallelSpec
 
 if TYPE_CHECKING:
-    from vitgraph.measure.bench import PreparedBench, Progress
+    from vitgraph.measure.preparation import PreparedBench
+    from vitgraph.measure.progress import Progress
     from vitgraph.ranks.group import ParallelGroup
     from vitgraph.records.bench_record import RunRecord
-
-
-class SilentProgress:
-    """Progress of a rank other than 0: rank 0 does the talking."""
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Says nothing."""
-
-    def step(self) -> None:
-        """Says nothing."""
-
-    def note(self, text: str) -> None:
-        """Says nothing."""
 
 
 @contextmanager
 def rank_progress(quiet: bool) -> Iterator[Progress]:
     """Progress on the console, or of a rank that is silent."""
+    from vitgraph.measure.progress import SilentProgress
     from vitgraph.report.progress import ConsoleProgress
 
     if is_follower():

@@ -264,7 +264,7 @@ def plan(
         else:
             prepared = _prepare_workload(options)
             calls = [call.specs for call in prepared.calls]
-            requests = [call.requests for call in prepared.calls]
+            requests = [len(call.requests) for call in prepared.calls]
             data = explain_workload(calls, prepared.plan, packing, cost, requests)
             data["warnings"] = prepared.warnings
         if json_output:
@@ -280,8 +280,8 @@ def _plan_ranks(options: Mapping[str, Any], items: str | None, json_output: bool
     from rich.console import Console
 
     from vitgraph.commands.spec_values import bench_spec
-    from vitgraph.measure.parallel_bench import choose_assigner, describe_sharing
     from vitgraph.measure.setup import plan_graphs, resolve_source
+    from vitgraph.measure.sharing import choose_assigner, describe_sharing
     from vitgraph.predict.find_profile import packing_cost
     from vitgraph.report.rank_table import render_sharing
     from vitgraph.report.tune_tables import render_explanation

@@ -14,7 +14,7 @@ from vitgraph.errors import UsageError
 if TYPE_CHECKING:
     import torch
 
-    from vitgraph.measure.bench import Progress
+    from vitgraph.measure.progress import Progress
     from vitgraph.ranks.group import ParallelGroup
     from vitgraph.verify.findings import VerifyResult
 

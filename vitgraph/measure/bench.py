@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitgraph.errors import NothingReplayedError, VitgraphError
 from vitgraph.measure.calls import EncoderCall
-from vitgraph.measure.parallel_bench import RanksOfRun
 from vitgraph.measure.preparation import PreparedBench, prepare_bench, shared_facts
+from vitgraph.measure.progress import Progress
 from vitgraph.measure.record_facts import correctness_facts, empty_record, replay_ms_of_path
 from vitgraph.measure.setup import load, resolve_device, resolve_dtype
 from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.records.bench_record import CPU_REPLAY_REASON, RunRecord
 from vitgraph.records.files import refuse_to_replace
-from vitgraph.records.rank_samples import RankSampleWriter
-from vitgraph.records.samples import RUN_FILE, SAMPLES_FILE, Sample, SampleWriter
+from vitgraph.records.rank_samples import RankSample, RankSampleWriter, summarize_ranks
+from vitgraph.records.samples import (
+    EAGER,
+    EAGER_REPEAT,
+    GRAPH,
+    HF,
+    MONOLITHIC,
+    RUN_FILE,
+    SAMPLES_FILE,
+    Sample,
+    SampleWriter,
+)
 from vitgraph.records.summary import build_comparison, build_summary
 
 if TYPE_CHECKING:
@@ -27,26 +37,16 @@ if TYPE_CHECKING:
 
     from vitgraph.graphs.manager import EncoderCudaGraphManager
     from vitgraph.measure.calls import CallInputs
-    from vitgraph.measure.runner import BenchOutcome, BenchRunner
+    from vitgraph.measure.experiment import Experiment, TimedCall
+    from vitgraph.measure.on_ranks import RanksOfRun
+    from vitgraph.measure.series import Series
     from vitgraph.models.encoder import VisionEncoder
+    from vitgraph.models.geometry import GeometryRule
     from vitgraph.ranks.group import ParallelGroup
 
-__all__ = ["PreparedBench", "Progress", "follow_bench", "prepare_bench", "run_bench"]
+__all__ = ["PreparedBench", "follow_bench", "prepare_bench", "run_bench"]
 
 CUDA, CPU_REPLAY = "cuda", "cpu-replay"
-
-
-class Progress(Protocol):
-    """What the engine tells about its work; the command line shows it, tests collect it."""
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """A new phase with `total` steps begins."""
-
-    def step(self) -> None:
-        """One step of the phase is done."""
-
-    def note(self, text: str) -> None:
-        """Something that the user should know."""
 
 
 def run_bench(
@@ -76,12 +76,10 @@ def run_bench(
     record = empty_record(prepared, command)
     with ExitStack() as stack:
         writer = stack.enter_context(SampleWriter(folder, overwrite=overwrite))
-        ranks = None
-        if group is not None and prepared.assign is not None:
-            ranks = RanksOfRun(group, prepared.assign, stack.enter_context(RankSampleWriter(folder, overwrite)))
-        run = _Run(prepared, record, progress, ranks, folder)
+        rank_writer = stack.enter_context(RankSampleWriter(folder, overwrite)) if group is not None else None
+        run = BenchRun(prepared, record, progress, group, folder)
         try:
-            run.execute(writer)
+            run.execute(writer, rank_writer)
         except VitgraphError as error:
             record["status"], record["status_reason"] = "error", str(error)
             raise
@@ -102,7 +100,7 @@ def run_bench(
             raise
         finally:
             saved = RunRecord(record)
-            saved.save(folder, overwrite=overwrite or ranks is not None)
+            saved.save(folder, overwrite=overwrite or group is not None)
     if record["status"] == "complete" and not record["graph"]["replays"]:
         items, misses = record["graph"]["items"], record["graph"]["misses_by_reason"]
         if set(misses) != {EAGER_IS_FASTER}:
@@ -123,12 +121,10 @@ def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progre
     Raises:
         VitgraphError: This rank, or another one, failed.
     """
-    assert prepared.assign is not None
-    ranks = RanksOfRun(group, prepared.assign, None)
-    _Run(prepared, empty_record(prepared, []), progress, ranks, None).execute(None)
+    BenchRun(prepared, empty_record(prepared, []), progress, group, None).execute(None, None)
 
 
-class _Run:
+class BenchRun:
     """One run in progress, or one rank's part of it; fills `record` as facts become known."""
 
     def __init__(
@@ -136,21 +132,29 @@ class _Run:
         prepared: PreparedBench,
         record: dict[str, Any],
         progress: Progress,
-        ranks: RanksOfRun | None,
+        group: ParallelGroup | None,
         folder: Path | None,
     ) -> None:
         self.prepared = prepared
         self.record = record
         self.progress = progress
-        self.ranks = ranks
+        self.group = group
+        self.ranks: RanksOfRun | None = None
         self.folder = folder
         self.samples: list[Sample] = []
+        self.rank_samples: list[RankSample] = []
         self.is_measured = False
         self._managers: list[EncoderCudaGraphManager] = []
 
-    def execute(self, writer: SampleWriter | None) -> None:
+    def execute(self, writer: SampleWriter | None, rank_writer: RankSampleWriter | None) -> None:
+        """Runs it all.
+
+        Args:
+            writer: Takes the samples; None on ranks other than 0.
+            rank_writer: Takes those of all ranks; None elsewhere.
+        """
         try:
-            self._execute(writer)
+            self._execute(writer, rank_writer)
         finally:
             self._release()
 
@@ -159,91 +163,172 @@ class _Run:
 
         A rank's process ends with its run, and where another rank failed, its device may wait in a gather for ever.
         """
-        if self.ranks is not None:
+        if self.group is not None:
             return
         for manager in self._managers:
             # After a device error even releasing fails, and that error is on its way already.
             with suppress(RuntimeError):
                 manager.clear()
 
-    def _execute(self, writer: SampleWriter | None) -> None:
-        from vitgraph.graphs.captured import reserve_together
-        from vitgraph.graphs.manager import EncoderCudaGraphManager
+    def _execute(self, writer: SampleWriter | None, rank_writer: RankSampleWriter | None) -> None:
         from vitgraph.measure.calls import CallInputs
-        from vitgraph.measure.environment import snapshot
-        from vitgraph.measure.runner import TOLERANCE, BenchOutcome
+        from vitgraph.measure.experiment import Control, Experiment, rounds_over
+        from vitgraph.measure.series import prepare_attention
+        from vitgraph.measure.timing import CallTimer
 
         prepared, record, spec = self.prepared, self.record, self.prepared.spec
-        device = resolve_device(spec.model.device) if self.ranks is None else self.ranks.group.device
-        dtype = resolve_dtype(spec.model.dtype, device)
+        encoder = self._open()
+        device = encoder.device
+        managers = self._capture_all(encoder)
+        inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
+        series = self._series(encoder, managers)
+        self._check(encoder, series, inputs)
+        own_calls = prepared.calls if self.ranks is None else self.ranks.own_calls(prepared.calls)
+        prepare_attention(encoder, own_calls, inputs)
+        if self.ranks is not None:
+            self.ranks.wait_prepared()
+        record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
+        timer = CallTimer(device) if self.ranks is None else self.ranks.timer
+        experiment = Experiment(series, inputs, timer, device, self.ranks)
+        self.progress.phase("warming up", len(prepared.warmups))
+        experiment.warm_up(prepared.warmups, self.progress.step)
+        self._save_before_measuring()
+        rounds, steps = spec.run.rounds, len(prepared.calls) * spec.run.rounds
+        control = Control.of([EAGER], len(prepared.calls), rounds)
+        self.progress.phase("measuring", steps)
+        problems: list[str] = []
+        try:
+            experiment.measure(
+                rounds_over(prepared.calls, rounds),
+                steps,
+                self._keeper(writer, rank_writer),
+                control=control,
+                tick=self.progress.step,
+            )
+            if self.ranks is not None:
+                problems = self.ranks.after(experiment)
+        finally:
+            if writer is not None:
+                self._summarize(experiment, problems)
+        if experiment.is_interrupted:
+            record["status"], record["status_reason"] = "interrupted", "stopped by the user while measuring"
+            return
+        self.is_measured = True
+        if writer is not None and managers[GRAPH].is_cuda:
+            # First what is done at once: a stop while replays are timed, which takes much longer, leaves it.
+            self._speed_of_light(device, encoder.dtype)
+            for name, manager in managers.items():
+                self._diagnose(manager, inputs, own_calls, self._section(name))
+        record["status"], record["status_reason"] = "complete", None
+
+    def _open(self) -> VisionEncoder:
+        """Joins the other ranks, and loads the encoder."""
+        from vitgraph.measure.environment import snapshot
+
+        prepared, model = self.prepared, self.prepared.spec.model
+        device = resolve_device(model.device) if self.group is None else self.group.device
+        dtype = resolve_dtype(model.dtype, device)
         self.progress.phase("loading the encoder")
-        encoder, facts = self._load(device, dtype)
-        record["environment"] = {**snapshot(device), **facts}
+        load_encoder = load
+        if self.group is not None:
+            from vitgraph.measure.on_ranks import RanksOfRun
+
+            assert prepared.assign is not None
+            self.ranks = RanksOfRun(self.group, prepared.assign)
+            self.ranks.agree(shared_facts(prepared))
+            load_encoder = self.ranks.load
+        encoder, facts = load_encoder(prepared.source, model, device=device, dtype=dtype)
+        self.record["environment"] = {**snapshot(device), **facts}
         if prepared.cost is not None:
-            differences = prepared.cost.model.profile.differences(record["environment"])
-            record["environment"]["calibration_differences"] = differences
+            differences = prepared.cost.model.profile.differences(self.record["environment"])
+            self.record["environment"]["calibration_differences"] = differences
             for difference in differences:
                 self.progress.note(difference)
-        manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing, cost=prepared.cost)
-        self._managers.append(manager)
-        monolithic = self._monolithic_manager(encoder)
-        if monolithic is not None:
-            self._managers.append(monolithic)
-            reserve_together([manager, monolithic])
-        self._capture(manager, record["graph"], "capturing graphs")
-        if self.ranks is not None:
-            self.ranks.meet(record)
-        if monolithic is not None:
-            self._capture(monolithic, record["graph"]["monolithic"], "capturing monolithic graphs")
-        inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
-        runner = self._runner(encoder, manager, inputs, monolithic)
-        outcome = BenchOutcome()
-        self.progress.phase("comparing replay with eager")
-        try:
-            runner.check_outputs(prepared.warmups or prepared.calls, outcome)
-        finally:
-            record["correctness"] = correctness_facts(outcome, TOLERANCE[dtype])
-        runner.prepare_attention(prepared.calls)
-        record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
-        self.progress.phase("warming up", len(prepared.warmups))
-        runner.warm_up(prepared.warmups, self.progress.step)
+        return encoder
 
-        def keep(sample: Sample) -> None:
+    def _section(self, name: str) -> dict[str, Any]:
+        """The part of the record that tells of a series' graphs."""
+        return self.record["graph"] if name == GRAPH else self.record["graph"][name]
+
+    def _capture_all(self, encoder: VisionEncoder) -> dict[str, EncoderCudaGraphManager]:
+        """Captures the graphs of every series that has some."""
+        from vitgraph.graphs.captured import reserve_together
+        from vitgraph.graphs.manager import EncoderCudaGraphManager
+        from vitgraph.models.monolithic import MonolithicEncoder
+
+        prepared, policy = self.prepared, self.prepared.spec.graph.packing
+        managers = {GRAPH: EncoderCudaGraphManager(encoder, prepared.plan, policy=policy, cost=prepared.cost)}
+        if prepared.monolithic is not None:
+            whole = MonolithicEncoder(encoder, prepared.monolithic.rule.max_crops)
+            managers[MONOLITHIC] = EncoderCudaGraphManager(whole, prepared.monolithic.plan, policy=policy)
+            reserve_together(list(managers.values()))
+        self._managers += managers.values()
+        for name, manager in managers.items():
+            self._capture(manager, self._section(name), f"capturing {'' if name == GRAPH else f'{name} '}graphs")
+        if self.ranks is not None:
+            environment, graph = self.record["environment"], self.record["graph"]
+            held = {name: graph[name] for name in ("dropped", "pool_bytes", "buffer_bytes", "capture_s")}
+            environment["ranks"] = self.ranks.meet(
+                device_name=environment["device"],
+                attn_backend=environment["attn_backend"],
+                captured=len(graph["captured"]),
+                **held,
+            )
+        return managers
+
+    def _series(self, encoder: VisionEncoder, managers: Mapping[str, EncoderCudaGraphManager]) -> list[Series]:
+        """What is measured beside one another."""
+        from vitgraph.measure.series import eager_series, graph_series, monolithic_series, stock_series
+
+        series = [eager_series(encoder), graph_series(managers[GRAPH])]
+        if self.prepared.spec.run.baseline == HF:
+            series.append(stock_series(encoder))
+        if MONOLITHIC in managers:
+            series.append(monolithic_series(managers[MONOLITHIC]))
+        return series if self.ranks is None else self.ranks.share(series, encoder)
+
+    def _check(self, encoder: VisionEncoder, series: Sequence[Series], inputs: CallInputs) -> None:
+        """Compares every series that replays with eager before anything is timed.
+
+        Raises:
+            IncorrectOutputError: An output is not finite, or farther from eager than the dtype's tolerance.
+        """
+        from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation, worst
+
+        self.progress.phase("comparing replay with eager")
+        reference = eager_reference(encoder, self.prepared.warmups or self.prepared.calls)
+        found: dict[str, float | None] = {}
+        try:
+            for one in series:
+                if one.manager is None:
+                    continue
+                encode = one.encode if self.ranks is None else self.ranks.waiting(one)
+                deviation = largest_deviation(encode, reference, inputs)
+                found[one.name] = deviation.distance
+                if self.ranks is not None:
+                    found[one.name] = worst(self.ranks.group.exchange(deviation.distance, "checked outputs", slow=True))
+                if not deviation.distance <= reference.limit:
+                    raise incorrect(one.name, deviation, reference)
+        finally:
+            checked = len(reference.calls) if found else 0
+            self.record["correctness"] = correctness_facts(found, checked, reference.limit)
+
+    def _keeper(self, writer: SampleWriter | None, rank_writer: RankSampleWriter | None) -> Callable[[TimedCall], None]:
+        """What takes the timed calls: keeps their samples, and writes them at once."""
+        from vitgraph.measure.record_samples import rank_samples_of, sample_of
+
+        def keep(timed: TimedCall) -> None:
+            mode = EAGER_REPEAT if timed.is_repeat else timed.series.name
+            for of_rank in rank_samples_of(timed, mode):
+                self.rank_samples.append(of_rank)
+                if rank_writer is not None:
+                    rank_writer.write(of_rank)
+            sample = sample_of(timed, mode)
             self.samples.append(sample)
             if writer is not None:
                 writer.write(sample)
 
-        self._save_before_measuring()
-        self.progress.phase("measuring", len(prepared.calls) * spec.run.rounds)
-        try:
-            runner.measure(prepared.calls, spec.run.rounds, keep, outcome, self.progress.step)
-            if self.ranks is not None:
-                self.ranks.after_measuring(record, outcome)
-        finally:
-            if writer is not None:
-                self._summarize(manager.is_cuda, outcome)
-        if outcome.is_interrupted:
-            record["status"], record["status_reason"] = "interrupted", "stopped by the user while measuring"
-            return
-        self.is_measured = True
-        if writer is not None and manager.is_cuda:
-            # First what is done at once: a stop while replays are timed, which takes much longer, leaves it.
-            self._speed_of_light(device, dtype)
-            calls = runner.own_calls(prepared.calls)
-            self._diagnose(manager, inputs, calls, record["graph"])
-            if monolithic is not None:
-                self._diagnose(monolithic, inputs, calls, record["graph"]["monolithic"])
-        record["status"], record["status_reason"] = "complete", None
-
-    def _monolithic_manager(self, encoder: VisionEncoder) -> EncoderCudaGraphManager | None:
-        from vitgraph.graphs.manager import EncoderCudaGraphManager
-        from vitgraph.models.monolithic import MonolithicEncoder
-
-        planned = self.prepared.monolithic
-        if planned is None:
-            return None
-        whole = MonolithicEncoder(encoder, planned.rule.max_crops)
-        return EncoderCudaGraphManager(whole, planned.plan, policy=self.prepared.spec.graph.packing)
+        return keep
 
     def _capture(self, manager: EncoderCudaGraphManager, section: dict[str, Any], phase: str) -> None:
         """Captures a manager's graphs, and tells of them in a section of the record."""
@@ -263,13 +348,6 @@ class _Run:
         for dropped in manager.dropped:
             self.progress.note(f"{phase}: budget {dropped.key.token_budget} was dropped: {dropped.reason}")
 
-    def _load(self, device: Any, dtype: Any) -> tuple[Any, Mapping[str, Any]]:
-        prepared, spec = self.prepared, self.prepared.spec.model
-        if self.ranks is None:
-            return load(prepared.source, spec, device=device, dtype=dtype)
-        self.ranks.agree(shared_facts(prepared))
-        return self.ranks.load(prepared.source, spec, device=device, dtype=dtype)
-
     def _save_before_measuring(self) -> None:
         """Rank 0 may be killed for another's sake; its samples then have a record that says what they are."""
         if self.folder is not None and self.ranks is not None:
@@ -277,40 +355,25 @@ class _Run:
             # The samples were begun, so that the folder is this run's.
             RunRecord(self.record).save(self.folder, overwrite=True)
 
-    def _runner(
-        self,
-        encoder: VisionEncoder,
-        manager: EncoderCudaGraphManager,
-        inputs: CallInputs,
-        monolithic: EncoderCudaGraphManager | None,
-    ) -> BenchRunner:
-        from vitgraph.measure.runner import BenchRunner
-
-        baseline = self.prepared.spec.run.baseline
-        if self.ranks is None:
-            return BenchRunner(encoder, manager, inputs, baseline=baseline, monolithic=monolithic)
-        return self.ranks.runner(encoder, manager, inputs, baseline=baseline)
-
-    def _summarize(self, is_cuda: bool, outcome: BenchOutcome) -> None:
-        from vitgraph.measure.environment import validity_problems
+    def _summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
+        from vitgraph.measure.environment import state_facts, validity_problems
         from vitgraph.models.compile.compilation import compile_facts
 
         record = self.record
-        reasons = validity_problems(outcome.gpu_states)
-        if not is_cuda:
+        reasons = [*validity_problems(experiment.gpu_states), *problems]
+        if self.record["graph"]["mode"] == CPU_REPLAY:
             reasons.insert(0, CPU_REPLAY_REASON)
         record["summary"] = build_summary(self.samples)
-        if self.ranks is not None:
-            reasons += self.ranks.problems(record)
-            self.ranks.summarize(record["summary"])
+        ranks = 0 if self.group is None else self.group.size
+        for mode, entry in record["summary"].items():
+            shared = summarize_ranks(self.rank_samples, mode, ranks)
+            entry.update({} if shared is None else {"parallel": shared})
         record["comparison"] = build_comparison(self.samples, self.prepared.spec.model.seed, reasons)
-        record["graph"] |= outcome.counters.as_dict()
-        if self.prepared.monolithic is not None and outcome.monolithic is not None:
-            record["graph"]["monolithic"] |= self.prepared.monolithic.describe_counters(outcome.monolithic)
-        record["environment"]["gpu_states"] = [
-            None if state is None else {**state.values, "other_processes": state.other_processes}
-            for state in outcome.gpu_states
-        ]
+        record["graph"] |= experiment.counters[GRAPH].as_dict()
+        if self.prepared.monolithic is not None:
+            counters = experiment.counters[MONOLITHIC]
+            record["graph"]["monolithic"] |= self.prepared.monolithic.describe_counters(counters)
+        record["environment"]["gpu_states"] = state_facts(experiment.gpu_states)
         if self.prepared.spec.model.compile:
             record["environment"] |= compile_facts()
 
@@ -355,7 +418,7 @@ class _Run:
         if timed:
             gaps, uses = [row["launch_gap"] for row in timed], [row["replays"] for row in timed]
             graph["launch_gap"] = float(np.average(gaps, weights=uses))
-        requests = sum(call.requests for call in self.prepared.calls)
+        requests = sum(len(call.requests) for call in self.prepared.calls)
         for row in graph["per_path"]:
             row["replay_ms"] = replay_ms_of_path(row["path"], graph["per_budget"], requests)
 
@@ -367,9 +430,15 @@ class _Run:
         if not rate:
             return
         rule = self.prepared.source.rule()
-        limits = [sum(rule.flops(item) for item in call.items) / call.requests for call in self.prepared.calls]
-        mean_ms = float(np.mean(limits)) / (rate * self.prepared.spec.parallel.ranks) * 1e3
+        mean_flops = mean_request_flops(rule, self.prepared.calls)
+        mean_ms = mean_flops / (rate * self.prepared.spec.parallel.ranks) * 1e3
         self.record["environment"]["matrix_rate_tflops"] = rate / 1e12
         for mode in self.record["summary"].values():
             mode["speed_of_light_ms"] = mean_ms
             mode["times_speed_of_light"] = mode["mean_ms"] / mean_ms
+
+
+def mean_request_flops(rule: GeometryRule, calls: Sequence[EncoderCall]) -> float:
+    """Floating-point operations of a mean request, without padding."""
+    flops = sum(rule.flops(item) for call in calls for item in call.items)
+    return flops / sum(len(call.requests) for call in calls)

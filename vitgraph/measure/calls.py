@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from vitgraph.errors import InputError
+from vitgraph.models.base import EncoderInputs
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.workloads.base import MediaItem, Request, SkippedItem
 
 if TYPE_CHECKING:
-    from vitgraph.models.base import EncoderInputs
     from vitgraph.models.encoder import VisionEncoder
 
 
@@ -22,17 +23,19 @@ class EncoderCall:
 
     Attributes:
         index: Place among the calls.
-        requests: Requests in it.
+        requests: Places of its requests in the workload.
         media: Items as the workload has them.
         items: Their geometries.
         specs: Their planner facts.
+        items_per_request: How many of the items each request has, in the order of `requests`.
     """
 
     index: int
-    requests: int
+    requests: tuple[int, ...]
     media: tuple[MediaItem, ...]
     items: tuple[ItemGeometry, ...]
     specs: tuple[EncoderItemSpec, ...]
+    items_per_request: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -43,9 +46,30 @@ class EncoderCall:
         return sum(spec.input_size for spec in self.specs)
 
     @property
+    def tokens_per_request(self) -> list[int]:
+        """Output tokens of each of its requests."""
+        specs = iter(self.specs)
+        return [sum(spec.output_tokens for spec in islice(specs, count)) for count in self.items_per_request]
+
+    def shape_inputs(self) -> EncoderInputs:
+        """The call without pixels, to ask how it is packed."""
+        return EncoderInputs(self.items, {}, {}, tuple(range(len(self.items))))
+
+    @property
     def has_images(self) -> bool:
         """True where the call brings real pixels."""
         return any(media.image is not None for media in self.media)
+
+
+def part_of(call: EncoderCall, share: Sequence[int]) -> EncoderCall:
+    """Some items of a call as a call of their own, perhaps of none; it stands for the same requests."""
+    return replace(
+        call,
+        media=tuple(call.media[index] for index in share),
+        items=tuple(call.items[index] for index in share),
+        specs=tuple(call.specs[index] for index in share),
+        items_per_request=(),
+    )
 
 
 def make_calls(
@@ -53,13 +77,13 @@ def make_calls(
 ) -> tuple[list[EncoderCall], list[SkippedItem]]:
     """Groups requests into calls; items that the model's processor refuses are left out and named.
 
-    Requests without items need no encoder and make no call.
+    Requests without items need no encoder and make no call; the others keep their places in the workload.
 
     Raises:
         InputError: No item is left.
     """
     skipped: list[SkippedItem] = []
-    kept: list[list[tuple[MediaItem, ItemGeometry]]] = []
+    kept: list[tuple[int, list[tuple[MediaItem, ItemGeometry]]]] = []
     for request in requests:
         usable = []
         for media in request.items:
@@ -68,22 +92,23 @@ def make_calls(
             except InputError as error:
                 skipped.append(SkippedItem(media.source or f"request {request.index}", str(error)))
         if usable:
-            kept.append(usable)
+            kept.append((request.index, usable))
     if requests and not kept:
         reason = skipped[0].reason if skipped else "the requests carry no items"
         raise InputError(f"the workload has no item that this model takes: {reason}")
     calls: list[EncoderCall] = []
     for start in range(0, len(kept), requests_per_call):
         group = kept[start : start + requests_per_call]
-        pairs = [pair for request in group for pair in request]
+        pairs = [pair for _, usable in group for pair in usable]
         items = tuple(geometry for _, geometry in pairs)
         calls.append(
             EncoderCall(
                 index=len(calls),
-                requests=len(group),
+                requests=tuple(place for place, _ in group),
                 media=tuple(media for media, _ in pairs),
                 items=items,
                 specs=tuple(rule.item_spec(geometry) for geometry in items),
+                items_per_request=tuple(len(usable) for _, usable in group),
             )
         )
     return calls, skipped

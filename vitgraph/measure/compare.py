@@ -1,35 +1,35 @@
-"""The `compare-backends` command's work in one process: every backend in both modes on one workload, interleaved."""
+"""The `compare-backends` command's work: every backend in both modes on one workload, interleaved."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from vitgraph.errors import VitgraphError
-from vitgraph.measure.bench import Progress
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.compare_results import derive_results
+from vitgraph.measure.compare_results import COMPARED_MODES, derive_results
 from vitgraph.measure.compare_spec import PreparedCompare, new_record
+from vitgraph.measure.preparation import shared_facts
+from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype
 from vitgraph.records.bench_record import CPU_REPLAY_REASON
 from vitgraph.records.compare_record import CPU_REPLAY, CUDA, KIND, CompareRecord
 from vitgraph.records.compare_samples import BackendSample, BackendSampleWriter
+from vitgraph.records.compare_samples import Series as SeriesName
 from vitgraph.records.files import refuse_to_replace
+from vitgraph.records.rank_samples import RankSample, RankSampleWriter, summarize_ranks
 from vitgraph.records.samples import RUN_FILE
 
 if TYPE_CHECKING:
-    from vitgraph.measure.compare_candidates import Candidate
-    from vitgraph.measure.environment import GpuState
-    from vitgraph.measure.timing import CallTime
-    from vitgraph.models.base import EncoderInputs
+    from vitgraph.measure.candidate import Candidate
+    from vitgraph.measure.experiment import Experiment, TimedCall
+    from vitgraph.measure.on_ranks import RanksOfRun
+    from vitgraph.ranks.group import ParallelGroup
 
-MIN_REPEATED_CALLS = 600
-REPEATED_SHARE = 0.2
-"""One backend repeats one mode on this share of the calls, and on at least so many: half of them for each mode, where
-a P99 needs 300."""
+BACKEND_RANK_SAMPLES_FILE = "backend_samples-ranks.csv"
 
 STOPPED = "stopped by the user while measuring"
 STOPPED_BEFORE = "stopped by the user before the measuring began"
@@ -40,7 +40,8 @@ def run_compare(
     folder: Path,
     command: Sequence[str],
     progress: Progress,
-    comparison: Callable[[PreparedCompare, CompareRecord, Progress], Comparison] | None = None,
+    group: ParallelGroup | None = None,
+    comparison: type[Comparison] | None = None,
 ) -> CompareRecord:
     """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
 
@@ -49,23 +50,29 @@ def run_compare(
         folder: Where the record goes.
         command: The command line, for the record.
         progress: Told about the work.
-        comparison: Makes what runs it; `Comparison` unless given.
+        group: The ranks that share the calls; this one is rank 0, and the others run `follow_compare`.
+        comparison: What runs it; `Comparison` unless given.
 
     Returns:
         The record; also where no backend could be measured, which `CompareRecord.failure` tells.
 
     Raises:
-        VitgraphError: The model itself cannot be loaded or checked.
+        VitgraphError: The model itself cannot be loaded or checked, or another rank failed.
     """
     overwrite = prepared.spec.bench.run.overwrite
     if not overwrite:
         refuse_to_replace(folder / RUN_FILE)
     record = new_record(prepared, command)
-    with BackendSampleWriter(folder, overwrite=overwrite) as writer:
+    with ExitStack() as stack:
+        of_ranks = None
+        if group is not None:
+            of_ranks = RankSampleWriter(folder, overwrite, BACKEND_RANK_SAMPLES_FILE, ("backend", "repeat"))
+            stack.enter_context(of_ranks)
+        writer = stack.enter_context(BackendSampleWriter(folder, overwrite=overwrite))
         try:
-            running = (comparison or Comparison)(prepared, record, progress)
+            running = (comparison or Comparison)(prepared, record, progress, group)
             record.data["kind"] = running.kind
-            running.execute(writer)
+            running.execute(writer, of_ranks)
         except VitgraphError as error:
             record.data |= {"status": "error", "status_reason": str(error)}
             raise
@@ -77,94 +84,121 @@ def run_compare(
     return record
 
 
-def call_order(step: int, backends: Sequence[tuple[str, Sequence[str]]]) -> list[tuple[str, str]]:
-    """Backends and modes of one call: who comes first rotates, and which mode comes first alternates.
+def follow_compare(prepared: PreparedCompare, command: Sequence[str], group: ParallelGroup, progress: Progress) -> None:
+    """A rank's part of a comparison where it is not rank 0: the same work, and no record.
 
-    Args:
-        step: Number of the call, plus that of the round.
-        backends: Names and their modes.
+    Raises:
+        VitgraphError: This rank, or another one, failed.
     """
-    first = (step // 2) % len(backends)
-    order = []
-    for name, modes in (*backends[first:], *backends[:first]):
-        order += [(name, mode) for mode in (reversed(modes) if step % 2 else modes)]
-    return order
-
-
-def repeated(step: int, backends: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, str]:
-    """The backend and mode that a call measures twice; both rotate."""
-    name, modes = backends[(step // 4) % len(backends)]
-    return name, modes[(step // 2) % len(modes)]
+    Comparison(prepared, new_record(prepared, command), progress, group).execute(None, None)
 
 
 class Comparison:
-    """One comparison in progress; fills `record` as facts become known."""
+    """One comparison in progress, or one rank's part of it; fills `record` as facts become known."""
 
     kind: ClassVar[str] = KIND
 
-    def __init__(self, prepared: PreparedCompare, record: CompareRecord, progress: Progress) -> None:
-        from vitgraph.measure.timing import CallTimer
-
+    def __init__(
+        self, prepared: PreparedCompare, record: CompareRecord, progress: Progress, group: ParallelGroup | None = None
+    ) -> None:
         model = prepared.bench.spec.model
         self.prepared = prepared
         self.calls = prepared.bench.calls
         self.record = record
         self.progress = progress
-        self.device = resolve_device(model.device)
+        self.device = resolve_device(model.device) if group is None else group.device
         self.dtype = resolve_dtype(model.dtype, self.device)
-        self.timer = CallTimer(self.device)
         self.samples: list[BackendSample] = []
-        self.states: list[GpuState | None] = []
+        self.rank_samples: dict[SeriesName, list[RankSample]] = defaultdict(list)
         self.candidates: list[Candidate] = []
-        self.is_interrupted = False
+        self.group = group
+        self.ranks: RanksOfRun | None = None
 
     @property
     def live(self) -> list[Candidate]:
         return [candidate for candidate in self.candidates if candidate.modes]
 
-    def execute(self, writer: BackendSampleWriter | None) -> None:
+    def execute(self, writer: BackendSampleWriter | None, of_ranks: RankSampleWriter | None) -> None:
         """Runs it all.
 
         Args:
             writer: Takes the samples; None where this process has none to save.
+            of_ranks: Takes those of all ranks; None elsewhere.
         """
         try:
-            self._execute(writer)
+            self._execute(self._keeper(writer, of_ranks))
+        except KeyboardInterrupt as stop:
+            failure = self.group.failure_behind_stop() if self.group is not None else None
+            if failure is not None:
+                raise failure from stop
+            raise
         finally:
             self._release()
 
-    def _execute(self, writer: BackendSampleWriter | None) -> None:
-        import torch
-
-        data = self.record.data
-        # Weights are made outside inference mode, as in `bench`, whose eager calls they must cost as much as.
-        inputs = self._open()
-        with torch.inference_mode():
-            self._warm_up(inputs)
-            try:
-                self._measure(inputs, writer)
-            finally:
-                self.summarize()
-            try:
-                if not self.is_interrupted:
-                    self._diagnose(inputs)
-            except KeyboardInterrupt:
-                self.is_interrupted = True
-        done = {"status": "complete", "status_reason": None}
-        data |= {"status": "interrupted", "status_reason": STOPPED} if self.is_interrupted else done
-
     def _release(self) -> None:
         """Frees every backend, once the device has done what a stop or a failure left under way."""
-        for candidate in self.candidates:
+        # A rank's process ends with its run, and where another rank failed, its device may wait for ever.
+        for candidate in self.candidates if self.group is None else []:
             candidate.release()
+
+    def _execute(self, keep: Callable[[TimedCall], None]) -> None:
+        import torch
+
+        from vitgraph.measure.experiment import Control, Experiment, rounds_over
+        from vitgraph.measure.timing import CallTimer
+
+        data, bench = self.record.data, self.prepared.bench
+        # Weights are made outside inference mode, as in `bench`, whose eager calls they must cost as much as.
+        inputs = self._open()
+        own_calls = self.calls if self.ranks is None else self.ranks.own_calls(self.calls)
+        self.progress.phase("warming up", len(self.live) + len(bench.warmups))
+        for candidate in self.live:
+            candidate.prepare(own_calls)
+            self.progress.step()
+        series = [series for candidate in self.live for series in candidate.series]
+        timer = CallTimer(self.device) if self.ranks is None else self.ranks.timer
+        experiment = Experiment(series, inputs, timer, self.device, self.ranks)
+        experiment.warm_up(bench.warmups, self.progress.step)
+        rounds = bench.spec.run.rounds
+        steps, names = rounds * len(self.calls), [one.name for one in series]
+        self.progress.phase("measuring", steps)
+        problems: list[str] = []
+        try:
+            control = Control.of(names, len(self.calls), rounds, kinds=len(COMPARED_MODES))
+            experiment.measure(rounds_over(self.calls, rounds), steps, keep, control=control, tick=self.progress.step)
+            if self.ranks is not None:
+                problems = self.ranks.after(experiment)
+        finally:
+            if self._records:
+                self.summarize(experiment, problems)
+        is_interrupted = experiment.is_interrupted
+        try:
+            # Replays alone are rank 0's on its own share, and the others wait for it at the end of the run.
+            if not is_interrupted and self._records:
+                with torch.inference_mode():
+                    self._diagnose(inputs, own_calls)
+        except KeyboardInterrupt:
+            is_interrupted = True
+        done = {"status": "complete", "status_reason": None}
+        data |= {"status": "interrupted", "status_reason": STOPPED} if is_interrupted else done
+
+    @property
+    def _records(self) -> bool:
+        return self.group is None or self.group.is_leader
 
     def _open(self) -> CallInputs:
         """Builds the reference, then loads, captures and checks every backend; returns what makes all their pixels."""
-        from vitgraph.measure.compare_reference import build_reference, load_base
+        from vitgraph.measure.correctness import float32_reference, load_base
         from vitgraph.measure.environment import snapshot
 
         bench, data = self.prepared.bench, self.record.data
-        comparison = data["comparison"]
+        names, comparison = self.prepared.spec.backends, data["comparison"]
+        if self.group is not None:
+            from vitgraph.measure.on_ranks import RanksOfRun
+
+            assert bench.assign is not None
+            self.ranks = RanksOfRun(self.group, bench.assign)
+            self.ranks.agree(shared_facts(bench) | {"backends": ", ".join(names)})
         self.progress.phase("float32 reference")
         base, facts = load_base(bench, self.device, self.dtype)
         kept = {name: facts[name] for name in ("dtype", "parameters", "weight_bytes")}
@@ -175,9 +209,7 @@ class Comparison:
             "invalid_reasons": [] if is_cuda else [CPU_REPLAY_REASON],
         }
         inputs = CallInputs(base, [*bench.calls, *bench.warmups], bench.spec.model.seed)
-        reference = build_reference(bench, base, inputs)
-        comparison["reference"] = reference.as_dict()
-        names = self.prepared.spec.backends
+        reference, comparison["reference"] = float32_reference(bench, base, inputs)
         self.progress.phase("loading, capturing and checking", len(names))
         for index, name in enumerate(names):
             candidate = self.make_candidate(name, inputs)
@@ -186,108 +218,59 @@ class Comparison:
             candidate.open(self.device, self.dtype, reference)
             self.record.rows[index] = candidate.row
             self.progress.step()
+        if self.ranks is not None:
+            data["environment"]["ranks"] = self.ranks.meet(device_name=data["environment"]["device"])
         return inputs
 
     def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
         """The candidate of one row, not loaded yet."""
-        from vitgraph.measure.compare_candidates import Candidate
+        from vitgraph.measure.candidate import Candidate
 
-        return Candidate(name, self.prepared.bench, inputs)
+        return Candidate(name, self.prepared.bench, inputs, self.ranks)
 
-    def own_calls(self) -> list[EncoderCall]:
-        """The measured calls as this process encodes them."""
-        return self.calls
+    def _keeper(
+        self, writer: BackendSampleWriter | None, of_ranks: RankSampleWriter | None
+    ) -> Callable[[TimedCall], None]:
+        """What takes the timed calls: keeps their samples, and writes them at once."""
+        from vitgraph.measure.record_samples import rank_samples_of, sample_of
 
-    def _warm_up(self, inputs: CallInputs) -> None:
-        """Plans and tuning of every backend, then warm-up calls in every mode."""
-        warmups = self.prepared.bench.warmups
-        self.progress.phase("warming up", len(self.live) + len(warmups))
-        for candidate in self.live:
-            candidate.prepare(self.own_calls())
-            self.progress.step()
-        for call in warmups:
-            call_inputs = inputs.make(call)
-            for candidate in self.live:
-                for mode in candidate.modes:
-                    self._time(candidate, mode, call_inputs)
-            self.progress.step()
+        def keep(timed: TimedCall) -> None:
+            backend, mode = timed.series.name.split("/")
+            for part in rank_samples_of(timed, mode):
+                if of_ranks is not None:
+                    of_ranks.write(part, (backend, str(int(timed.is_repeat))))
+                if not timed.is_repeat:
+                    self.rank_samples[backend, mode].append(part)
+            sample = BackendSample(backend, timed.is_repeat, sample_of(timed, mode))
+            self.samples.append(sample)
+            if writer is not None:
+                writer.write(sample)
 
-    def _time(self, candidate: Candidate, mode: str, inputs: EncoderInputs) -> CallTime | None:
-        return candidate.attempt(mode, partial(self.timer.time, partial(candidate.run, mode, inputs)))
+        return keep
 
-    def _measure(self, inputs: CallInputs, writer: BackendSampleWriter | None) -> None:
-        from vitgraph.measure.environment import read_gpu_state
-        from vitgraph.measure.runner import STATE_READS
-
-        rounds = self.prepared.spec.bench.run.rounds
-        total = rounds * len(self.calls)
-        repeat_every = max(1, total // max(MIN_REPEATED_CALLS, int(total * REPEATED_SHARE)))
-        read_every = max(1, total // STATE_READS)
-        self.progress.phase("measuring", total)
-        gc.collect()
-        gc.disable()
-        try:
-            for done in range(total):
-                if not self.live:
-                    break
-                if done % read_every == 0:
-                    self.states.append(read_gpu_state(self.device))
-                round_index, index = divmod(done, len(self.calls))
-                for sample in self._measure_call(self.calls[index], round_index, done % repeat_every == 0, inputs):
-                    self.samples.append(sample)
-                    if writer is not None:
-                        writer.write(sample)
-                self.progress.step()
-        except KeyboardInterrupt:
-            self.is_interrupted = True
-        finally:
-            gc.enable()
-            self.states.append(read_gpu_state(self.device))
-
-    def _measure_call(
-        self, call: EncoderCall, round_index: int, is_repeated: bool, inputs: CallInputs
-    ) -> Iterator[BackendSample]:
-        """Runs one call with every backend in every mode, and yields each sample as soon as it is measured."""
-        from vitgraph.measure.runner import make_sample
-
-        candidates = {candidate.name: candidate for candidate in self.live}
-        call_inputs = inputs.make(call)
-        for position, (name, mode, is_repeat) in enumerate(self._order(call, round_index, is_repeated)):
-            candidate = candidates[name]
-            time = self._time(candidate, mode, call_inputs) if mode in candidate.modes else None
-            if time is not None:
-                batches = candidate.batches_of(call)
-                yield BackendSample(name, is_repeat, make_sample(call, round_index, mode, position, time, batches))
-
-    def _order(self, call: EncoderCall, round_index: int, is_repeated: bool) -> list[tuple[str, str, bool]]:
-        """Backends and modes of one call in the order of measuring, and whether each is a repeat."""
-        backends = [(candidate.name, candidate.modes) for candidate in self.live]
-        step = call.index + round_index
-        order = [(*series, False) for series in call_order(step, backends)]
-        if is_repeated:
-            again = (*repeated(step, backends), True)
-            # At the far end of the call, so that drift within it shows in the noise, and in either direction.
-            order.insert(0, again) if step % 2 else order.append(again)
-        return order
-
-    def summarize(self) -> None:
+    def summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
         """Fills what the samples tell into the record."""
-        from vitgraph.measure.environment import validity_problems
+        from vitgraph.measure.environment import state_facts, validity_problems
 
         data = self.record.data
         comparison = data["comparison"]
-        comparison["invalid_reasons"] = [*comparison["invalid_reasons"], *validity_problems(self.states)]
+        comparison["invalid_reasons"] += [*problems, *validity_problems(experiment.gpu_states)]
         for candidate in self.live:
-            candidate.count()
+            candidate.count(experiment.counters)
         data["recommendation"] = derive_results(
             self.record.rows, comparison, self.samples, self.prepared.spec.bench.model.seed
         )
-        data["environment"]["gpu_states"] = [
-            None if state is None else {**state.values, "other_processes": state.other_processes}
-            for state in self.states
-        ]
+        data["environment"]["gpu_states"] = state_facts(experiment.gpu_states)
+        if self.group is None:
+            return
+        for row in self.record.rows:
+            found = {
+                mode: summarize_ranks(self.rank_samples[row["requested"], mode], mode, self.group.size)
+                for mode in COMPARED_MODES
+            }
+            row["parallel"] = {mode: shared for mode, shared in found.items() if shared is not None}
 
-    def _diagnose(self, inputs: CallInputs) -> None:
+    def _diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall]) -> None:
         from vitgraph.attention.selection import first_line
         from vitgraph.measure.compare_diagnosis import diagnose
 
@@ -296,7 +279,7 @@ class Comparison:
         self.progress.phase("timing replays alone", len(self.live))
         for candidate in self.live:
             try:
-                diagnose(candidate, inputs, self.own_calls(), self.samples, self.device)
+                diagnose(candidate, inputs, calls, self.samples, self.device)
             except Exception as error:  # the latencies are measured already, and are worth more than their diagnosis
                 self.progress.note(f"{candidate.name}: GPU-busy time was not measured ({first_line(error)})")
             self.progress.step()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.compare_candidates import Candidate
+from vitgraph.measure.candidate import Candidate
 from vitgraph.measure.diagnose import measure_replays
 from vitgraph.measure.timing import busy_time
 from vitgraph.planning.budgets import GraphKey
@@ -48,9 +48,9 @@ def diagnose(
     for mode in candidate.modes:
         busy_sum = wall_sum = 0.0
         for call in chosen:
-            found = busy_time(partial(candidate.encode_alone, mode, inputs.make(call)), device, BUSY_REPEATS)
+            found = busy_time(partial(candidate.encode_alone(mode), inputs.make(call)), device, BUSY_REPEATS)
             walls = [
-                row.sample.wall_ms * call.requests
+                row.sample.wall_ms * len(call.requests)
                 for row in samples
                 if row.series == (candidate.name, mode) and row.sample.request == call.index
             ]
@@ -58,7 +58,7 @@ def diagnose(
                 busy_sum += found.busy_ms
                 wall_sum += float(np.mean(walls))
         if wall_sum:
-            requests = sum(call.requests for call in chosen)
+            requests = sum(len(call.requests) for call in chosen)
             candidate.row["busy"][mode] = {
                 "calls": len(chosen),
                 "gpu_busy_ms": busy_sum / requests,
@@ -75,7 +75,8 @@ def _diagnose_replays(candidate: Candidate, inputs: CallInputs, calls: Sequence[
     use = candidate.counters().use
     ending_with: dict[GraphKey, EncoderCall] = {}
     for call in calls:
-        keys = [run.key for batch in candidate.plan(call).batches for run in batch.runs.values() if run.key is not None]
+        batches = candidate.manager.plan_call(call.shape_inputs()).batches
+        keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
         if keys and not call.has_images:
             ending_with.setdefault(keys[-1], call)
     most_used = sorted(ending_with, key=lambda key: -use[key].replays)[:MOST_GRAPHS]

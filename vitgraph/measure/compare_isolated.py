@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitgraph.measure.bench import Progress
 from vitgraph.measure.compare import STOPPED
 from vitgraph.measure.compare_results import COMPARED_MODES, OK, derive_results
 from vitgraph.measure.compare_spec import PreparedCompare, new_record
+from vitgraph.measure.progress import Progress
 from vitgraph.records.compare_record import ERROR, CompareRecord, empty_row, set_status
 from vitgraph.records.compare_samples import BackendSample, BackendSampleWriter
 from vitgraph.records.files import refuse_to_replace

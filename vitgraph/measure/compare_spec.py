@@ -9,8 +9,8 @@ from typing import Any
 
 from vitgraph import __version__
 from vitgraph.errors import UsageError
-from vitgraph.measure.bench import PreparedBench, prepare_bench
 from vitgraph.measure.compare_results import NOTHING_MEASURED, UNDECIDED
+from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.setup import resolve_device
 from vitgraph.records.compare_record import KIND, SCHEMA_VERSION, CompareRecord, empty_row
 from vitgraph.records.compare_samples import BACKEND_SAMPLES_FILE

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from vitgraph.measure.bench import PreparedBench, Progress
+from vitgraph.measure.bench import mean_request_flops
+from vitgraph.measure.candidate import Candidate
 from vitgraph.measure.compare import Comparison, run_compare
-from vitgraph.measure.compare_candidates import Candidate
 from vitgraph.measure.compare_results import GAIN_METRICS, INVALID, measured_series
 from vitgraph.measure.compare_spec import CompareSpec, PreparedCompare
+from vitgraph.measure.preparation import PreparedBench
+from vitgraph.measure.progress import Progress
 from vitgraph.models.compile.compilation import compile_facts
 from vitgraph.records import stats
 from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from vitgraph.measure.calls import CallInputs
+    from vitgraph.measure.experiment import Experiment
+    from vitgraph.planning.accounting import GraphCounters
     from vitgraph.specs import ModelSpec
 
 PLAIN, COMPILED = "plain", "compiled"
@@ -60,8 +62,8 @@ class CompileCandidate(Candidate):
         if self.name == COMPILED:
             self.row |= compile_facts()
 
-    def count(self) -> None:
-        super().count()
+    def count(self, counters: Mapping[str, GraphCounters]) -> None:
+        super().count(counters)
         if self.name == COMPILED:
             # Lengths that no sample call had may have been compiled for since.
             self.row |= compile_facts()
@@ -75,8 +77,8 @@ class CompileComparison(Comparison):
     def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
         return CompileCandidate(name, self.prepared.bench, inputs)
 
-    def summarize(self) -> None:
-        super().summarize()
+    def summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
+        super().summarize(experiment, problems)
         comparison = self.record.data["comparison"]
         seed = self.prepared.spec.bench.model.seed
         comparison["contrasts"] = contrasts(self.record.rows, comparison, self.samples, seed)
@@ -90,9 +92,7 @@ class CompileComparison(Comparison):
         if rate is None:
             return None
         self.record.data["environment"]["matrix_rate_tflops"] = rate / 1e12
-        rule = self.prepared.bench.source.rule()
-        flops = [sum(rule.flops(item) for item in call.items) / call.requests for call in self.calls]
-        return float(np.mean(flops)) / rate * 1e3
+        return mean_request_flops(self.prepared.bench.source.rule(), self.calls) / rate * 1e3
 
 
 def contrasts(
@@ -152,4 +152,4 @@ def run_compile_matrix(
     # The plain tower is loaded last: transformers finds an attention function by name, and compiled blocks have their
     # own name for it, so each tower calls the backend that it was given.
     spec = CompareSpec(prepared.spec, (COMPILED, PLAIN))
-    return run_compare(PreparedCompare(spec, prepared), folder, command, progress, CompileComparison)
+    return run_compare(PreparedCompare(spec, prepared), folder, command, progress, comparison=CompileComparison)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -136,6 +137,11 @@ def snapshot(device: torch.device) -> dict[str, Any]:
             "other_gpu_processes": state.other_processes if state is not None else None,
         }
     return facts
+
+
+def state_facts(states: Iterable[GpuState | None]) -> list[dict[str, Any] | None]:
+    """Readings as run.json records them."""
+    return [None if state is None else {**state.values, "other_processes": state.other_processes} for state in states]
 
 
 def validity_problems(states: list[GpuState | None]) -> list[str]:

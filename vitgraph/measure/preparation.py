@@ -11,8 +11,8 @@ import numpy as np
 from vitgraph import __version__
 from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
-from vitgraph.measure.parallel_bench import choose_assigner, describe_sharing, sharing_notes
 from vitgraph.measure.setup import engine_notes, plan_graphs, planning_warnings, resolve_source
+from vitgraph.measure.sharing import choose_assigner, describe_sharing, sharing_notes
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
 from vitgraph.planning.budgets import BudgetPlan
@@ -165,12 +165,12 @@ def _crop_notes(monolithic: MonolithicBench) -> list[str]:
 
 def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
     workload = prepared.workload
-    tokens = [call.tokens / call.requests for call in prepared.calls]
+    tokens = [tokens for call in prepared.calls for tokens in call.tokens_per_request]
     items = [media for call in prepared.calls for media in call.media]
     return {
         "name": workload.name,
         "fingerprint": workload.fingerprint(),
-        "requests": sum(call.requests for call in prepared.calls),
+        "requests": sum(len(call.requests) for call in prepared.calls),
         "calls": len(prepared.calls),
         "items": len(items),
         "images": sum(media.frames == 1 for media in items),

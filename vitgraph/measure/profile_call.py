@@ -27,7 +27,6 @@ from vitgraph.specs import GraphSpec, ModelSpec
 from vitgraph.workloads.base import MediaItem, Request
 
 if TYPE_CHECKING:
-    from vitgraph.measure.runner import BenchRunner
     from vitgraph.models.base import EncoderInputs
     from vitgraph.models.encoder import VisionEncoder
 
@@ -195,8 +194,9 @@ class _Profile:
 
         from vitgraph.graphs.manager import EncoderCudaGraphManager
         from vitgraph.measure.calls import CallInputs
+        from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation
         from vitgraph.measure.environment import snapshot
-        from vitgraph.measure.runner import BenchOutcome, BenchRunner
+        from vitgraph.measure.series import prepare_attention
 
         prepared, call = self.prepared, self.prepared.call
         self.progress.phase("loading the encoder")
@@ -205,10 +205,12 @@ class _Profile:
         self.progress.phase("capturing graphs", len(prepared.plan.graph_keys()))
         manager.capture(lambda done, of, key: self.progress.step())
         inputs = CallInputs(encoder, [call], prepared.spec.model.seed)
-        runner = BenchRunner(encoder, manager, inputs)
         self.progress.phase("comparing replay with eager")
-        runner.check_outputs([call], BenchOutcome())
-        runner.prepare_attention([call])
+        reference = eager_reference(encoder, [call])
+        deviation = largest_deviation(manager.execute, reference, inputs)
+        if not deviation.distance <= reference.limit:
+            raise incorrect(GRAPH, deviation, reference)
+        prepare_attention(encoder, [call], inputs)
         mm_kwargs = inputs.make(call)
         batches = manager.plan_call(mm_kwargs).batches
         keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
@@ -218,7 +220,7 @@ class _Profile:
                 "graphs of exactly its size"
             )
         with torch.inference_mode():
-            modes, files = self._trace_modes(runner, manager.execute, mm_kwargs, folder)
+            modes, files = self._trace_modes(encoder, manager.execute, mm_kwargs, folder)
             limit = self._speed_of_light(encoder, mm_kwargs)
         manager.clear()
         return {
@@ -240,13 +242,14 @@ class _Profile:
         }
 
     def _trace_modes(
-        self, runner: BenchRunner, execute: Any, mm_kwargs: EncoderInputs, folder: Path
+        self, encoder: VisionEncoder, execute: Any, mm_kwargs: EncoderInputs, folder: Path
     ) -> tuple[dict[str, Any], list[str]]:
+        from vitgraph.measure.series import encode_eagerly
         from vitgraph.measure.timing import CallTimer
         from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
 
         timer = CallTimer(self.device)
-        runs = {EAGER: partial(runner.run_eager, mm_kwargs), GRAPH: partial(execute, mm_kwargs)}
+        runs = {EAGER: partial(encode_eagerly, encoder, mm_kwargs), GRAPH: partial(execute, mm_kwargs)}
         self.progress.phase("tracing", len(runs))
         modes, files = {}, []
         for mode, run in runs.items():
@@ -293,16 +296,13 @@ def product_flops(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from vitgraph.measure.series import encode_eagerly
     from vitgraph.models.compile.replaced_modules import stock_modules
 
     counter = FlopCounterMode(display=False)
     # Zeros that widen a layer are no work that anyone asked for.
     with torch.inference_mode(), stock_modules(encoder), counter:
-        for path in encoder.get_encoder_cudagraph_config().paths:
-            specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
-            present = [index for index, spec in enumerate(specs) if spec.tokens_on(path)]
-            if present:
-                encoder.encoder_eager_forward(encoder.select_encoder_cudagraph_items(mm_kwargs, present), path)
+        encode_eagerly(encoder, mm_kwargs)
     aten: Any = torch.ops.aten
     # Batched products are left out: towers have them only inside attention that is not fused.
     counted = (aten.mm, aten.addmm, aten.convolution, aten._convolution, aten.cudnn_convolution)

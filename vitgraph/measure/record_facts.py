@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitgraph import __version__
 from vitgraph.measure.preparation import PreparedBench, resolved_facts, workload_facts
 from vitgraph.planning.accounting import GraphCounters
-from vitgraph.records.samples import SAMPLES_FILE
-
-if TYPE_CHECKING:
-    from vitgraph.measure.runner import BenchOutcome
+from vitgraph.records.samples import GRAPH, MONOLITHIC, SAMPLES_FILE
 
 
-def correctness_facts(outcome: BenchOutcome, tolerance: float) -> dict[str, Any]:
-    """The `correctness` section: what was compared before anything was timed."""
-    distances = [outcome.max_rel_l2, outcome.monolithic_max_rel_l2]
-    measured = [distance for distance in distances if distance is not None]
+def correctness_facts(found: Mapping[str, float | None], checked: int, tolerance: float) -> dict[str, Any]:
+    """The `correctness` section: what was compared before anything was timed.
+
+    Args:
+        found: Largest distance from eager of each series that was compared.
+        checked: Calls that were compared.
+        tolerance: Largest distance that passes.
+    """
+    measured = [distance for distance in found.values() if distance is not None]
     status = "ok" if all(distance <= tolerance for distance in measured) else "incorrect"
-    found = {
-        "checked": outcome.checked_calls,
-        "max_rel_l2": outcome.max_rel_l2,
+    facts = {
+        "checked": checked,
+        "max_rel_l2": found.get(GRAPH),
         "tolerance": tolerance,
         "status": status if measured else "unchecked",
     }
-    if outcome.monolithic_max_rel_l2 is not None:
-        found["monolithic_max_rel_l2"] = outcome.monolithic_max_rel_l2
-    return found
+    return facts | ({"monolithic_max_rel_l2": found[MONOLITHIC]} if MONOLITHIC in found else {})
 
 
 def replay_ms_of_path(path: str, per_budget: Sequence[Mapping[str, Any]], requests: int) -> float | None:

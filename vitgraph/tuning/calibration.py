@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.bench import Progress
 from vitgraph.measure.environment import read_gpu_state, snapshot, validity_problems
+from vitgraph.measure.progress import Progress
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel

@@ -9,12 +9,11 @@ import torch
 
 from vitgraph.graphs.call_plan import CallPlan
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.calls import CallInputs
-from vitgraph.measure.runner import BenchRunner
+from vitgraph.measure.series import encode_eagerly
 from vitgraph.measure.timing import CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun
 from vitgraph.predict.measurements import CopyPoint, Timing
@@ -55,8 +54,6 @@ class DeviceTiming:
         self._seed = seed
         self._timer = CallTimer(encoder.device)
         self._pool: dict[str, torch.Tensor] = {}
-        nothing = BudgetPlan({}, 1, 0, {})
-        self._eager = BenchRunner(encoder, EncoderCudaGraphManager(encoder, nothing), CallInputs(encoder, [], seed))
 
     def inputs(self, batch: Sequence[SizedItem]) -> EncoderInputs:
         """The call's inputs with random pixels; the pool grows to the largest call."""
@@ -112,7 +109,7 @@ class DeviceTiming:
     def eager(self, items: Sequence[SizedItem], share: float = 1.0) -> Timing:
         """A call run eagerly as a whole, timed in a share of the usual time."""
         inputs = self.inputs(items)
-        return self.repeat(lambda: self._eager.run_eager(inputs), share=share)[0]
+        return self.repeat(lambda: encode_eagerly(self.encoder, inputs), share=share)[0]
 
     def both(self, manager: EncoderCudaGraphManager, items: Sequence[SizedItem]) -> tuple[Timing, Timing]:
         """A call through the manager with its own packing, and eagerly, in turn."""
@@ -129,7 +126,9 @@ class DeviceTiming:
     def _beside_eager(
         self, manager: EncoderCudaGraphManager, inputs: EncoderInputs, plan: CallPlan
     ) -> tuple[Timing, Timing]:
-        graph, eager = self.repeat(lambda: manager.execute_planned(inputs, plan), lambda: self._eager.run_eager(inputs))
+        graph, eager = self.repeat(
+            lambda: manager.execute_planned(inputs, plan), lambda: encode_eagerly(self.encoder, inputs)
+        )
         return graph, eager
 
     def copies(self, item: SizedItem) -> CopyPoint:

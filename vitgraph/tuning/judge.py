@@ -17,10 +17,11 @@ import torch
 
 from vitgraph.graphs.call_plan import CallPlan
 from vitgraph.graphs.captured import reserve_together
-from vitgraph.measure.bench import Progress
 from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.environment import GpuState, read_gpu_state
-from vitgraph.measure.runner import BenchRunner, relative_l2
+from vitgraph.measure.progress import Progress
+from vitgraph.measure.series import encode_eagerly
 from vitgraph.measure.timing import CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
@@ -188,7 +189,6 @@ class Verification:
             self.calls.append(call)
         self.exact = self.shelf.manager(self._exact_plan())
         self.inputs = CallInputs(self.encoder, self.calls, self.seed)
-        self.eager = BenchRunner(self.encoder, self.exact, self.inputs)
 
     def _predicted_s(self, call: EncoderCall) -> float:
         """Time to measure a call in every strategy; the first eager run is not counted among its rounds."""
@@ -283,10 +283,10 @@ class Verification:
 
     def _measure_call(self, call: EncoderCall, number: int) -> MeasuredCall:
         mm_kwargs = self.inputs.make(call)
-        runs: dict[str, Callable[[], object]] = {EAGER: partial(self.eager.run_eager, mm_kwargs)}
+        runs: dict[str, Callable[[], object]] = {EAGER: partial(encode_eagerly, self.encoder, mm_kwargs)}
         # Libraries choose kernels when they first meet a size, and host metadata is kept by size: whoever came first
         # would pay for the others.
-        expected = self.eager.run_eager(mm_kwargs)
+        expected = encode_eagerly(self.encoder, mm_kwargs)
         for strategy in self.strategies:
             plan = self._plan(strategy, call)
             self._warm_up(strategy, mm_kwargs, plan)

@@ -10,8 +10,8 @@ import numpy as np
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import EncoderCall
+from vitgraph.measure.correctness import TOLERANCE
 from vitgraph.measure.environment import validity_problems
-from vitgraph.measure.runner import TOLERANCE
 from vitgraph.predict.holdout import summarize_errors
 from vitgraph.predict.targets import VITGRAPH
 from vitgraph.records.stats import (
@@ -109,10 +109,10 @@ class VerificationReport:
 
     def _per_call(self, name: str) -> FloatArray:
         """One value a call, in milliseconds a request."""
-        return np.array([measured.mean(name) / measured.call.requests for measured in self.run.measured])
+        return np.array([measured.mean(name) / len(measured.call.requests) for measured in self.run.measured])
 
     def _latency(self, times: FloatArray) -> dict[str, Any]:
-        requests = [measured.call.requests for measured in self.run.measured]
+        requests = [len(measured.call.requests) for measured in self.run.measured]
         summary = summarize(np.repeat(times, requests))
         return {
             "n": summary.n,
@@ -151,7 +151,7 @@ class VerificationReport:
 
     def _prediction(self, name: str, predict: Callable[[Any], float]) -> dict[str, Any]:
         predicted = [predict(measured.call.specs) for measured in self.run.measured]
-        means = [ms / measured.call.requests for ms, measured in zip(predicted, self.run.measured, strict=True)]
+        means = [ms / len(measured.call.requests) for ms, measured in zip(predicted, self.run.measured, strict=True)]
         return {
             "predicted_mean_ms": float(np.mean(means)) if means else None,
             "prediction_error": summarize_errors(predicted, [m.mean(name) for m in self.run.measured]).as_dict(),
@@ -181,7 +181,7 @@ class VerificationReport:
         call = measured.call
         return {
             "call": call.index,
-            "requests": call.requests,
+            "requests": len(call.requests),
             "items": len(call.items),
             "tokens": call.tokens,
             **{f"{name}_ms": measured.mean(name) for name, values in measured.times.items() if values},

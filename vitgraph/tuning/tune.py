@@ -113,7 +113,7 @@ def tune_budgets(
     objective, limits = objective or Objective(), limits or Limits()
     notes = _check_match(profile, source)
     model = CostModel(profile)
-    traffic = Traffic([call.specs for call in calls], [call.requests for call in calls])
+    traffic = Traffic([call.specs for call in calls], [len(call.requests) for call in calls])
     facts = replace(profile.encoder, axes=_needed_axes(profile.encoder, traffic))
     if traffic.max_tokens > profile.max_tokens:
         notes.append(

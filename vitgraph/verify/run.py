@@ -10,7 +10,7 @@ import torch
 
 from vitgraph.errors import BudgetError, InputError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.runner import TOLERANCE
+from vitgraph.measure.correctness import TOLERANCE
 from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule

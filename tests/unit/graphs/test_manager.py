@@ -11,7 +11,7 @@ import torch
 from vitgraph.errors import CaptureError, InputError, NothingReplayedError
 from vitgraph.graphs import capture as capture_module
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GridGeometry

@@ -16,9 +16,14 @@ from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure import compare, compare_candidates, compare_diagnosis
-from vitgraph.measure.compare import call_order, repeated, run_compare
+from vitgraph.measure import candidate as candidate_module
+from vitgraph.measure import compare, compare_diagnosis
+from vitgraph.measure.candidate import Candidate, CandidateSeries
+from vitgraph.measure.compare import run_compare
 from vitgraph.measure.compare_spec import CompareSpec, choose_backends, prepare_compare
+from vitgraph.measure.correctness import limit_of
+from vitgraph.measure.experiment import Experiment
+from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.bench_record import CPU_REPLAY_REASON
@@ -28,20 +33,6 @@ from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
 from vitgraph.workloads.base import WorkloadSpec
 
 REQUESTS = 5
-
-
-class Silent:
-    """Progress that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, name: str, total: int | None = None) -> None: ...
-
-    def step(self) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 class Good(TorchSdpaBackend):
@@ -119,30 +110,11 @@ def prepare(*backends: str, dtype: str = "float32", rounds: int = 1, budgets: tu
 
 
 def run(folder: Path, *backends: str, **options: Any) -> CompareRecord:
-    return run_compare(prepare(*backends, **options), folder, ["vitgraph", "compare-backends"], Silent())
+    return run_compare(prepare(*backends, **options), folder, ["vitgraph", "compare-backends"], SilentProgress())
 
 
 def states(record: CompareRecord) -> dict[str, tuple[str, str]]:
     return {row["requested"]: tuple(row["modes"][mode]["status"] for mode in ("eager", "graph")) for row in record.rows}
-
-
-def test_every_backend_and_mode_comes_first_equally_often() -> None:
-    backends = [("A", ["eager", "graph"]), ("B", ["eager", "graph"]), ("C", ["eager", "graph"])]
-    orders = [call_order(step, backends) for step in range(6)]
-    assert orders[0] == [(name, mode) for name in "ABC" for mode in ("eager", "graph")]
-    assert Counter(order[0] for order in orders) == {(name, mode): 1 for name in "ABC" for mode in ("eager", "graph")}
-    assert all(sorted(order) == sorted(orders[0]) for order in orders)
-
-
-def test_every_backend_is_repeated_in_every_mode_after_either_order() -> None:
-    backends = [("A", ["eager", "graph"]), ("B", ["eager", "graph"])]
-    seen = Counter((repeated(step, backends), step % 2) for step in range(8))
-    assert seen == {((name, mode), parity): 1 for name in "AB" for mode in ("eager", "graph") for parity in (0, 1)}
-
-
-def test_a_backend_that_only_runs_eagerly_takes_part_in_the_order() -> None:
-    order = call_order(3, [("A", ["eager", "graph"]), ("B", ["eager"])])
-    assert order == [("B", "eager"), ("A", "graph"), ("A", "eager")]
 
 
 def test_each_kind_of_failure_keeps_its_row_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -214,11 +186,9 @@ def test_in_half_precision_a_backend_may_have_the_towers_own_rounding(tmp_path: 
 
 
 def test_the_limit_grows_with_the_towers_own_error_and_never_falls_below_the_floor() -> None:
-    from vitgraph.measure.compare_reference import Reference
-
-    assert Reference((), (), own_error=0.04, floor=3e-2).limit == pytest.approx(0.06)
-    assert Reference((), (), own_error=0.01, floor=3e-2).limit == 3e-2
-    assert Reference((), (), own_error=float("nan"), floor=3e-2).limit == 3e-2
+    assert limit_of(0.04, torch.bfloat16) == pytest.approx(0.06)
+    assert limit_of(0.01, torch.bfloat16) == 3e-2
+    assert limit_of(float("nan"), torch.bfloat16) == 3e-2
 
 
 def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +205,7 @@ def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkey
 
 
 def test_graphs_that_would_replay_nothing_are_a_failure_of_the_mode(tmp_path: Path) -> None:
-    record = run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, [], Silent())
+    record = run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, [], SilentProgress())
     assert states(record) == {"GOOD": ("ok", "error")}
     assert "would replay nothing: all 5 items go eager (5 not_exact)" in record.rows[0]["reason"]
     assert isinstance(record.failure(), NothingReplayedError)
@@ -260,17 +230,20 @@ def test_where_nothing_can_be_measured_the_record_says_why(tmp_path: Path) -> No
 def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = compare_candidates.Candidate.run
+    real = Candidate.attempt
     calls = Counter[str]()
 
-    def fail_late(self: Any, mode: str, inputs: Any) -> Any:
-        if self.name == "GOOD" and mode == "graph":
+    def fail_late(self: Candidate, mode: str, work: Any) -> Any:
+        def failing() -> Any:
             calls[mode] += 1
-            if calls[mode] > 6:
+            # One attempt checks the mode, and one warms it up.
+            if calls[mode] > 4:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return real(self, mode, inputs)
+            return work()
 
-    monkeypatch.setattr(compare_candidates.Candidate, "run", fail_late)
+        return real(self, mode, failing if (self.name, mode) == ("GOOD", "graph") else work)
+
+    monkeypatch.setattr(Candidate, "attempt", fail_late)
     record = run(tmp_path, "GOOD", "ALSO_GOOD")
     assert states(record) == {"GOOD": ("ok", "error"), "ALSO_GOOD": ("ok", "ok")}
     assert "illegal memory access" in record.rows[0]["reason"]
@@ -282,14 +255,17 @@ def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
 def test_a_stop_by_the_user_keeps_the_calls_that_every_backend_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = compare.Comparison._time
+    real = CandidateSeries.time
+    timed: list[str] = []
 
-    def stop(self: Any, candidate: Any, mode: str, inputs: Any) -> Any:
-        if len(self.samples) == 13:
+    def stop(self: CandidateSeries, *arguments: Any) -> Any:
+        # Four of them are the warm-up.
+        if len(timed) == 4 + 13:
             raise KeyboardInterrupt
-        return real(self, candidate, mode, inputs)
+        timed.append(self.name)
+        return real(self, *arguments)
 
-    monkeypatch.setattr(compare.Comparison, "_time", stop)
+    monkeypatch.setattr(CandidateSeries, "time", stop)
     record = run(tmp_path, "GOOD", "ALSO_GOOD")
     assert record["status"] == "interrupted"
     assert {row["graph"]["n"] for row in record.rows} == {2}
@@ -298,7 +274,7 @@ def test_a_stop_by_the_user_keeps_the_calls_that_every_backend_has(
 
 
 def test_a_stop_after_the_measuring_keeps_every_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(self: Any, inputs: Any) -> None:
+    def stop(self: Any, *arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compare.Comparison, "_diagnose", stop)
@@ -311,7 +287,7 @@ def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch
     def stop(self: Any, *arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare.Comparison, "_warm_up", stop)
+    monkeypatch.setattr(Experiment, "warm_up", stop)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "GOOD")
     assert CompareRecord.load(tmp_path)["status_reason"] == "stopped by the user before the measuring began"
@@ -320,20 +296,20 @@ def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch
 def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoders: dict[str, Any] = {}
     freed: list[str] = []
-    real_load, real_warm_up = compare_candidates.load, compare.Comparison._warm_up
+    real_load, real_warm_up = candidate_module.load, Experiment.warm_up
 
     def load(*arguments: Any, **options: Any) -> Any:
         encoder, facts = real_load(*arguments, **options)
         encoders[facts["attn_backend"]] = weakref.ref(encoder)
         return encoder, facts
 
-    def warm_up(self: Any, inputs: Any) -> None:
+    def warm_up(self: Experiment, *arguments: Any) -> None:
         gc.collect()
         freed.extend(name for name, encoder in encoders.items() if encoder() is None)
-        real_warm_up(self, inputs)
+        real_warm_up(self, *arguments)
 
-    monkeypatch.setattr(compare_candidates, "load", load)
-    monkeypatch.setattr(compare.Comparison, "_warm_up", warm_up)
+    monkeypatch.setattr(candidate_module, "load", load)
+    monkeypatch.setattr(Experiment, "warm_up", warm_up)
     run(tmp_path, "WRONG", "GOOD", "TOO_LARGE")
     assert freed == ["WRONG", "TOO_LARGE"]
 
@@ -358,7 +334,7 @@ def test_all_graphs_are_released_however_the_comparison_ends(
 
     monkeypatch.setattr(EncoderCudaGraphManager, "capture_some", capture)
     if stopped_in == "the measuring":
-        monkeypatch.setattr(compare.Comparison, "_time", stop)
+        monkeypatch.setattr(Experiment, "warm_up", stop)
     with pytest.raises(KeyboardInterrupt) if stopped_in != "nothing" else nullcontext():
         run(tmp_path, "GOOD", "ALSO_GOOD")
     assert len(managers) == 2
@@ -373,9 +349,9 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
     kept: list[Any] = []
     real = compare.Comparison._diagnose
 
-    def diagnose(self: Any, inputs: Any) -> None:
+    def diagnose(self: Any, inputs: Any, calls: Any) -> None:
         kept.append((self.candidates[0], inputs, self.calls, self.samples))
-        real(self, inputs)
+        real(self, inputs, calls)
 
     monkeypatch.setattr(compare.Comparison, "_diagnose", diagnose)
     monkeypatch.setattr(compare.Comparison, "_release", lambda self: None)
@@ -416,17 +392,17 @@ def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pyt
     def fail(*arguments: Any) -> None:
         raise RuntimeError("the profiler is in use")
 
-    def pretend_cuda(self: Any, inputs: Any) -> None:
+    def pretend_cuda(self: Any, inputs: Any, calls: Any) -> None:
         device, self.device = self.device, torch.device("cuda", 0)
         try:
-            real(self, inputs)
+            real(self, inputs, calls)
         finally:
             self.device = device
 
     real = compare.Comparison._diagnose
     monkeypatch.setattr(compare_diagnosis, "diagnose", fail)
     monkeypatch.setattr(compare.Comparison, "_diagnose", pretend_cuda)
-    progress = Silent()
+    progress = SilentProgress()
     record = run_compare(prepare("GOOD"), tmp_path, [], progress)
     assert progress.notes == ["GOOD: GPU-busy time was not measured (RuntimeError: the profiler is in use)"]
     assert record["status"] == "complete"

@@ -16,14 +16,16 @@ from transformers import AttentionInterface
 
 from vitgraph.attention import opaque
 from vitgraph.measure.bench import PreparedBench, prepare_bench
+from vitgraph.measure.candidate import CandidateSeries
 from vitgraph.measure.compile_matrix import (
     COMPILED,
     PLAIN,
     ROWS,
-    CompileComparison,
     contrasts,
     run_compile_matrix,
 )
+from vitgraph.measure.experiment import Experiment
+from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.compile.compilation import CACHE_VARIABLE
 from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.records.compare_samples import BackendSample
@@ -31,14 +33,6 @@ from vitgraph.records.samples import EAGER, GRAPH, Sample
 from vitgraph.report.compile_table import render_compile_rows
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
 from vitgraph.workloads.base import WorkloadSpec
-
-
-class Silent:
-    def phase(self, name: str, total: int | None = None) -> None: ...
-
-    def step(self) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 @pytest.fixture
@@ -72,18 +66,19 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
     traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[str, Any] = {}
-    real = CompileComparison._warm_up
+    real = Experiment.warm_up
 
-    def look(self: CompileComparison, inputs: Any) -> None:
-        encoders = {candidate.name: candidate._encoder for candidate in self.candidates}
+    def look(self: Experiment, *arguments: Any) -> None:
+        candidates = {series.candidate for series in self.series if isinstance(series, CandidateSeries)}
+        encoders = {candidate.name: candidate._encoder for candidate in candidates}
         plain, compiled = encoders[PLAIN].attention, encoders[COMPILED].attention
         seen["plain"] = AttentionInterface()[plain.transformers_name].__self__ is plain
         seen["compiled"] = opaque._BACKENDS[compiled.name] is compiled
         seen["apart"] = plain is not compiled
-        real(self, inputs)
+        real(self, *arguments)
 
-    monkeypatch.setattr(CompileComparison, "_warm_up", look)
-    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], Silent())
+    monkeypatch.setattr(Experiment, "warm_up", look)
+    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress())
     assert seen == {"plain": True, "compiled": True, "apart": True}
     assert (record["kind"], record["status"]) == (COMPILE_KIND, "complete")
     rows = {row["requested"]: row for row in record.rows}
@@ -103,7 +98,7 @@ def test_a_tower_that_cannot_be_compiled_keeps_its_row_and_the_plain_ones_are_me
     traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitgraph.models.families.qwen3_vl.Qwen3VLEncoder.repeated_blocks", lambda self: [])
-    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], Silent())
+    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress())
     rows = {row["requested"]: row for row in record.rows}
     assert rows[COMPILED]["status"] == "error"
     assert "no repeated block" in rows[COMPILED]["reason"]

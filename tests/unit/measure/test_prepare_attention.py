@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from vitgraph.attention.registry import create_backend
-from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.runner import BenchRunner
+from vitgraph.measure.series import prepare_attention
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.loading import load_encoder
-from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.specs import ModelSpec
 
 CPU = torch.device("cpu")
@@ -26,9 +24,8 @@ def shapes_of(preset: str, sizes: list[tuple[int, int]], monkeypatch: pytest.Mon
     source = resolve_source(ModelSpec(preset))
     encoder = load_encoder(source, backend, device=CPU, dtype=torch.float32, load_format="dummy")
     items = tuple(encoder.rule.image_geometry(*size) for size in sizes)
-    call = EncoderCall(0, 1, (), items, tuple(encoder.rule.item_spec(item) for item in items))
-    manager = EncoderCudaGraphManager(encoder, BudgetPlan({}, 1, 0, {}))
-    BenchRunner(encoder, manager, CallInputs(encoder, [call], 0)).prepare_attention([call])
+    call = EncoderCall(0, (0,), (), items, tuple(encoder.rule.item_spec(item) for item in items))
+    prepare_attention(encoder, [call], CallInputs(encoder, [call], 0))
     return told
 
 

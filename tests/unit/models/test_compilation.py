@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from vitgraph.errors import ModelError
-from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.compile import compilation
 from vitgraph.models.compile.compilation import (

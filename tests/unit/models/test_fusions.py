@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.compile import fusions
 from vitgraph.models.compile.erf_gelu import erf_gelu

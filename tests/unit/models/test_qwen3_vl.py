@@ -17,7 +17,7 @@ from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize 
 
 from vitgraph.attention.registry import create_backend
 from vitgraph.errors import InputError, ModelError
-from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.qwen3_vl import Qwen3VLRule
 from vitgraph.models.geometry import GridGeometry

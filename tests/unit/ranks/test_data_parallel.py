@@ -11,7 +11,7 @@ import torch
 from rank_processes import run_ranks, values
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.runner import relative_l2
+from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, plan_graphs, resolve_source
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder

@@ -17,10 +17,10 @@ from rank_processes import RankResult, run_ranks, values
 from rich.console import Console
 
 import vitgraph
-from vitgraph.commands.on_ranks import SilentProgress
 from vitgraph.errors import UsageError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.bench import follow_bench, prepare_bench, run_bench
+from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup

@@ -12,11 +12,11 @@ import torch
 from rank_processes import RankResult, run_ranks, values
 from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memory
 
-from vitgraph.commands.on_ranks import SilentProgress
 from vitgraph.errors import BackendError
-from vitgraph.measure.compare_candidates import Candidate
-from vitgraph.measure.compare_parallel import BACKEND_RANK_SAMPLES_FILE, follow_compare, lead_compare
+from vitgraph.measure.candidate import Candidate
+from vitgraph.measure.compare import BACKEND_RANK_SAMPLES_FILE, follow_compare, run_compare
 from vitgraph.measure.compare_spec import CompareSpec, prepare_compare
+from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
@@ -34,7 +34,7 @@ def compare_on_ranks(folder: Path, before: Callable[[ParallelGroup], None] = lam
     def work(group: ParallelGroup) -> Any:
         before(group)
         if group.is_leader:
-            return lead_compare(prepared, folder, ["vitgraph"], SilentProgress(), group).data
+            return run_compare(prepared, folder, ["vitgraph"], SilentProgress(), group).data
         return follow_compare(prepared, ["vitgraph"], group, SilentProgress())
 
     return run_ranks(RANKS, work)

@@ -33,7 +33,9 @@ COST = TargetCost(CostModel(synthetic_profile()), TARGETS[VITGRAPH])
 def tuned(machine: Machine | None = None) -> dict[str, Any]:
     sizes = (64, 880, 6400)
     calls = [
-        EncoderCall(number, 1, (), (GridGeometry("image", 1, 2, 2 * sizes[number % 3]),), (image(sizes[number % 3]),))
+        EncoderCall(
+            number, (number,), (), (GridGeometry("image", 1, 2, 2 * sizes[number % 3]),), (image(sizes[number % 3]),)
+        )
         for number in range(12)
     ]
     result = tune_budgets(

@@ -1,30 +1,33 @@
-"""One backend of a comparison from loading to release: whatever goes wrong with it ends up in its row, nowhere else."""
+"""One backend of a comparison from loading to release: whatever goes wrong with it ends up in its row, nowhere else.
+
+On several ranks a candidate is open on all of them or on none. A failure inside a call that they share ends the run,
+because the other ranks wait in its gather.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from vitgraph.attention.registry import backend_class
 from vitgraph.attention.selection import first_line
 from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError
-from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager
-from vitgraph.measure.bench import PreparedBench
+from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.compare_reference import Reference, largest_error
 from vitgraph.measure.compare_results import COMPARED_MODES, OK
-from vitgraph.measure.runner import BenchRunner
+from vitgraph.measure.correctness import Reference, largest_deviation, worst
+from vitgraph.measure.preparation import PreparedBench
+from vitgraph.measure.series import Encode, Series, eager_series, graph_series, prepare_attention
 from vitgraph.measure.setup import load
+from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
-from vitgraph.planning.packing import PackedBatch
 from vitgraph.records.compare_record import (
     CAPTURE_FAILED,
     ERROR,
@@ -35,10 +38,39 @@ from vitgraph.records.compare_record import (
     empty_row,
     set_status,
 )
-from vitgraph.records.samples import GRAPH
+from vitgraph.records.compare_samples import series_name
+from vitgraph.records.samples import EAGER, GRAPH
 from vitgraph.specs import ModelSpec
 
+if TYPE_CHECKING:
+    from vitgraph.measure.on_ranks import RanksOfRun
+
 Outcome = TypeVar("Outcome")
+
+
+class CandidateSeries(Series):
+    """One mode of a candidate; a failure while it is timed ends the mode, and nothing else.
+
+    Attributes:
+        candidate: Whose mode it is.
+        mode: The mode.
+    """
+
+    def __init__(self, candidate: Candidate, mode: str, series: Series) -> None:
+        super().__init__(series_name((candidate.name, mode)), series.encode, series.manager)
+        self.candidate = candidate
+        self.mode = mode
+
+    @property
+    def is_live(self) -> bool:
+        return self.mode in self.candidate.modes
+
+    def release(self) -> None:
+        """Lets go of the encoder and its graphs; an experiment may still hold the series."""
+        self.encode, self.manager = _refuse, None
+
+    def time(self, timer: CallTimer, inputs: EncoderInputs) -> CallTime | None:
+        return self.candidate.attempt(self.mode, lambda: timer.time(lambda: self.encode(inputs)))
 
 
 class Candidate:
@@ -48,21 +80,25 @@ class Candidate:
         name: Registry name.
         prepared: Model, calls and plan.
         inputs: Makes the calls' pixels.
+        ranks: The ranks that open it together; None in one process.
 
     Attributes:
         name: Registry name.
         row: Its row of the record, filled as facts become known.
+        series: Its modes, once it is open.
     """
 
-    def __init__(self, name: str, prepared: PreparedBench, inputs: CallInputs) -> None:
+    def __init__(self, name: str, prepared: PreparedBench, inputs: CallInputs, ranks: RanksOfRun | None = None) -> None:
         self.name = name
         self.row = empty_row(name)
+        self.series: list[Series] = []
         self._prepared = prepared
         self._inputs = inputs
+        self._ranks = ranks
+        self._alone: dict[str, CandidateSeries] = {}
         self._states: dict[str, dict[str, Any]] = {mode: {"status": OK, "reason": None} for mode in COMPARED_MODES}
         self._encoder: VisionEncoder | None = None
         self._manager: EncoderCudaGraphManager | None = None
-        self._runner: BenchRunner | None = None
 
     @property
     def modes(self) -> list[str]:
@@ -81,17 +117,20 @@ class Candidate:
         if self._encoder is not None:
             self._capture()
         for mode in self.modes:
-            self._check(mode, reference)
+            self._check(mode, self.encode_alone(mode), reference)
         set_status(self.row, self._states)
+        if self._ranks is None:
+            return
+        self._agree("opened")
+        if self._encoder is not None:
+            self.series = self._ranks.share(self.series, self._encoder)
+        for mode, shared in zip(COMPARED_MODES, self.series, strict=False):
+            if mode in self.modes:
+                self._check(mode, self._ranks.waiting(shared), reference, self._ranks)
 
-    def run(self, mode: str, inputs: EncoderInputs) -> Sequence[torch.Tensor]:
-        """Encodes one call."""
-        return self.encode_alone(mode, inputs)
-
-    def encode_alone(self, mode: str, inputs: EncoderInputs) -> list[torch.Tensor]:
-        """Encodes one call in this process."""
-        assert self._runner is not None
-        return self.manager.execute(inputs) if mode == GRAPH else self._runner.run_eager(inputs)
+    def encode_alone(self, mode: str) -> Encode:
+        """What encodes a call in this process."""
+        return self._alone[mode].encode
 
     def attempt(self, mode: str, work: Callable[[], Outcome]) -> Outcome | None:
         """Does some work of a mode; a failure ends the mode, is kept in the row, and gives None."""
@@ -122,7 +161,9 @@ class Candidate:
         if self._manager is not None:
             with suppress(RuntimeError):
                 self._manager.clear()
-        self._encoder = self._manager = self._runner = None
+        for series in self._alone.values():
+            series.release()
+        self._encoder = self._manager = None
         gc.collect()
         if device.type == "cuda":
             with suppress(RuntimeError):
@@ -130,34 +171,31 @@ class Candidate:
 
     def prepare(self, calls: Sequence[EncoderCall]) -> None:
         """Lets the backend build what it needs for the calls' lengths, so that no timed call does."""
-        runner, modes = self._runner, self.modes
-        if runner is None or not modes:
-            return
-        self.attempt(modes[0], lambda: runner.prepare_attention(calls))
-        if modes[0] not in self.modes:
-            # Both modes need what could not be built.
-            self.fail(self.modes, **self._states[modes[0]])
+        encoder, modes = self._encoder, self.modes
+        if encoder is not None and modes:
+            self.attempt(modes[0], lambda: prepare_attention(encoder, calls, self._inputs))
+            if modes[0] not in self.modes:
+                # Both modes need what could not be built.
+                self.fail(self.modes, **self._states[modes[0]])
+        if self._ranks is not None:
+            self._agree("prepared")
 
-    def plan(self, call: EncoderCall) -> CallPlan:
-        """How a call is packed; its pixels are not needed for that."""
-        return self.manager.plan_call(EncoderInputs(call.items, {}, {}, tuple(range(len(call.items)))))
+    def count(self, counters: Mapping[str, GraphCounters]) -> None:
+        """Puts hits, misses and the use of the graphs into the row.
 
-    def batches_of(self, call: EncoderCall) -> list[PackedBatch]:
-        """What is packed together of a call."""
-        return self.plan(call).batches
-
-    def count(self) -> None:
-        """Puts hits, misses and the use of the graphs over all calls into the row."""
+        Args:
+            counters: Of the experiment, by series.
+        """
         if GRAPH in self.modes:
-            self.row["use"] = self.counters().as_dict()
+            self.row["use"] = counters[self._alone[GRAPH].name].as_dict()
         if self._encoder is not None:
             self.row["plan_build_ms"] = self._encoder.attention.plan_build_ms
 
     def counters(self) -> GraphCounters:
-        """Hits, misses and the use of the graphs over all calls."""
-        counters = GraphCounters()
-        for call in self._prepared.calls:
-            counters.add(self.batches_of(call))
+        """Hits, misses and the use of the graphs over all calls; with equal graphs every rank can tell it of all."""
+        counters, calls = GraphCounters(), self._prepared.calls
+        for call in calls if self._ranks is None else [part for one in calls for part in self._ranks.parts(one)]:
+            counters.add(self._alone[GRAPH].batches(call))
         return counters
 
     # -- opening ---------------------------------------------------------------------------------------------------
@@ -188,7 +226,9 @@ class Candidate:
             self.row |= {"used": facts["attn_backend"], "implementation": facts["attn_implementation"]}
             graph = self._prepared.spec.graph
             self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
-            self._runner = BenchRunner(self._encoder, self._manager, self._inputs)
+            modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
+            self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}
+            self.series = list(self._alone.values())
 
     def _capture(self) -> None:
         assert self._encoder is not None
@@ -218,14 +258,43 @@ class Candidate:
             text = f"its graphs would replay nothing: all {counters.items} items go eager ({reasons})"
             self.fail((GRAPH,), ERROR, text)
 
-    def _check(self, mode: str, reference: Reference) -> None:
-        error = self.attempt(mode, lambda: largest_error(partial(self.encode_alone, mode), reference, self._inputs))
+    def _check(self, mode: str, encode: Encode, reference: Reference, ranks: RanksOfRun | None = None) -> None:
+        """Compares a mode with the reference; with ranks, what they encode together, and nobody's failure is kept."""
+        over = ""
+        if ranks is None:
+            deviation = self.attempt(mode, lambda: largest_deviation(encode, reference, self._inputs))
+            error = None if deviation is None else deviation.distance
+        else:
+            own = largest_deviation(encode, reference, self._inputs).distance
+            error = worst(ranks.group.exchange(own, f"checked {self.name}", slow=True))
+            over = " over all ranks"
         if error is None:
             return
-        self.row["error_vs_float32"][mode] = error
+        self.row["error_vs_float32"][mode] = worst([error, self.row["error_vs_float32"][mode]])
         if not error <= reference.limit:
-            text = f"relative L2 distance {error:.3g} from float32, at most {reference.limit:.3g} passes"
+            text = f"relative L2 distance {error:.3g} from float32{over}, at most {reference.limit:.3g} passes"
             self.fail((mode,), INCORRECT, text)
+
+    def _agree(self, what: str) -> None:
+        """Ends a mode on all ranks that one of them could not open, and graph mode where their graphs differ."""
+        assert self._ranks is not None
+        keys = sorted(map(str, self.manager.graphs)) if self._manager is not None else []
+        everyone = self._ranks.group.exchange((self._states, keys), f"{what} {self.name}", slow=True)
+        for mode in COMPARED_MODES:
+            states = [found[mode] for found, _ in everyone]
+            at_fault = next((rank for rank, state in enumerate(states) if state["status"] != OK), None)
+            if at_fault is not None:
+                reason = states[at_fault]["reason"]
+                named = reason if at_fault == 0 else f"rank {at_fault}: {reason}"
+                self.fail((mode,), states[at_fault]["status"], named)
+        differing = next((rank for rank, (_, theirs) in enumerate(everyone) if theirs != everyone[0][1]), None)
+        if differing is not None and GRAPH in self.modes:
+            counts = f"{len(everyone[differing][1])} against {len(everyone[0][1])}"
+            self.fail((GRAPH,), ERROR, f"rank {differing} captured other graphs than rank 0 ({counts})")
+
+
+def _refuse(inputs: EncoderInputs) -> list[torch.Tensor]:
+    raise AssertionError("a candidate that was released is not measured any more")
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,204 @@
+"""What is checked before anything is timed: that every series gives the embeddings of a reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vitgraph.errors import IncorrectOutputError, VitgraphError
+from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.series import Encode, encode_eagerly
+from vitgraph.measure.setup import load
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.encoder import VisionEncoder
+
+if TYPE_CHECKING:
+    from vitgraph.measure.preparation import PreparedBench
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-2}
+"""Relative L2 distance of replay and eager that passes, by dtype."""
+
+EAGER_CALLS = 8
+"""Calls of different items on which series are compared with eager."""
+
+REFERENCE_BACKEND = "TORCH_SDPA"
+"""Takes every device, head width and dtype; the same attention in float32 and in the run's dtype."""
+
+FLOAT32_CALLS = 4
+
+FLOOR = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 3e-2}
+"""Relative L2 distance from float32 that always passes; full-size towers in bfloat16 are near 1.3e-2 by themselves."""
+
+OWN_ROUNDING_FACTOR = 1.5
+"""A half-precision tower differs from float32 by the rounding of all its layers, whichever backend attends, and by how
+much depends on its depth and weights. So it is measured with torch's own attention, and a backend may have half as much
+again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What series are compared with.
+
+    Attributes:
+        calls: The calls that are compared.
+        expected: The embedding of each item of a call, from the call and its inputs.
+        limit: Largest distance that passes.
+    """
+
+    calls: tuple[EncoderCall, ...]
+    expected: Callable[[EncoderCall, EncoderInputs], Sequence[torch.Tensor]]
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """The item whose embedding is farthest from the reference's.
+
+    Attributes:
+        distance: Relative L2 distance; NaN or infinite where an output is.
+        item: Place of the item in its call.
+        call: The call.
+    """
+
+    distance: float
+    item: int
+    call: EncoderCall
+
+
+def relative_l2(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """`|value - reference| / |reference|` in float32; NaN stays NaN."""
+    value, reference = value.float(), reference.float()
+    return ((value - reference).norm() / reference.norm().clamp(min=1e-30)).item()
+
+
+def worst(distances: Iterable[float | None]) -> float | None:
+    """The largest distance, None without any; a NaN is the worst, which `max` would drop."""
+    known = [distance for distance in distances if distance is not None]
+    return max(known, key=lambda distance: (math.isnan(distance), distance), default=None)
+
+
+@torch.inference_mode()
+def largest_deviation(encode: Encode, reference: Reference, inputs: CallInputs) -> Deviation:
+    """Runs the reference's calls, and finds the item that is farthest from it."""
+    found = []
+    for call in reference.calls:
+        call_inputs = inputs.make(call)
+        pairs = zip(encode(call_inputs), reference.expected(call, call_inputs), strict=True)
+        for item, (actual, wanted) in enumerate(pairs):
+            found.append(Deviation(relative_l2(actual, wanted.to(actual.device)), item, call))
+    return max(found, key=lambda one: (math.isnan(one.distance), one.distance))
+
+
+def eager_reference(encoder: VisionEncoder, calls: Sequence[EncoderCall]) -> Reference:
+    """The same encoder's eager run of some calls."""
+    chosen = list({call.items: call for call in calls}.values())[:EAGER_CALLS]
+    return Reference(tuple(chosen), lambda call, inputs: encode_eagerly(encoder, inputs), TOLERANCE[encoder.dtype])
+
+
+def incorrect(name: str, deviation: Deviation, reference: Reference) -> IncorrectOutputError:
+    """What ends a run in which a series is too far from its own eager run."""
+    return IncorrectOutputError(
+        f"item {deviation.item} of a call with {deviation.call.tokens} tokens: {name} and eager differ by "
+        f"{deviation.distance:.3g} (relative L2, at most {reference.limit:g} passes); nothing was timed. "
+        "Try another --mm-encoder-attn-backend, and `vitgraph verify` for the details"
+    )
+
+
+def load_base(prepared: PreparedBench, device: torch.device, dtype: torch.dtype) -> tuple[VisionEncoder, Any]:
+    """The tower in the run's dtype with torch's attention, and its facts; what fails here is the model, no backend.
+
+    Raises:
+        VitgraphError: The model cannot be loaded.
+    """
+    spec = replace(prepared.spec.model, attn_backend=REFERENCE_BACKEND, flash_attn_version=None, compile=False)
+    try:
+        return load(prepared.source, spec, device=device, dtype=dtype)
+    except torch.OutOfMemoryError as error:
+        raise VitgraphError(
+            f"the encoder does not fit on {device} ({str(error).splitlines()[0]}); nothing was compared. Use another "
+            "device or a smaller model"
+        ) from error
+
+
+@torch.inference_mode()
+def float32_reference(
+    prepared: PreparedBench, base: VisionEncoder, inputs: CallInputs
+) -> tuple[Reference, dict[str, Any]]:
+    """Runs some calls in float32 with the very weights of `base`, and measures what its dtype alone costs.
+
+    Args:
+        prepared: Model, calls and plan.
+        base: The tower in the run's dtype with torch's attention.
+        inputs: Makes the calls' pixels, in the run's dtype.
+
+    Returns:
+        The reference, its outputs in host memory, and its facts for the record.
+
+    Raises:
+        VitgraphError: The float32 tower or its calls do not fit in memory.
+    """
+    calls = choose_calls([*prepared.warmups, *prepared.calls])
+    spec = replace(prepared.spec.model, attn_backend=REFERENCE_BACKEND, flash_attn_version=None, compile=False)
+    # The weights drawn here are replaced at once; a checkpoint need not be read twice for them.
+    spec = replace(spec, load_format="dummy")
+    try:
+        encoder, _ = load(prepared.source, spec, device=base.device, dtype=torch.float32)
+        encoder.modules.load_state_dict(base.modules.state_dict())
+        outputs = _outputs_that_fit(encoder, calls, inputs)
+        reference = Reference(tuple(calls[: len(outputs)]), lambda call, _: outputs[call.items], FLOOR[base.dtype])
+        own_error = largest_deviation(partial(encode_eagerly, base), reference, inputs).distance
+    except torch.OutOfMemoryError as error:
+        raise VitgraphError(
+            f"the float32 reference does not fit on {base.device} ({str(error).splitlines()[0]}), so no output could "
+            "be checked; nothing was timed. Use smaller items (--max-pixels-per-item) or `vitgraph bench`"
+        ) from error
+    limit = limit_of(own_error, base.dtype)
+    return replace(reference, limit=limit), {
+        "backend": REFERENCE_BACKEND,
+        "dtype": "float32",
+        "calls": len(reference.calls),
+        "items": sum(len(call.items) for call in reference.calls),
+        "own_error": own_error,
+        "limit": limit,
+    }
+
+
+def limit_of(own_error: float, dtype: torch.dtype) -> float:
+    """Largest distance from float32 that passes, where torch's own attention is `own_error` from it."""
+    scaled = OWN_ROUNDING_FACTOR * own_error
+    return max(FLOOR[dtype], scaled) if math.isfinite(scaled) else FLOOR[dtype]
+
+
+def _outputs_that_fit(
+    encoder: VisionEncoder, calls: Sequence[EncoderCall], inputs: CallInputs
+) -> dict[tuple[Any, ...], tuple[torch.Tensor, ...]]:
+    """Float32 outputs by items, smallest call first, up to one that does not fit in memory; at least of the first."""
+    outputs: dict[tuple[Any, ...], tuple[torch.Tensor, ...]] = {}
+    for call in calls:
+        try:
+            rows = encode_eagerly(encoder, _in_float32(inputs.make(call)))
+            outputs[call.items] = tuple(row.cpu() for row in rows)
+        except torch.OutOfMemoryError:
+            if not outputs:
+                raise
+            break
+    return outputs
+
+
+def choose_calls(calls: Sequence[EncoderCall]) -> list[EncoderCall]:
+    """A few calls of different geometries, from the fewest to the most tokens."""
+    distinct = sorted({call.items: call for call in calls}.values(), key=lambda call: call.tokens)
+    if len(distinct) <= FLOAT32_CALLS:
+        return distinct
+    last = len(distinct) - 1
+    return [distinct[round(place * last / (FLOAT32_CALLS - 1))] for place in range(FLOAT32_CALLS)]
+
+
+def _in_float32(inputs: EncoderInputs) -> EncoderInputs:
+    pixels = {name: rows.float() for name, rows in inputs.pixels.items()}
+    return replace(inputs, pixels=pixels)

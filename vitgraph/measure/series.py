@@ -1,0 +1,130 @@
+"""Ways of encoding a call that are measured beside one another: each is a series of an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from vitgraph.attention.base import AttentionBackend
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.timing import CallTime, CallTimer
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
+from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.packing import PackedBatch
+from vitgraph.records.samples import EAGER, GRAPH, HF, MONOLITHIC
+
+Encode = Callable[[EncoderInputs], list[torch.Tensor]]
+"""Encodes a call: the embedding `[rows, D]` of each item, in input order."""
+
+
+class Series:
+    """One way of encoding a call.
+
+    Args:
+        name: As samples and records name it.
+        encode: Encodes a call.
+        manager: The graphs that it replays; None where it replays none.
+    """
+
+    def __init__(self, name: str, encode: Encode, manager: EncoderCudaGraphManager | None = None) -> None:
+        self.name = name
+        self.encode = encode
+        self.manager = manager
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it can still be measured."""
+        return True
+
+    def time(self, timer: CallTimer, inputs: EncoderInputs) -> CallTime | None:
+        """Encodes a call once and times it; None where this call is not timed in this series."""
+        return timer.time(partial(self.encode, inputs))
+
+    def batches(self, call: EncoderCall) -> Sequence[PackedBatch]:
+        """What is packed together of a call; none where nothing is replayed."""
+        return [] if self.manager is None else self.manager.plan_call(call.shape_inputs()).batches
+
+    def real_rows(self, call: EncoderCall) -> Sequence[int] | None:
+        """Output rows of each item where the packing counts more of them; None where it counts the real ones."""
+        return None
+
+
+class _MonolithicSeries(Series):
+    def real_rows(self, call: EncoderCall) -> Sequence[int]:
+        return [spec.output_tokens for spec in call.specs]
+
+
+def eager_series(encoder: VisionEncoder, name: str = EAGER) -> Series:
+    """Every path on all items of a call at once."""
+    return Series(name, partial(encode_eagerly, encoder))
+
+
+def graph_series(manager: EncoderCudaGraphManager, name: str = GRAPH) -> Series:
+    """The manager's replays, eager where no graph fits."""
+    return Series(name, manager.execute, manager)
+
+
+def stock_series(encoder: VisionEncoder) -> Series:
+    """transformers' own forward of the same weights."""
+    return Series(HF, partial(encode_stock, encoder))
+
+
+def monolithic_series(manager: EncoderCudaGraphManager) -> Series:
+    """Graphs that hold both paths of a two-path model."""
+    return _MonolithicSeries(MONOLITHIC, manager.execute, manager)
+
+
+def encode_eagerly(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+    """One eager call: every path on all items at once, split into items like a graph call's result."""
+    specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
+    outputs: dict[str, list[torch.Tensor | None]] = {}
+    for path in encoder.get_encoder_cudagraph_config().paths:
+        counts = [spec.tokens_on(path) for spec in specs]
+        present = [index for index, count in enumerate(counts) if count]
+        outputs[path] = [None] * len(counts)
+        if not present:
+            continue
+        selected = mm_kwargs
+        if len(present) < len(counts):
+            selected = encoder.select_encoder_cudagraph_items(mm_kwargs, present)
+        rows = encoder.encoder_eager_forward(selected, path)
+        for index, piece in zip(present, rows.split([counts[i] for i in present]), strict=True):
+            outputs[path][index] = piece
+    return encoder.postprocess_encoder_output(mm_kwargs, outputs)
+
+
+def encode_stock(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+    """One call of transformers' own forward, split into items."""
+    rows = [encoder.rule.final_tokens(item) for item in mm_kwargs.chosen]
+    return list(encoder.stock_forward(mm_kwargs).split(rows))
+
+
+@torch.inference_mode()
+def prepare_attention(encoder: VisionEncoder, calls: Sequence[EncoderCall], inputs: CallInputs) -> None:
+    """Lets the attention backend build what it needs for the calls' lengths, so that no timed call does.
+
+    Args:
+        encoder: The encoder.
+        calls: The calls to come.
+        inputs: Makes their pixels.
+    """
+    shapes = set()
+    if type(encoder.attention).prepare is AttentionBackend.prepare:
+        return
+    tile_counts: dict[int, EncoderCall] = {}
+    for items, call in {call.items: call for call in calls}.items():
+        metadata = encoder.compute_metadata(items, DEFAULT_PATH, ()) if encoder.calls_varlen else {}
+        names = SEGMENT_OFFSETS.keys() & metadata.keys()
+        scalars = encoder.compute_scalars(metadata) if names else {}
+        for name in names:
+            offsets = metadata[name]
+            shapes.add((int(offsets[-1]), len(offsets) - 1, scalars[SEGMENT_OFFSETS[name]]))
+        if not names:
+            tile_counts[call.input_rows] = call
+    encoder.attention.prepare(sorted(shapes))
+    for call in tile_counts.values():
+        encode_eagerly(encoder, inputs.make(call))
