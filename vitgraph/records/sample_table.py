@@ -53,7 +53,7 @@ class Sample:
     wall_ms: float = _column("Wall time of the whole call between two device synchronisations, in ms.")
     items: int = _column("Items of the call.")
     tokens: int = _column("Their output tokens.")
-    input_rows: int = _column("Their rows of the pixel tensors.")
+    input_rows: int | None = _column("Their rows of the pixel tensors; empty where not known.")
     hits: int = _column("Items that replayed on every path; 0 in series without graphs.", default=0)
     misses: int = _column("Items with an eager path; 0 in series without graphs.", default=0)
     replays: int = _column("Graph replays of the call.", default=0)
@@ -74,7 +74,7 @@ COLUMNS = tuple(column.name for column in fields(Sample))
 MEANINGS = {column.name: str(column.metadata["meaning"]) for column in fields(Sample)}
 _TEXT = ("requests", "series")
 _TIMES = ("wall_ms", "gpu_ms", "encode_ms", "gather_ms")
-_OPTIONAL = ("gpu_ms", "rank", "encode_ms", "gather_ms")
+_OPTIONAL = ("input_rows", "gpu_ms", "rank", "encode_ms", "gather_ms")
 _LARGEST = 2.0**53
 
 
