@@ -10,7 +10,8 @@ import numpy as np
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
-from vitgraph.predict.measurements import (
+from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
     CopyPoint,
@@ -21,7 +22,6 @@ from vitgraph.predict.measurements import (
     ReplayPoint,
     Timing,
 )
-from vitgraph.predict.profile import CalibrationProfile
 
 BUDGETS = (64, 96, 128, 196, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 SLOT_BUDGETS = (256, 1024, 4096)

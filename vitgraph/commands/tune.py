@@ -75,6 +75,7 @@ def calibrate(
         )
         from vitgraph.measure.setup import load, resolve_device, resolve_dtype, resolve_source
         from vitgraph.predict.profile_summary import describe_profile
+        from vitgraph.records.store import check_file
         from vitgraph.report.progress import ConsoleProgress
         from vitgraph.report.tune_tables import render_profile
         from vitgraph.tuning.calibration import calibrate as measure
@@ -84,6 +85,7 @@ def calibrate(
         spec = model_spec(options)
         source = resolve_source(spec)
         where = output or new_run_folder("calibration", spec.model).with_suffix(".json")
+        check_file(where, overwrite)
         on_device = resolve_device(spec.device)
         with ConsoleProgress(enabled=not quiet) as progress:
             progress.phase("loading the encoder")
@@ -97,7 +99,6 @@ def calibrate(
                 seed=seed,
                 progress=progress,
             )
-        where.parent.mkdir(parents=True, exist_ok=True)
         profile.save(where, overwrite=overwrite)
         summary = describe_profile(profile)
         if json_output:

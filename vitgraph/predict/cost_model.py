@@ -19,8 +19,8 @@ import numpy.typing as npt
 from vitgraph.planning.graph_tables import ITEMS, SEGMENTS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.predict.fitting import MonotoneCurve, median_of_three, nonnegative_least_squares, smooth_max
-from vitgraph.predict.measurements import CapturePoint, MemoryPoint, ReplayPoint
 from vitgraph.predict.profile import CalibrationProfile, check_profile
+from vitgraph.records.kinds.calibrate import CapturePoint, MemoryPoint, ReplayPoint
 
 PAIR_LENGTHS = (64.0, 256.0, 1024.0, np.inf)
 """Segment lengths, in output tokens, at which the cost of an attention pair may change: short rows use a GPU badly."""

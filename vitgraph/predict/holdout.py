@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.measurements import HoldoutPoint
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
+from vitgraph.records.kinds.calibrate import HoldoutPoint
 
 
 @dataclass(frozen=True, slots=True)

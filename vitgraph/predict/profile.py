@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
-from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.predict.measurements import (
+from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.records.drafts import environment_of, facts_of
+from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
     CopyPoint,
@@ -20,17 +18,17 @@ from vitgraph.predict.measurements import (
     EncoderFacts,
     HoldoutPoint,
     MemoryPoint,
+    PlannedGraphs,
     ReplayPoint,
-    Specs,
-    Timing,
 )
-from vitgraph.records.files import os_reason, refuse_to_replace, write_atomically
+from vitgraph.records.record import CalibrateRecord
+from vitgraph.records.sections import Environment
+from vitgraph.records.store import read_record, refuse_to_replace, write_file
 
 if TYPE_CHECKING:
     from vitgraph.specs import ModelSpec
 
-SCHEMA_VERSION = 1
-PROFILE_KIND = "calibration"
+POINTS = ("replays", "eager", "calls", "copies", "captures", "memory", "holdout")
 
 
 class ProfileError(UsageError):
@@ -125,101 +123,91 @@ class CalibrationProfile:
         kind = "synthetic" if self.is_synthetic else "replays stood in for on a CPU" if self.is_cpu else None
         return ", ".join(str(part) for part in (*parts, kind) if part)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The profile as JSON has it."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "kind": PROFILE_KIND,
-            "is_synthetic": self.is_synthetic,
-            "created_at": self.created_at,
-            "elapsed_s": self.elapsed_s,
-            "model": self.model,
-            "environment": self.environment,
-            "encoder": asdict(self.encoder),
-            "max_tokens": self.max_tokens,
-            **{
-                name: [_point_dict(point) for point in getattr(self, name)]
-                for name in ("replays", "eager", "calls", "copies", "captures", "memory", "holdout")
-            },
-            "holdout_plans": [_plan_dict(plan) for plan in self.holdout_plans],
-            "notes": self.notes,
-        }
+    def to_record(self, settings: Mapping[str, Any] | None = None) -> CalibrateRecord:
+        """The profile as its file has it.
 
-    def save(self, path: Path, *, overwrite: bool = False) -> None:
+        Args:
+            settings: What `calibrate` was asked.
+        """
+        facts = dict(self.model)
+        name, row, weights = facts.pop("name", ""), facts.pop("row", None), facts.pop("weights", "random")
+        result = {
+            **{point: getattr(self, point) for point in POINTS},
+            "name": name,
+            "row": row,
+            "weights": weights,
+            "encoder": self.encoder,
+            "max_tokens": self.max_tokens,
+            "holdout_plans": [PlannedGraphs.of(plan) for plan in self.holdout_plans],
+            "notes": self.notes,
+            "is_synthetic": self.is_synthetic,
+            "elapsed_s": self.elapsed_s,
+        }
+        record = {
+            "status": "complete",
+            "status_reason": None,
+            "settings": dict(settings or {}),
+            "resolved": {"model": name, "row": row, "compile": self.is_compiled},
+            "environment": environment_of({**self.environment, **facts}),
+            "result": result,
+        }
+        return CalibrateRecord.model_validate(record | ({"created_at": self.created_at} if self.created_at else {}))
+
+    def save(self, path: Path, *, overwrite: bool = False, settings: Mapping[str, Any] | None = None) -> None:
         """Writes the profile as JSON.
 
         Raises:
-            UsageError: The file exists and `overwrite` is off, or it cannot be written.
+            UsageError: The file exists and `overwrite` is off.
+            RecordFileError: It cannot be written.
         """
         if not overwrite:
             refuse_to_replace(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, (json.dumps(self.as_dict(), indent=1) + "\n").encode())
-        except OSError as error:
-            raise ProfileError(f"cannot write {path}: {os_reason(error)}") from error
+        record = self.to_record(settings)
+        write_file(path, f"{record.model_dump_json(indent=1)}\n".encode(), "the calibration")
 
 
 def load_profile(path: Path) -> CalibrationProfile:
     """Reads and checks a profile; needs neither a GPU nor torch.
 
     Raises:
-        ProfileError: The file cannot be read, is no profile, is of a newer version, or lacks what a cost model needs.
+        ProfileError: The file cannot be read, is no profile, is of another format, or lacks what a cost model needs.
     """
     try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ProfileError(f"cannot read {path}: {os_reason(error)}; give a file that `calibrate` wrote") from error
-    except ValueError as error:
-        raise ProfileError(f"{path} is not JSON ({error}); give a file that `calibrate` wrote") from error
-    try:
-        return profile_from_dict(data)
+        record = read_record(path, "calibrate")
+        assert isinstance(record, CalibrateRecord)
+        return profile_of(record)
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from error
+    except UsageError as error:
+        raise ProfileError(f"{error}; give a file that `vitgraph calibrate` wrote") from error
 
 
-def profile_from_dict(data: Any) -> CalibrationProfile:
-    """A profile from its JSON form.
+def profile_of(record: CalibrateRecord) -> CalibrationProfile:
+    """The profile of a record.
 
     Raises:
-        ProfileError: A field is missing, of the wrong kind, or there are too few points for a cost model.
+        ProfileError: There are too few points for a cost model.
     """
-    if not isinstance(data, dict) or data.get("kind") != PROFILE_KIND:
-        raise ProfileError("not a calibration profile; `vitgraph calibrate` writes one")
-    version = data.get("schema_version")
-    if version != SCHEMA_VERSION:
-        raise ProfileError(f"schema version {version!r}; this vitgraph reads {SCHEMA_VERSION}. Calibrate again")
-    try:
-        encoder = data["encoder"]
-        profile = CalibrationProfile(
-            model=dict(data["model"]),
-            environment=dict(data["environment"]),
-            encoder=EncoderFacts(
-                path_minimums={path: int(low) for path, low in encoder["path_minimums"].items()},
-                segment_free_paths=tuple(encoder["segment_free_paths"]),
-                modalities=tuple(encoder["modalities"]),
-                min_tokens_per_segment=int(encoder["min_tokens_per_segment"]),
-                max_frames_per_video=int(encoder["max_frames_per_video"]),
-                axes=_axes(encoder["axes"]),
-            ),
-            max_tokens=int(data["max_tokens"]),
-            copies=[CopyPoint(**point) for point in data["copies"]],
-            captures=[CapturePoint(**point) for point in data["captures"]],
-            memory=[MemoryPoint(**point) for point in data["memory"]],
-            holdout_plans=[_plan(plan) for plan in data["holdout_plans"]],
-            notes=list(data["notes"]),
-            is_synthetic=bool(data["is_synthetic"]),
-            created_at=str(data["created_at"]),
-            elapsed_s=float(data["elapsed_s"]),
-        )
-        profile.replays = _points(ReplayPoint, data["replays"])
-        profile.eager = _points(EagerPoint, data["eager"])
-        profile.calls = _points(CallPoint, data["calls"])
-        profile.holdout = _points(HoldoutPoint, data["holdout"])
-    except KeyError as error:
-        raise ProfileError(f"field {error} is missing; calibrate again") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise ProfileError(f"a field is not what it should be ({error}); calibrate again") from error
+    result, environment = record.result, record.environment
+    facts = {} if environment is None else facts_of(environment)
+    machine = {name: value for name, value in facts.items() if name in Environment.model_fields or name == "gpu_state"}
+    profile = CalibrationProfile(
+        model={
+            "name": result.name,
+            "row": result.row,
+            "weights": result.weights,
+            **{name: value for name, value in facts.items() if name not in machine},
+        },
+        environment=machine,
+        encoder=result.encoder,
+        max_tokens=result.max_tokens,
+        **{point: list(getattr(result, point)) for point in POINTS},
+        holdout_plans=[plan.plan() for plan in result.holdout_plans],
+        notes=list(result.notes),
+        is_synthetic=result.is_synthetic,
+        created_at=record.created_at,
+        elapsed_s=result.elapsed_s,
+    )
     check_profile(profile)
     return profile
 
@@ -242,87 +230,3 @@ def check_profile(profile: CalibrationProfile) -> None:
     for point in timed:
         if not point.time.ms > 0:
             raise ProfileError(f"a measured time is {point.time.ms} ms; times are positive. Calibrate again")
-
-
-# -- JSON forms --------------------------------------------------------------------------------------------------------
-
-
-def _point_dict(point: Any) -> dict[str, Any]:
-    values = {name: getattr(point, name) for name in point.__dataclass_fields__}
-    for name, value in values.items():
-        if name == "items":
-            values[name] = _items_list(value)
-        elif isinstance(value, Timing):
-            values[name] = asdict(value)
-    return values
-
-
-def _items_list(items: Sequence[EncoderItemSpec]) -> list[dict[str, Any]]:
-    """Equal neighbours in one entry, since calls of many equal items are common."""
-    entries = []
-    for spec, run in groupby(items):
-        entry: dict[str, Any] = {
-            "count": len(list(run)),
-            "modality": spec.modality,
-            "input_size": spec.input_size,
-            "output_tokens": spec.output_tokens,
-            "segments": spec.segments,
-        }
-        if spec.path_output_tokens:
-            entry["path_output_tokens"] = dict(spec.path_output_tokens)
-        if spec.axis_sizes:
-            entry["axis_sizes"] = {name: list(sizes) for name, sizes in spec.axis_sizes.items()}
-        entries.append(entry)
-    return entries
-
-
-def _items(entries: Iterable[Mapping[str, Any]]) -> Specs:
-    items: list[EncoderItemSpec] = []
-    for entry in entries:
-        values = dict(entry)
-        count = int(values.pop("count"))
-        values["axis_sizes"] = {name: tuple(sizes) for name, sizes in values.get("axis_sizes", {}).items()}
-        items.extend([EncoderItemSpec(**values)] * count)
-    return tuple(items)
-
-
-_DECODERS: dict[str, Callable[[Any], Any]] = {
-    "items": _items,
-    "axis_key": tuple,
-    "time": lambda value: Timing(**value),
-    "graph": lambda value: Timing(**value),
-    "eager": lambda value: Timing(**value),
-}
-
-
-def _points(kind: Callable[..., Any], entries: Iterable[Mapping[str, Any]]) -> list[Any]:
-    return [
-        kind(**{name: _DECODERS.get(name, lambda value: value)(value) for name, value in entry.items()})
-        for entry in entries
-    ]
-
-
-def _axes(entries: Iterable[Mapping[str, Any]]) -> tuple[CaptureAxis, ...]:
-    return tuple(CaptureAxis(entry["name"], tuple(tuple(key) for key in entry["keys"])) for entry in entries)
-
-
-def _plan_dict(plan: BudgetPlan) -> dict[str, Any]:
-    return {
-        "path_budgets": {path: list(budgets) for path, budgets in plan.path_budgets.items()},
-        "max_items": plan.max_items,
-        "max_frames": plan.max_frames,
-        "slot_tiers": [[path, budget, list(tiers)] for (path, budget), tiers in plan.slot_tiers.items()],
-        "axes": [asdict(axis) for axis in plan.axes],
-        "segment_free_paths": sorted(plan.segment_free_paths),
-    }
-
-
-def _plan(entry: Mapping[str, Any]) -> BudgetPlan:
-    return BudgetPlan(
-        path_budgets={path: tuple(budgets) for path, budgets in entry["path_budgets"].items()},
-        max_items=entry["max_items"],
-        max_frames=entry["max_frames"],
-        slot_tiers={(path, budget): tuple(tiers) for path, budget, tiers in entry["slot_tiers"]},
-        axes=_axes(entry["axes"]),
-        segment_free_paths=frozenset(entry["segment_free_paths"]),
-    )

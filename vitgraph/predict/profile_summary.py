@@ -9,9 +9,9 @@ import numpy as np
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.holdout import model_error
-from vitgraph.predict.measurements import ReplayPoint
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, fit_overheads
+from vitgraph.records.kinds.calibrate import ReplayPoint
 
 CURVE_POINTS = 12
 

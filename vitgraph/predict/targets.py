@@ -17,8 +17,8 @@ from vitgraph.planning.optimal import pack_optimally
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.fitting import nonnegative_least_squares
-from vitgraph.predict.measurements import EncoderFacts
 from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.records.kinds.calibrate import EncoderFacts
 
 VITGRAPH, VLLM = "vitgraph", "vllm"
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitgraph.records.record import RECORDS, Record
+from vitgraph.records.sections import Environment
 
 Json = dict[str, Any]
 
@@ -41,7 +42,7 @@ def record_of(draft: Mapping[str, Any]) -> Record:
     if settings:
         envelope["settings"] = settings
     if draft.get("environment"):
-        envelope["environment"] = _environment(draft["environment"])
+        envelope["environment"] = environment_of(draft["environment"])
     if draft.get("workload"):
         envelope["workload"] = draft["workload"]
     return RECORDS[kind].model_validate(envelope | _RESULTS[kind](draft))
@@ -66,7 +67,8 @@ def _resolved(settings: Mapping[str, Any], resolved: Mapping[str, Any]) -> Json:
     return found | dict(resolved)
 
 
-def _environment(facts: Mapping[str, Any]) -> Json:
+def environment_of(facts: Mapping[str, Any]) -> Json:
+    """The environment of a run from the facts of its device and its encoder."""
     found = dict(facts)
     first, others = found.pop("gpu_state", None), found.pop("other_gpu_processes", None)
     states = [{**first, "other_processes": others or 0}] if first else []
@@ -80,6 +82,17 @@ def _environment(facts: Mapping[str, Any]) -> Json:
     ]
     encoder = _encoder(found)
     return found | ({"encoder": encoder} if "dtype" in encoder else {})
+
+
+def facts_of(environment: Environment) -> Json:
+    """The reverse of `environment_of`: facts of device and encoder by name."""
+    found = environment.model_dump(exclude={"encoder", "gpu_states", "ranks"}, exclude_none=True)
+    if environment.gpu_states:
+        found["gpu_state"] = environment.gpu_states[0].values
+    if environment.encoder is not None:
+        found |= environment.encoder.model_dump(exclude={"compiled"}, exclude_none=True)
+        found["compiled_blocks"] = environment.encoder.compiled_blocks
+    return found
 
 
 def _encoder(found: Json) -> Json:
@@ -217,7 +230,7 @@ def _candidate(row: Mapping[str, Any], draft: Mapping[str, Any], per_call: int) 
 
 
 def _micro(draft: Mapping[str, Any]) -> Json:
-    environment = _environment(draft["environment"]) | {"matrix_rate_tflops": draft["matrix_rate_tflops"]}
+    environment = environment_of(draft["environment"]) | {"matrix_rate_tflops": draft["matrix_rate_tflops"]}
     result = {name: draft[name] for name in ("heads", "head_width", "dtype", "rows")}
     return {"environment": environment, "result": result}
 
@@ -280,7 +293,7 @@ def _tune(draft: Mapping[str, Any]) -> Json:
         "beyond_vllm": draft["what_vllm_cannot_express"],
         "profile": {
             **{name: used[name] for name in ("label", "created_at", "is_synthetic", "is_cpu")},
-            "environment": _environment(environment | {n: v for n, v in model.items() if n not in _NAMES}),
+            "environment": environment_of(environment | {n: v for n, v in model.items() if n not in _NAMES}),
         },
         "measured": None if draft["measured"] is None else _measured(draft["measured"], draft.get("samples")),
     }
@@ -372,7 +385,7 @@ def _calibration(draft: Mapping[str, Any]) -> Json:
     ]
     result = {name: draft[name] for name in _CALIBRATED} | {"holdout_plans": plans}
     result |= {"name": model["name"], "row": model.get("row"), "weights": model.get("weights", "random")}
-    environment = _environment({**draft["environment"], **{n: v for n, v in model.items() if n not in _NAMES}})
+    environment = environment_of({**draft["environment"], **{n: v for n, v in model.items() if n not in _NAMES}})
     resolved = {"model": model["name"], "row": model.get("row"), "compile": bool(model.get("compiled_blocks"))}
     return {"result": result, "environment": environment, "resolved": resolved}
 

@@ -24,14 +24,14 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.holdout import predicted_holdout
-from vitgraph.predict.measurements import (
+from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
     EncoderFacts,
     MemoryPoint,
     ReplayPoint,
 )
-from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, budget_grid, encoder_facts
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps

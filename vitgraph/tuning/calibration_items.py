@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from vitgraph.errors import InputError, UsageError
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
-from vitgraph.predict.measurements import EncoderFacts
+from vitgraph.records.kinds.calibrate import EncoderFacts
 
 ASPECTS = (1.0, 4 / 3, 3 / 4, 16 / 9, 2 / 3)
 AREA_STEP = 1.03

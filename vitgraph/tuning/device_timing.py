@@ -16,7 +16,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun
-from vitgraph.predict.measurements import CopyPoint, Timing
+from vitgraph.records.kinds.calibrate import CopyPoint, Timing
 from vitgraph.tuning.calibration_items import SizedItem
 
 SECONDS_A_POINT = 0.25

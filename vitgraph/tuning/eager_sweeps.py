@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from vitgraph.predict.measurements import EagerPoint, Timing
+from vitgraph.records.kinds.calibrate import EagerPoint, Timing
 from vitgraph.tuning.calibration_items import SizedItem
 
 Call = Sequence[SizedItem]

@@ -8,8 +8,8 @@ import numpy as np
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.predict.measurements import EncoderFacts, HoldoutPoint
 from vitgraph.predict.targets import TARGETS, VITGRAPH, Settings, make_plan
+from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
 

@@ -9,9 +9,9 @@ import numpy as np
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import FloatArray, IntArray, graph_tables
 from vitgraph.planning.items import DEFAULT_PATH
-from vitgraph.predict.measurements import EncoderFacts
 from vitgraph.predict.targets import OPTIMAL, Settings, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups
+from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import BudgetList, ListProblem, best_lists
 from vitgraph.tuning.objective import Limits, doubted_loss
 

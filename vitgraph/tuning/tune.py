@@ -20,7 +20,6 @@ from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
 from vitgraph.predict.holdout import ModelError, model_error
-from vitgraph.predict.measurements import EncoderFacts
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import (
     DOUBT,
@@ -37,6 +36,7 @@ from vitgraph.predict.targets import (
 )
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
+from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.misses import break_even_tokens, collect_misses
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,19 @@ from synthetic import synthetic_profile
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.predict.measurements import EagerPoint, EncoderFacts, Timing
-from vitgraph.predict.profile import ProfileError, load_profile, profile_from_dict
+from vitgraph.predict.profile import ProfileError, load_profile
+from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
 from vitgraph.specs import ModelSpec
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
 
 
-def stored(**changes: Any) -> dict[str, Any]:
-    return {**json.loads(STORED.read_text()), **changes}
+def load_changed(folder: Path, change: Callable[[Any, Any], object]) -> None:
+    """Loads the stored profile after a change of its record and its result."""
+    record = json.loads(STORED.read_text())
+    change(record, record["result"])
+    (folder / "changed.json").write_text(json.dumps(record))
+    load_profile(folder / "changed.json")
 
 
 def test_profile_survives_its_file(tmp_path: Path) -> None:
@@ -33,7 +38,8 @@ def test_profile_survives_its_file(tmp_path: Path) -> None:
     profile.encoder = EncoderFacts({"default": 64}, ("x",), ("image",), 2, 8, (CaptureAxis("grid", ((2, 3), (4, 4))),))
     profile.save(tmp_path / "profile.json")
     loaded = load_profile(tmp_path / "profile.json")
-    assert loaded == profile
+    assert loaded.to_record().result == profile.to_record().result
+    assert loaded.label == profile.label
 
 
 def test_stored_profile_says_that_it_is_synthetic() -> None:
@@ -51,40 +57,32 @@ def test_profile_is_not_replaced_unasked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("change", "message"),
     [
-        ({"kind": "bench"}, "not a calibration profile"),
-        ({"schema_version": 2}, "schema version 2; this vitgraph reads 1"),
-        ({"replays": []}, "replays of 0 budget"),
-        ({"eager": []}, "0 eager call"),
-        ({"max_tokens": "many"}, "not what it should be"),
-        ({"eager": [{"items": [], "time": {"ms": 1.0}}]}, "not what it should be"),
+        (lambda record, _: record.update(kind="bench"), "of kind 'bench'"),
+        (lambda record, _: record.update(format=3), "of format 3, and this vitgraph reads 2"),
+        (lambda _, result: result.update(replays=[]), "replays of 0 budget"),
+        (lambda _, result: result.update(eager=[]), "0 eager call"),
+        (lambda _, result: result.update(max_tokens="many"), "result.max_tokens: Input should be a valid integer"),
+        (lambda _, result: result["eager"][0]["time"].pop("low_ms"), "result.eager.0.time.low_ms: Field required"),
+        (lambda _, result: result["eager"][0]["items"][0].update(count=10**9), "count is 1000000000"),
+        (lambda _, result: result.pop("max_tokens"), "result.max_tokens: Field required"),
+        (lambda _, result: result["replays"][3]["time"].update(ms=0.0), "times are positive"),
     ],
 )
-def test_unusable_profile_is_refused_with_the_reason(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ProfileError, match=message):
-        profile_from_dict(stored(**changes))
-
-
-def test_missing_field_is_named() -> None:
-    data = stored()
-    del data["copies"]
-    with pytest.raises(ProfileError, match="'copies' is missing"):
-        profile_from_dict(data)
-
-
-def test_time_of_zero_is_refused() -> None:
-    data = stored()
-    data["replays"][3]["time"]["ms"] = 0.0
-    with pytest.raises(ProfileError, match="times are positive"):
-        profile_from_dict(data)
+def test_unusable_profile_is_refused_with_the_reason(
+    tmp_path: Path, change: Callable[[Any, Any], object], message: str
+) -> None:
+    with pytest.raises(ProfileError, match=message) as raised:
+        load_changed(tmp_path, change)
+    assert "changed.json" in str(raised.value)
 
 
 def test_file_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"none\.json"):
         load_profile(tmp_path / "none.json")
     (tmp_path / "text.json").write_text("hello")
-    with pytest.raises(ProfileError, match=r"text\.json is not JSON"):
+    with pytest.raises(ProfileError, match=r"text\.json is not valid JSON"):
         load_profile(tmp_path / "text.json")
 
 

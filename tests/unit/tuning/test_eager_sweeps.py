@@ -10,8 +10,8 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.predict.measurements import Timing
 from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.records.kinds.calibrate import Timing
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning import calibration
 from vitgraph.tuning.calibration import calibrate

@@ -208,6 +208,11 @@ class EncoderFacts:
     axes: tuple[CaptureAxis, ...] = ()
     """Capture axes of the model, each with its keys from the cheapest to the most expensive."""
 
+    @property
+    def is_multi_path(self) -> bool:
+        """Whether items may have rows on several paths, each with budgets of its own."""
+        return len(self.path_minimums) > 1
+
 
 class SlotTiers(Section):
     """The segment-slot counts that one budget of a path is captured with."""
