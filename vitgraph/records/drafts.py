@@ -179,6 +179,7 @@ def _compare(draft: Mapping[str, Any]) -> Json:
     }
     calls = found.get("requests", 0)
     comparison |= {"requests": calls * per_call, "calls": calls, "noise_floor": found.get("noise_floor_pct", {})}
+    comparison |= {"contrasts": _contrasts(found), "speed_of_light_ms": found.get("speed_of_light_ms")}
     comparison["standings"] = [_standing(entry) for entry in found.get("standings", [])]
     advice = dict(draft["recommendation"])
     return {
@@ -188,6 +189,24 @@ def _compare(draft: Mapping[str, Any]) -> Json:
             "recommendation": {"name": advice.pop("backend"), **advice},
         }
     }
+
+
+_SERIES = {
+    "eager": "plain/eager",
+    "eager+compile": "compiled/eager",
+    "graph": "plain/graph",
+    "graph+compile": "compiled/graph",
+}
+
+
+def _contrasts(comparison: Mapping[str, Any]) -> list[Json]:
+    pairs: dict[tuple[str, str], Json] = {}
+    for found in comparison.get("contrasts", []):
+        base, series = _SERIES[found["first"]], _SERIES[found["second"]]
+        pair = pairs.setdefault((base, series), {"base": base, "series": series})
+        delta = found["delta_pct"]
+        pair[found["metric"]] = _improvement({**found, "improvement_pct": None if delta is None else 0.0 - delta})
+    return list(pairs.values())
 
 
 def _standing(entry: Mapping[str, Any]) -> Json:
@@ -201,7 +220,7 @@ def _candidate(row: Mapping[str, Any], draft: Mapping[str, Any], per_call: int) 
     modes = {
         mode: {
             **row["modes"][mode],
-            "latency": _latency(row[mode], per_call),
+            "latency": _latency(_shared(row, mode), per_call),
             "error_vs_float32": (row.get("error_vs_float32") or {}).get(mode),
             "busy": (row.get("busy") or {}).get(mode),
         }
@@ -227,6 +246,12 @@ def _candidate(row: Mapping[str, Any], draft: Mapping[str, Any], per_call: int) 
         "dropped": row["dropped"],
         "compiled": _compiled(dict(row)),
     }
+
+
+def _shared(row: Mapping[str, Any], mode: str) -> Json | None:
+    """A mode's latency with how its calls were shared among the ranks."""
+    shared = row.get("parallel", {}).get(mode)
+    return row[mode] if row[mode] is None or shared is None else {**row[mode], "parallel": shared}
 
 
 def _micro(draft: Mapping[str, Any]) -> Json:

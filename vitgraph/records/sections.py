@@ -411,6 +411,8 @@ class Pair(Section):
     """The median latency."""
     p99: Improvement | None = None
     """The 99th percentile."""
+    trimmed_mean: Improvement | None = None
+    """The mean without the requests whose calls changed most and least, a share of them at either end."""
     slower: SlowerRequests | None = None
     """Requests that `series` made slower than `base`."""
 

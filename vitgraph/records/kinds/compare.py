@@ -150,6 +150,10 @@ class CandidateComparison(Compared):
     """What a mode differs from itself, by mode."""
     standings: tuple[Standing, ...] = ()
     """Every measured candidate and mode, the fastest first."""
+    contrasts: tuple[Pair, ...] = ()
+    """With `--compile-rows`: graphs on either tower, compilation in either mode, and both together."""
+    speed_of_light_ms: Time | None = None
+    """Time of the arithmetic of a mean request, without padding, at the measured matrix rate, in ms."""
 
 
 class Recommendation(Section):
