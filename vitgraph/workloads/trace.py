@@ -8,7 +8,7 @@ import hashlib
 import io
 import math
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,10 @@ from vitgraph.errors import InputError, UsageError
 from vitgraph.workloads.base import (
     MediaItem,
     Provenance,
-    Request,
     Workload,
     WorkloadSpec,
     choose_warmups,
+    number_requests,
     shrink_size,
 )
 
@@ -59,11 +59,9 @@ SHIPPED_TRACES: dict[str, ShippedTrace] = {
 }
 
 _SIZE_COLUMNS = ("width", "height", "frames")
-_COLUMNS = (*_SIZE_COLUMNS, "request", "fps", "call", "arrival_s")
+_COLUMNS = (*_SIZE_COLUMNS, "request", "fps")
 _POSITIVE_INTEGER = re.compile(r"0*[1-9][0-9]{0,8}", re.ASCII)
-_HEADER_RULE = (
-    "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s"
-)
+_HEADER_RULE = "the first line must name the columns width,height and, where needed, frames, request and fps"
 
 
 def resolve_trace_path(name_or_path: str | None) -> tuple[Path, str | None]:
@@ -115,20 +113,19 @@ def build_trace(spec: WorkloadSpec) -> Workload:
     assumed_fps = SHIPPED_TRACES[shipped].video_fps if shipped else None
     video_fps = assumed_fps if spec.video_fps is None else spec.video_fps
     content = _read_bytes(path)
-    found = _parse_requests(path.name, content, video_fps)
+    groups = _parse_groups(path.name, content, video_fps)
     num_shrunk = 0
     if spec.max_pixels_per_item is not None:
-        found, num_shrunk = _shrink_requests(found, spec.max_pixels_per_item)
+        groups, num_shrunk = _shrink_groups(groups, spec.max_pixels_per_item)
     if spec.shuffle_trace:
-        found = [found[int(index)] for index in np.random.default_rng(spec.seed).permutation(len(found))]
-    groups = [request.items for request in found]
+        groups = [groups[int(index)] for index in np.random.default_rng(spec.seed).permutation(len(groups))]
     warmups, warmup_source = choose_warmups(groups, spec.num_prompts, spec.num_warmups, spec.seed)
-    requests = tuple(replace(request, index=index) for index, request in enumerate(found[: spec.num_prompts]))
+    requests = number_requests(groups[: spec.num_prompts])
     provenance: Provenance = {
         "dataset": "trace",
         "trace": shipped or str(path),
         "file_sha256": hashlib.sha256(content).hexdigest(),
-        "requests_in_trace": len(found),
+        "requests_in_trace": len(groups),
         "requests_wanted": spec.num_prompts,
         "requests_measured": len(requests),
         "fewer_than_wanted": len(requests) < spec.num_prompts,
@@ -146,8 +143,8 @@ def build_trace(spec: WorkloadSpec) -> Workload:
 def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False) -> Path:
     """Writes the measured requests of a workload as a trace that reads back with the same fingerprint.
 
-    The columns are width, height, frames and request; fps where a video still has file frames; call and arrival_s where
-    requests name them. A request without items is a row whose sizes are empty. Warm-ups and pixels are not written.
+    The columns are width, height, frames and request, and fps where a video still has file frames. A request without
+    items is a row whose sizes are empty. Warm-ups and pixels are not written.
 
     Args:
         workload: What to write.
@@ -163,14 +160,16 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
     target = Path(path)
     if workload.num_items == 0:
         raise UsageError(f"workload {workload.name!r} has no items to write to {target}; a trace needs at least one")
-    rows = [row for index, request in enumerate(workload.requests) for row in _rows_of(index, request)]
-    columns = [
-        column for column in _COLUMNS if column in (*_SIZE_COLUMNS, "request") or any(row[column] for row in rows)
-    ]
+    has_fps = any(item.fps is not None for request in workload.requests for item in request.items)
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_SIZE_COLUMNS, "request", *(["fps"] if has_fps else [])])
+    for index, request in enumerate(workload.requests):
+        if not request.items:
+            writer.writerow(["", "", "", index, *([""] if has_fps else [])])
+        for item in request.items:
+            rate = [] if not has_fps else ["" if item.fps is None else repr(float(item.fps))]
+            writer.writerow([item.width, item.height, item.frames, index, *rate])
     try:
         with target.open("w" if overwrite else "x", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
@@ -183,19 +182,6 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
     return target
 
 
-def _rows_of(index: int, request: Request) -> list[dict[str, object]]:
-    """The rows of a request by column; values that are not known are empty."""
-    arrival = "" if request.arrival_s is None else repr(request.arrival_s)
-    of_request = {"request": index, "call": request.call or "", "arrival_s": arrival}
-    empty = {"width": "", "height": "", "frames": "", "fps": ""}
-    return [{**_item_cells(item), **of_request} for item in request.items] or [{**empty, **of_request}]
-
-
-def _item_cells(item: MediaItem) -> dict[str, object]:
-    rate = "" if item.fps is None else repr(float(item.fps))
-    return {"width": item.width, "height": item.height, "frames": item.frames, "fps": rate}
-
-
 def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
@@ -203,17 +189,8 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"cannot read the trace {path}: {error.strerror}; name a CSV file that can be read") from error
 
 
-@dataclass(slots=True)
-class _Rows:
-    """What the rows of one request say; `call` and `arrival_s` are those of its first row."""
-
-    call: str | None
-    arrival_s: float | None
-    items: list[MediaItem] = field(default_factory=list)
-
-
-def _parse_requests(name: str, content: bytes, video_fps: float | None) -> list[Request]:
-    """Every request, in the order in which they first appear."""
+def _parse_groups(name: str, content: bytes, video_fps: float | None) -> list[tuple[MediaItem, ...]]:
+    """The items of every request, requests in the order in which they first appear."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -223,7 +200,7 @@ def _parse_requests(name: str, content: bytes, video_fps: float | None) -> list[
         ) from error
     reader = csv.reader(io.StringIO(text, newline=""))
     header: list[str] | None = None
-    groups: dict[str, _Rows] = {}
+    groups: dict[str, list[MediaItem]] = {}
     rows_without_items: dict[str, int] = {}
     try:
         for cells in reader:
@@ -240,30 +217,25 @@ def _parse_requests(name: str, content: bytes, video_fps: float | None) -> list[
                 raise InputError(
                     f"{name}:{line}: column request is empty; name the request of every row, or drop the column"
                 )
-            rows = groups.setdefault(request, _Rows(row.get("call") or None, _parse_arrival(f"{name}:{line}", row)))
-            if rows.call != (row.get("call") or None):
-                raise InputError(
-                    f"{name}:{line}: request {request!r} is in call {rows.call!r} and in {row.get('call')!r}; it can "
-                    "be in one only. Give its parts request names of their own"
-                )
+            items = groups.setdefault(request, [])
             if "request" in row and not any(row.get(column) for column in _SIZE_COLUMNS):
                 rows_without_items[request] = line
                 continue
-            rows.items.append(_parse_item(f"{name}:{line}", row, video_fps))
+            items.append(_parse_item(f"{name}:{line}", row, video_fps))
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not CSV ({error}); {_HEADER_RULE}") from error
-    if header is None or not any(rows.items for rows in groups.values()):
+    if header is None or not any(groups.values()):
         raise InputError(
             f"{name}: no {'rows' if header else 'header'}; {_HEADER_RULE}, and each further line is an "
             "item, for example 640,480,1"
         )
     for request, line in rows_without_items.items():
-        if groups[request].items:
+        if groups[request]:
             raise InputError(
                 f"{name}:{line}: columns width and height are empty, yet request {request!r} has other rows; an empty "
                 "row stands for a request without items and must be its only one"
             )
-    return [Request(index, tuple(rows.items), rows.call, rows.arrival_s) for index, rows in enumerate(groups.values())]
+    return [tuple(items) for items in groups.values()]
 
 
 def _check_header(name: str, line: int, cells: list[str]) -> list[str]:
@@ -320,27 +292,14 @@ def _parse_fps(source: str, text: str) -> float | None:
     return fps
 
 
-def _parse_arrival(source: str, row: dict[str, str]) -> float | None:
-    text = row.get("arrival_s", "")
-    if not text:
-        return None
-    try:
-        arrival = float(text)
-    except ValueError:
-        arrival = math.nan
-    if not math.isfinite(arrival):
-        raise InputError(f"{source}: column arrival_s is {text!r}; it must be a number of seconds, for example 12.5")
-    return arrival
-
-
-def _shrink_requests(requests: list[Request], max_pixels: int) -> tuple[list[Request], int]:
+def _shrink_groups(groups: list[tuple[MediaItem, ...]], max_pixels: int) -> tuple[list[tuple[MediaItem, ...]], int]:
     num_shrunk = 0
-    found = []
-    for request in requests:
+    shrunk_groups = []
+    for group in groups:
         shrunk = []
-        for item in request.items:
+        for item in group:
             width, height = shrink_size(item.width, item.height, max_pixels)
             num_shrunk += (width, height) != (item.width, item.height)
             shrunk.append(MediaItem(width, height, item.frames, item.fps, item.source))
-        found.append(replace(request, items=tuple(shrunk)))
-    return found, num_shrunk
+        shrunk_groups.append(tuple(shrunk))
+    return shrunk_groups, num_shrunk

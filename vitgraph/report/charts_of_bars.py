@@ -1,0 +1,275 @@
+"""Charts of bars, a row a thing: budgets in use, hits and misses, encoder paths, backends, where a call's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitgraph.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    GRID_GREY,
+    MODE_LOOKS,
+    ORANGE,
+    PINK,
+    SKY,
+    VERMILLION,
+    bar_labels,
+    legend_below,
+    new_axes,
+    new_figure,
+    series_label,
+    short_number,
+)
+from vitgraph.report.columns import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_ROWS = 40
+_LEAST_NAMED_SHARE = 0.11
+_BAR: dict[str, Any] = {"height": 0.7, "edgecolor": "#ffffff"}
+_OUTLIER_RATIO = 3.0
+_OUTLIER_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetUse:
+    """How a token budget was used, its slots and axis keys together.
+
+    Attributes:
+        name: The budget, with its path where there are several.
+        count: Items, or replays.
+        waste_pct: Share of the computed rows that is padding, in percent.
+    """
+
+    name: str
+    count: int
+    waste_pct: float
+
+
+def draw_budgets(
+    title: str, subtitle: str, counted: str, uses: Sequence[BudgetUse], outcomes: Sequence[tuple[str, int, bool]] = ()
+) -> Figure:
+    """What each token budget replays and wastes, a row a budget, beneath hits and misses.
+
+    Args:
+        title: What it shows.
+        subtitle: What was measured on what.
+        counted: What `BudgetUse.count` counts.
+        uses: The budgets, ascending; of very many the most used.
+        outcomes: Name, items, and whether they are misses; those that are part of others are for the text.
+    """
+    chosen = sorted(uses, key=lambda use: -use.count)[:_MOST_ROWS]
+    uses = [use for use in uses if use in chosen]
+    heights = [*([0.7 + 0.34 * len(outcomes)] if outcomes else []), *([0.8 + 0.3 * len(uses)] if uses else [])]
+    figure = new_figure(title, subtitle, 0.9 + sum(heights))
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
+    if outcomes:
+        axes = figure.add_subplot(grid[0, :])
+        total = sum(count for _, count, _ in outcomes) or 1
+        labels = [f"{count:,} ({100 * count / total:.1f}%)" for _, count, _ in outcomes]
+        colors = [VERMILLION if is_miss else BLUE for *_, is_miss in outcomes]
+        _rows(axes, [name for name, *_ in outcomes], [count for _, count, _ in outcomes], labels, color=colors)
+        axes.set_xlabel("Items")
+        axes.margins(x=0.24)
+    if uses:
+        names = [use.name for use in uses]
+        left, right = (figure.add_subplot(grid[len(heights) - 1, column]) for column in range(2))
+        _rows(left, names, [use.count for use in uses], [f"{use.count:,}" for use in uses], color=BLUE)
+        wastes = [use.waste_pct for use in uses]
+        _rows(right, [""] * len(uses), wastes, [f"{waste:.0f}" for waste in wastes], color=GREEN, hatch="//")
+        left.set(xlabel=counted, ylabel="Token budget")
+        right.set(xlabel="Waste (% of the rows)")
+        for axes in (left, right):
+            axes.margins(x=0.24)
+    return figure
+
+
+def _rows(
+    axes: Axes, names: Sequence[str], values: Sequence[float], labels: Sequence[str], place: float = 0.0, **style: Any
+) -> None:
+    bars = axes.barh(np.arange(len(names)) + place, values, **{**_BAR, **style})
+    bar_labels(axes, bars, labels)
+    axes.set_yticks(range(len(names)), list(map(clean, names)))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+
+
+def draw_paths(
+    subtitle: str, waste: Mapping[str, Mapping[str, float | None]], replay_ms: Mapping[str, float | None]
+) -> Figure:
+    """Waste of each encoder path, and the time of its replays where that was measured.
+
+    Args:
+        subtitle: What was measured on what.
+        waste: Share of padding by path, by how the paths are captured: `two paths`, `monolithic`.
+        replay_ms: Milliseconds a request in replays of a path; a path that was not timed has None.
+    """
+    names = list(dict.fromkeys(path for shares in waste.values() for path in shares))
+    has_times = any(value is not None for value in replay_ms.values())
+    figure = new_figure("Encoder paths", subtitle, 1.6 + 0.45 * len(names) * (len(waste) + has_times) + has_times)
+    looks: dict[str, dict[str, Any]] = {
+        "two paths": {"color": GREEN, "hatch": "//"},
+        "monolithic": {"color": PINK, "hatch": ".."},
+    }
+    waste_axes, *time_axes = new_axes(figure, 1 + has_times)
+    height = 0.8 / len(waste)
+    for number, (side, shares) in enumerate(waste.items()):
+        values = [shares.get(name) for name in names]
+        labels = ["" if value is None else f"{100 * value:.1f}" for value in values]
+        place = (number - (len(waste) - 1) / 2) * height
+        known = [100 * (value or 0.0) for value in values]
+        _rows(waste_axes, names, known, labels, place, height=height, label=side, **looks[side])
+    waste_axes.set(xlabel="Waste (% of the rows)", xlim=(0, 112))
+    for axes in time_axes:
+        times = [replay_ms.get(name) for name in names]
+        labels = ["not measured" if time is None else short_number(time) for time in times]
+        _rows(axes, names, [time or 0.0 for time in times], labels, color=BLUE)
+        axes.set_xlabel("Replays alone (ms a request)")
+        axes.margins(x=0.2)
+    if len(waste) > 1:
+        legend_below(figure)
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The latency of one backend and mode, for its bars.
+
+    Attributes:
+        mean_ms: Mean, milliseconds a request.
+        p50_ms: Median.
+        tail_ms: P99, or the maximum of too few requests for one.
+        max_ms: Maximum.
+        n: Requests.
+    """
+
+    mean_ms: float
+    p50_ms: float
+    tail_ms: float
+    max_ms: float
+    n: int
+
+
+def outliers(series: Mapping[Any, Series]) -> set[Any]:
+    """The series in which one request moves the mean by itself: its maximum is out of line with those of the others."""
+    ratios = {key: one.max_ms / one.p50_ms for key, one in series.items() if one.p50_ms > 0}
+    usual = float(np.median(list(ratios.values()))) if ratios else 0.0
+    return {
+        key
+        for key, ratio in ratios.items()
+        if ratio > _OUTLIER_RATIO * usual
+        and (series[key].max_ms - series[key].p50_ms) / series[key].n > _OUTLIER_SHARE * series[key].mean_ms
+    }
+
+
+def draw_backends(
+    title: str,
+    subtitle: str,
+    names: Sequence[str],
+    series: Mapping[tuple[str, str], Series],
+    missing: Mapping[tuple[str, str], str],
+    tail_name: str,
+) -> Figure:
+    """Mean and tail latency of every backend, a bar a mode; a bar that one request moves is marked.
+
+    Args:
+        title: What it shows.
+        subtitle: What was measured on what.
+        names: Backends, a row each.
+        series: Latency by backend and mode.
+        missing: Why a backend and mode has none.
+        tail_name: What the tail is.
+    """
+    figure = new_figure(title, subtitle, 2.2 + 1.5 * len(names))
+    marked = outliers(series)
+    for axes, field, label in zip(new_axes(figure, 2), ("mean_ms", "tail_ms"), ("Mean", tail_name), strict=True):
+        usual = [getattr(one, field) for key, one in series.items() if key not in marked]
+        end = 1.35 * max(usual or [getattr(one, field) for one in series.values()])
+        for place, mode in ((-0.2, "eager"), (0.2, "graph")):
+            _mode_bars(axes, names, mode, place, field, series, missing, marked, end)
+        axes.set_yticks(range(len(names)), list(map(clean, names)))
+        axes.set(xlabel=f"{label} of a request (ms)", ylim=(len(names) - 0.45, -0.55), xlim=(0.0, end))
+        axes.tick_params(axis="y", length=0)
+    legend_below(figure)
+    return figure
+
+
+def _mode_bars(
+    axes: Axes,
+    names: Sequence[str],
+    mode: str,
+    place: float,
+    field: str,
+    series: Mapping[tuple[str, str], Series],
+    missing: Mapping[tuple[str, str], str],
+    marked: set[tuple[str, str]],
+    end: float,
+) -> None:
+    look = MODE_LOOKS[mode]
+    style = {"height": 0.38, "color": look["color"], "hatch": look["hatch"], "edgecolor": "#ffffff"}
+    rows = [row for row, name in enumerate(names) if (name, mode) in series]
+    values = [getattr(series[names[row], mode], field) for row in rows]
+    axes.barh([row + place for row in rows], np.minimum(values, 0.98 * end), label=mode, **style)
+    for row, value in zip(rows, values, strict=True):
+        one = series[names[row], mode]
+        mark = f" ! one of {one.n:,} took {short_number(one.max_ms)}" if (names[row], mode) in marked else ""
+        is_long = value > 0.5 * end and bool(mark)
+        options: dict[str, Any] = {"ha": "right", "bbox": _LABEL_BOX} if is_long else {"ha": "left"}
+        at = min(value, 0.98 * end) + (-0.01 if is_long else 0.01) * end
+        axes.text(at, row + place, f"{short_number(value)}{mark}", va="center", **options)
+    for row, name in enumerate(names):
+        if (name, mode) in missing:
+            axes.text(0.01 * end, row + place, clean(missing[name, mode]), va="center", color=GREY)
+
+
+_LABEL_BOX = {"boxstyle": "round,pad=0.15", "facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.9}
+
+_PART_LOOKS = (
+    (BLUE, ""),
+    (SKY, "//"),
+    (GREEN, ".."),
+    (ORANGE, "\\\\"),
+    (VERMILLION, "xx"),
+    (PINK, "++"),
+    (GREY, ""),
+    (GRID_GREY, ""),
+)
+
+
+def draw_parts(
+    title: str, subtitle: str, xlabel: str, parts: Sequence[str], bars: Mapping[str, Mapping[str, float]]
+) -> Figure:
+    """Stacked bars, a row each, of the same parts in the same order and look.
+
+    Args:
+        title: What it shows.
+        subtitle: What was measured on what.
+        xlabel: What their length is.
+        parts: All parts that a bar may have, in the order of their looks.
+        bars: Milliseconds by part, by bar.
+    """
+    figure = new_figure(title, subtitle, 2.6 + 0.75 * len(bars))
+    (axes,) = new_axes(figure)
+    longest = max(sum(bar.values()) for bar in bars.values())
+    for place, bar in enumerate(bars.values()):
+        start = 0.0
+        for part, value in bar.items():
+            color, hatch = _PART_LOOKS[parts.index(part)]
+            style: dict[str, Any] = {"color": color, "hatch": hatch, "edgecolor": "#ffffff", "height": 0.62}
+            axes.barh(place, value, left=start, label=series_label(part), **style)
+            if value / longest >= _LEAST_NAMED_SHARE:
+                axes.text(start + value / 2, place, short_number(value), ha="center", va="center", bbox=_LABEL_BOX)
+            start += value
+        axes.text(start + 0.01 * longest, place, short_number(start), va="center")
+    axes.set_yticks(range(len(bars)), list(map(clean, bars)))
+    axes.set(xlabel=xlabel, xlim=(0.0, 1.16 * longest), ylim=(len(bars) - 0.4, -0.6))
+    axes.tick_params(axis="y", length=0)
+    legend_below(figure)
+    return figure

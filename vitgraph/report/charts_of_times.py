@@ -1,0 +1,282 @@
+"""Charts of single values: latency over tokens, distributions, improvements with their intervals, settings, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.report.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALE_GREY,
+    PINK,
+    VERMILLION,
+    FloatArray,
+    grid_behind,
+    legend_below,
+    mode_look,
+    new_axes,
+    new_figure,
+    scale_axis,
+    series_label,
+    short_number,
+    thinned,
+)
+from vitgraph.report.columns import clean
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BUDGET_REACH = 1.5
+
+
+def draw_by_tokens(
+    subtitle: str,
+    tokens: FloatArray,
+    times_ms: Mapping[str, FloatArray],
+    misses: FloatArray,
+    budgets: Sequence[int],
+    a_call: str = "call",
+) -> Figure:
+    """Scatter of latency over output tokens, with the token budgets as vertical lines.
+
+    Args:
+        subtitle: What was measured on what.
+        tokens: Output tokens; shape `[n]`, as of all that follow.
+        times_ms: Milliseconds by series; `graph` is drawn apart where something missed.
+        misses: Items that ran eagerly in graph mode.
+        budgets: Token budgets that were captured.
+        a_call: What a point is.
+    """
+    figure = new_figure("Latency by tokens", subtitle, 4.6)
+    (axes,) = new_axes(figure)
+    axes.set(xlabel=f"Output tokens of a {a_call}", ylabel=f"Latency of a {a_call} (ms)")
+    every = np.concatenate(list(times_ms.values()))
+    scale_axis(axes, "x", tokens.min(), tokens.max())
+    scale_axis(axes, "y", every.min(), every.max())
+    near = [budget for budget in budgets if tokens.min() <= budget <= _BUDGET_REACH * tokens.max()]
+    for budget in near:
+        axes.axvline(budget, color=PALE_GREY, linewidth=0.8, zorder=0, label="token budget")
+    for index, (mode, times) in enumerate(times_ms.items()):
+        parts = [(mode, np.ones(tokens.size, dtype=bool), mode_look(mode, index)["marker"])]
+        if mode == "graph":
+            missed = misses > 0
+            parts = [("graph", ~missed, "^"), ("graph, with an eager fallback", missed, "x")]
+        for label, chosen, marker in parts:
+            if chosen.any():
+                _scatter(axes, tokens[chosen], times[chosen], label, marker, mode_look(mode, index)["color"])
+    legend_below(figure)
+    return figure
+
+
+def _scatter(axes: Axes, x: FloatArray, y: FloatArray, label: str, marker: str, color: str) -> None:
+    kept = thinned(x, y)
+    face = {"color": color} if marker in "x^" else {"facecolors": "none", "edgecolors": color}
+    axes.scatter(
+        x[kept],
+        y[kept],
+        s=26,
+        linewidths=1.0,
+        alpha=0.75,
+        marker=marker,
+        label=series_label(label),
+        **face,  # type: ignore[arg-type]
+    )
+
+
+def draw_distribution(
+    title: str, subtitle: str, xlabel: str, share_of: str, series: Mapping[str, FloatArray], unit: str = "ms"
+) -> Figure:
+    """Cumulative share over a value, a line a series, with its mean and P99 (or the maximum) marked.
+
+    Args:
+        title: What is distributed.
+        subtitle: What was measured on what.
+        xlabel: The value.
+        share_of: What the share is of.
+        series: Values by name.
+        unit: Unit of the figures in the legend; empty for whole numbers.
+    """
+    figure = new_figure(title, subtitle, 4.2 + 0.3 * len(series))
+    (axes,) = new_axes(figure)
+    axes.set(xlabel=xlabel, ylabel=f"Share of {share_of} (%)", ylim=(0, 103))
+    every = np.concatenate(list(series.values()))
+    scale_axis(axes, "x", every.min(), every.max())
+    for index, (name, values) in enumerate(series.items()):
+        look = mode_look(name, index)
+        ordered = np.sort(values)
+        tail_name, tail = _tail(ordered)
+        mean = float(np.mean(ordered))
+        figures = f"mean {_figure(mean, unit)}, {tail_name} {_figure(tail, unit)}"
+        axes.step(
+            np.insert(ordered, 0, ordered[0]),
+            100.0 * np.arange(ordered.size + 1) / ordered.size,
+            where="post",
+            color=look["color"],
+            linestyle=look["dashes"],
+            linewidth=2.0,
+            label=series_label(f"{name} (n={ordered.size:,}): {figures}", 50),
+        )
+        for marker, value in (("o", mean), ("D", tail)):
+            height = 100.0 * float(np.mean(ordered <= value))
+            axes.plot(value, height, marker, color=look["color"], markersize=9, markeredgecolor="#ffffff", zorder=3)
+    for marker, name in (("o", "mean"), ("D", tail_name)):
+        axes.plot([], [], marker, color=GREY, markersize=8, label=name)
+    grid_behind(axes)
+    legend_below(figure, columns=1)
+    return figure
+
+
+def _tail(ordered: FloatArray) -> tuple[str, float]:
+    if ordered.size >= P99_MIN_SAMPLES:
+        return "P99", float(np.percentile(ordered, 99))
+    return "max", float(ordered[-1])
+
+
+def _figure(value: float, unit: str) -> str:
+    return f"{short_number(value)} {unit}" if unit else f"{value:,.0f}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImprovementBar:
+    """An improvement to draw.
+
+    Attributes:
+        label: Its row's name.
+        mode: The series that it is of.
+        improvement_pct: The improvement in percent, positive = faster.
+        ci95: Its interval; None draws the point alone.
+        floor_pct: Noise floor; None draws none.
+    """
+
+    label: str
+    mode: str
+    improvement_pct: float
+    ci95: tuple[float, float] | None
+    floor_pct: float | None
+
+
+def draw_improvements(title: str, subtitle: str, rows: Sequence[ImprovementBar]) -> Figure:
+    """Improvements with their 95 % intervals, a row each, over the band of the noise floor."""
+    figure = new_figure(title, subtitle, 1.9 + 0.42 * len(rows))
+    (axes,) = new_axes(figure)
+    for place, row in enumerate(rows):
+        look = mode_look(row.mode, place)
+        if row.floor_pct is not None:
+            axes.barh(place, 2 * row.floor_pct, 0.7, -row.floor_pct, color=GREY, alpha=0.25, label="noise floor")
+        if row.ci95 is not None:
+            low, high = row.ci95
+            ends = [[row.improvement_pct - low], [high - row.improvement_pct]]
+            axes.errorbar(row.improvement_pct, place, xerr=np.abs(ends), color=look["color"], capsize=5, linewidth=2)
+        axes.plot(row.improvement_pct, place, look["marker"], color=look["color"], markersize=9, label=row.mode)
+    axes.axvline(0.0, color="#000000", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [clean(row.label) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("Improvement (%), positive = faster")
+    legend_below(figure, columns=3)
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to run, as a chart of settings shows it.
+
+    Attributes:
+        graphs: Graphs that it takes.
+        memory_bytes: Their memory.
+        mean_ms: Mean latency of a request.
+    """
+
+    graphs: float
+    memory_bytes: float
+    mean_ms: float
+
+
+_SETTING_LOOKS = {"tuned": ("*", BLUE, 17), "automatic list": ("s", ORANGE, 9), "vLLM's nine": ("D", PINK, 8)}
+
+
+def draw_pareto(
+    subtitle: str,
+    found: Sequence[Setting],
+    named: Mapping[str, Setting],
+    eager: tuple[float, float, float],
+    oracle_ms: float,
+) -> Figure:
+    """Mean latency over graphs, and over their memory: the best found, the choice, the baselines, eager, the oracle.
+
+    Args:
+        subtitle: The workload and what predicts its times.
+        found: Settings that no other beats in graphs, memory and latency at once.
+        named: The choice and the baselines.
+        eager: Mean latency of eager, and the ends of what it is in doubt by.
+        oracle_ms: Mean latency that no setting can beat.
+    """
+    figure = new_figure("Predicted mean latency by graphs and memory", subtitle, 8.2)
+    panels = zip(new_axes(figure, 2), ("graphs", "memory_bytes"), (1, 2**20), ("Graphs", "Memory (MiB)"), strict=True)
+    for axes, field, scale, label in panels:
+        front = _front(found, field)
+        places = [getattr(one, field) / scale for one in front]
+        axes.plot(
+            places, [one.mean_ms for one in front], "-", color=BLUE, linewidth=1.2, marker=".", label="best found"
+        )
+        for name, one in named.items():
+            marker, color, size = _SETTING_LOOKS[name]
+            axes.plot(getattr(one, field) / scale, one.mean_ms, marker, color=color, markersize=size, label=name)
+        mean, low, high = eager
+        if high > low:
+            axes.axhspan(low, high, color=VERMILLION, alpha=0.16, linewidth=0, label="eager, in doubt by")
+        axes.axhline(mean, color=VERMILLION, linestyle=(0, (5, 2)), linewidth=1.4, label="eager")
+        axes.axhline(oracle_ms, color=GREEN, linestyle=(0, (1, 1)), linewidth=1.4, label="oracle")
+        axes.set(xlabel=label, ylabel="Mean of a request (ms)")
+        if places:
+            scale_axis(axes, "x", max(min(places), 1e-9), max(places))
+    legend_below(figure, columns=3)
+    return figure
+
+
+def _front(rows: Sequence[Setting], field: str) -> list[Setting]:
+    """The settings of which none has both less of `field` and a lower mean."""
+    front: list[Setting] = []
+    for row in sorted(rows, key=lambda row: (getattr(row, field), row.mean_ms)):
+        if not front or row.mean_ms < front[-1].mean_ms:
+            front.append(row)
+    return front
+
+
+def draw_sizes(subtitle: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
+    """Height over width of every distinct size; the area of a mark grows with the items that have it.
+
+    Args:
+        subtitle: The workload.
+        sizes: How many items have each (width, height, frames).
+    """
+    figure = new_figure("Sizes of the items", f"{subtitle} · a larger mark: more of them", 6.2)
+    (axes,) = new_axes(figure)
+    axes.set(xlabel="Width (pixels)", ylabel="Height (pixels)")
+    marks: dict[tuple[bool, int, int], int] = {}
+    for (width, height, frames), count in sizes.items():
+        key = (frames > 1, width, height)
+        marks[key] = marks.get(key, 0) + count
+    sides = [side for width, height, _ in sizes for side in (width, height)]
+    low, high = min(sides) / 1.15, max(sides) * 1.15
+    axes.plot([low, high], [low, high], color=PALE_GREY, linewidth=0.8, zorder=0, label="square")
+    for label, marker, color, is_video in (("image", "o", BLUE, False), ("video", "^", VERMILLION, True)):
+        chosen = [(width, height, count) for (video, width, height), count in marks.items() if video == is_video]
+        if chosen:
+            widths, heights, counts = (np.array(column, dtype=np.float64) for column in zip(*chosen, strict=True))
+            area = 14.0 + 260.0 * counts / max(marks.values())
+            style: dict[str, Any] = {"marker": marker, "color": color, "alpha": 0.45, "linewidths": 0.9}
+            axes.scatter(widths, heights, s=area, **style)
+            axes.plot([], [], marker, color=color, markersize=7, label=label)
+    scale_axis(axes, "x", low, high)
+    scale_axis(axes, "y", low, high)
+    axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
+    legend_below(figure, columns=3)
+    return figure

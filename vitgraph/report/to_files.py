@@ -1,0 +1,192 @@
+"""Writes documents into a folder: tidy tables as CSV and Parquet, Markdown, LaTeX, charts, and one page.
+
+A tidy table has one fact a row, one header row and fixed columns. What was not measured is an empty cell in CSV and
+null in Parquet. Nothing here needs a GPU or torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitgraph.errors import UsageError
+from vitgraph.records.files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.report.columns import Column, Row, Table, TableSpec, clean
+from vitgraph.report.document import Document
+
+CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markdown", "latex", "plots", "html")
+PAGE_FILE = "report.html"
+PLOTS_FOLDER = "plots"
+
+COLUMNS_TABLE = TableSpec(
+    "columns",
+    "",
+    "a column of the tables",
+    (
+        Column("table", "text", "", "table"),
+        Column("column", "text", "", "column of that table"),
+        Column("kind", "text", "", "`text`, `integer`, `number` or `truth`"),
+        Column("unit", "text", "", "unit of its values"),
+        Column("meaning", "text", "", "what it holds"),
+    ),
+)
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+def parse_formats(text: str | None) -> tuple[str, ...]:
+    """Reads `csv,html`; None is all of them.
+
+    Raises:
+        UsageError: A format that is not known, or none.
+    """
+    if text is None:
+        return FORMATS
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown or not names:
+        raise UsageError(f"--formats is {text!r}; give some of {', '.join(FORMATS)}")
+    return names
+
+
+def write(
+    document: Document, folder: Path, formats: Sequence[str] = FORMATS, *, stem: str = "table", overwrite: bool = False
+) -> list[Path]:
+    """Writes a document into `folder`.
+
+    Args:
+        document: What to write.
+        folder: Where the files go; created if needed.
+        formats: Which of `FORMATS`.
+        stem: Name of its Markdown and LaTeX file, and of the page where it is another than `table`.
+        overwrite: Whether files of the same names may be replaced.
+
+    Returns:
+        The written files.
+
+    Raises:
+        UsageError: A file exists and `overwrite` is off; nothing is written then.
+        RecordFileError: A file could not be written.
+    """
+    return write_files(
+        {folder / name: content for name, content in _contents(document, formats, stem).items()}, overwrite
+    )
+
+
+def write_files(files: Mapping[Path, bytes], overwrite: bool = False) -> list[Path]:
+    """Writes files and the folders that they need; raises as `write` does."""
+    for path in () if overwrite else files:
+        refuse_to_replace(path)
+    written: list[Path] = []
+    for path, content in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, content)
+        except OSError as error:
+            done = ", ".join(file.name for file in written) or "nothing"
+            raise RecordFileError(
+                f"cannot write {path}: {os_reason(error)}. Written before it: {done}. The run itself is unchanged; "
+                "`vitgraph export` writes its tables and plots again, with --output-dir to another folder"
+            ) from error
+        written.append(path)
+    return written
+
+
+def _contents(document: Document, formats: Sequence[str], stem: str) -> dict[str, bytes]:
+    from vitgraph.report.charts import chart_files
+    from vitgraph.report.to_html import to_html
+    from vitgraph.report.to_latex import to_latex
+    from vitgraph.report.to_markdown import to_markdown
+
+    files: dict[str, bytes] = {}
+    tables = [table for table in document.tables if table.rows or not table.spec.is_optional]
+    if CSV in formats:
+        files |= {f"{table.spec.name}.csv": csv_bytes(table) for table in tables}
+    if PARQUET in formats:
+        files |= {f"{table.spec.name}.parquet": parquet_bytes(table) for table in tables}
+    if CSV in formats and tables:
+        files["columns.csv"] = csv_bytes(COLUMNS_TABLE.table(describe_columns(tables)))
+    if MARKDOWN in formats:
+        files[f"{stem}.md"] = to_markdown(document).encode("utf-8")
+    if LATEX in formats:
+        files[f"{stem}.tex"] = to_latex(document).encode("utf-8")
+    for place, charts in _plots(document) if PLOTS in formats else ():
+        files |= {f"{place}/{name}": content for name, content in chart_files(charts).items()}
+    if HTML in formats:
+        page = PAGE_FILE if stem == "table" else f"{stem}.html"
+        files[page] = to_html(document).encode("utf-8")
+    return files
+
+
+def _plots(document: Document) -> Iterable[tuple[str, Sequence[Any]]]:
+    """Charts by folder: one of its own for each part where there are several."""
+    if document.charts:
+        yield PLOTS_FOLDER, document.charts
+    for part in document.parts:
+        if part.charts:
+            yield f"{PLOTS_FOLDER}/{part.name.replace('/', '_')}", part.charts
+
+
+def csv_bytes(table: Table) -> bytes:
+    """A table as CSV in UTF-8; numbers with the table's significant digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [column.name for column in table.spec.columns]
+    writer.writerow(names)
+    writer.writerows([_cell(row.get(name), table.spec.digits) for name in names] for row in table.rows)
+    return text.getvalue().encode("utf-8")
+
+
+def _cell(value: Any, digits: int) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.{digits}g}"
+    if isinstance(value, int):
+        return str(value)
+    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    cleaned = clean(text)
+    # A spreadsheet takes such a cell for a formula; the quote is its sign for text.
+    return f"'{cleaned}" if text.startswith(_FORMULA_STARTS) else cleaned
+
+
+def parquet_bytes(table: Table) -> bytes:
+    """A table as Parquet; each field carries its unit and meaning as metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_()}
+    columns = table.spec.columns
+    schema = pa.schema(
+        pa.field(column.name, types[column.kind], metadata={"unit": column.unit, "meaning": column.meaning})
+        for column in columns
+    )
+    arrays = [
+        pa.array([_value(row.get(column.name)) for row in table.rows], type=types[column.kind]) for column in columns
+    ]
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), content)
+    return content.getvalue()
+
+
+def _value(value: Any) -> Any:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def describe_columns(tables: Sequence[Table]) -> list[Row]:
+    """One row a column of every table, for `columns.csv`."""
+    return [
+        {
+            "table": table.spec.name,
+            "column": column.name,
+            "kind": column.kind,
+            "unit": column.unit,
+            "meaning": column.meaning,
+        }
+        for table in tables
+        for column in table.spec.columns
+    ]

@@ -1,0 +1,409 @@
+"""The document of a bench run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vitgraph.records.record import BenchRecord
+from vitgraph.records.sample_table import Samples
+from vitgraph.records.sections import Latency
+from vitgraph.report.charts import CPU_NOTE
+from vitgraph.report.charts_of_bars import draw_paths
+from vitgraph.report.charts_of_times import draw_by_tokens, draw_distribution
+from vitgraph.report.columns import (
+    NOT_MEASURED,
+    WITHIN_NOISE,
+    Cell,
+    Column,
+    Table,
+    TableSpec,
+    count_text,
+    error_text,
+    gap_text,
+    ms_text,
+    share_text,
+)
+from vitgraph.report.document import (
+    NO_VERDICT,
+    Chart,
+    Code,
+    Document,
+    Facts,
+    Section,
+    Text,
+    Verdict,
+    section,
+    sections,
+)
+from vitgraph.report.views.claims import (
+    GAP_MEANING,
+    IMPROVEMENT_NOTE,
+    TAIL_OF_FEW,
+    Claim,
+    claim_of,
+    floors_text,
+    headline_of,
+    improvement_cells,
+    improvement_columns,
+    slower_text,
+)
+from vitgraph.report.views.conditions import (
+    backend_of,
+    conditions,
+    device_of,
+    dropped_lines,
+    environment_facts,
+    model_of,
+    skipped_text,
+    subtitle_of,
+    warning_of,
+    workload_of,
+)
+from vitgraph.report.views.graph_tables import (
+    MONOLITHIC,
+    Sides,
+    budgets_chart,
+    capture_text,
+    captured_table,
+    counter_facts,
+    dropped_table,
+    idle_text,
+    memory_text,
+    misses_table,
+    per_budget_table,
+    per_path_table,
+    replayed_table,
+    shown_paths,
+    sides_of,
+)
+from vitgraph.report.views.monolithic import MONOLITHIC_SPEC, monolithic_section, monolithic_table
+from vitgraph.report.views.ranks import rank_section, ranks_table
+
+SERIES_NAMES = {"eager": "eager", "graph": "graph", "monolithic": "monolithic graph", "hf": "transformers"}
+_SLOWING_WASTE = 0.2
+"""Waste that likely explains slower graphs: they compute a quarter more rows than eager."""
+_GRAPHS_UNFOLDED = 24
+_METRICS = ("mean", "p50", "p90", "p99", "max", "std", "gpu_mean")
+
+IMPROVEMENTS = TableSpec(
+    "improvements",
+    "",
+    "an attention backend",
+    (
+        Column("backend", "text", "", "attention backend that ran", "Backend"),
+        Column("mean", "text", "", "improvement of the mean, with its interval", "Mean latency improvement"),
+        Column("p99", "text", "", "improvement of the P99", "P99 latency improvement"),
+    ),
+    "requests",
+)
+LATENCY = TableSpec(
+    "latency",
+    "Milliseconds a request",
+    "a series",
+    (
+        Column("series", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for stock transformers", "Series"),
+        Column("mean_ms", "number", "ms", "mean wall time", "Mean"),
+        Column("p50_ms", "number", "ms", "median", "P50"),
+        Column("p90_ms", "number", "ms", "90th percentile", "P90"),
+        Column("p99_ms", "number", "ms", "99th percentile; of too few requests left out", "P99"),
+        Column("max_ms", "number", "ms", "largest", "Max"),
+        Column("gpu_mean_ms", "number", "ms", "mean time between device events", "GPU mean"),
+        Column("times_speed_of_light", "number", "ratio", "mean over the arithmetic of a mean request", "Of the limit"),
+        Column("requests", "integer", "requests", "requests that it describes", "Requests"),
+        Column("outliers", "integer", "requests", "requests far from the rest; kept", "Outliers kept"),
+    ),
+    "requests",
+)
+SUMMARY = TableSpec(
+    "summary",
+    "",
+    "a series and metric",
+    (
+        Column("series", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for the stock transformers forward"),
+        Column("metric", "text", "", "`mean`, `p50`, `p90`, `p99`, `max`, `std`, `gpu_mean` or `outliers`"),
+        Column("value", "number", "see `unit`", "the figure"),
+        Column("unit", "text", "", "`ms` a request, or `requests`"),
+        Column("requests", "integer", "requests", "requests that it describes; a P99 of fewer than 300 is a maximum"),
+        Column("calls", "integer", "calls", "encoder calls that these requests were measured in"),
+        *improvement_columns(" over eager; series of graphs only"),
+        Column("noise_floor_pct", "number", "%", "what eager differs from itself in the metric"),
+    ),
+    "requests",
+)
+
+
+def bench_document(record: BenchRecord, samples: Samples | None = None, notes: Sequence[str] = ()) -> Document:
+    """The report of one run.
+
+    Args:
+        record: The run; an incomplete one shows what it has and why it ended.
+        samples: Its samples; without them there are no charts of latency.
+        notes: What had to be left out when it was read.
+    """
+    result = record.result
+    sides = sides_of(result.graph, result.monolithic)
+    return Document(
+        name="vitgraph bench",
+        title=f"{model_of(record)} on {device_of(record)}, workload {workload_of(record)}",
+        what=conditions(record),
+        verdict=verdict_of(record),
+        warning=warning_of(record),
+        sections=sections(
+            _latency_section(record),
+            section("Charts", *_latency_charts(record, samples)),
+            section("What the graphs did", Facts.of(_graph_facts(record)), shown_paths(result.graph)),
+            _use_section(record, sides),
+            monolithic_section(record),
+            rank_section(result.latency, record),
+            section("Checks", Facts.of(_check_facts(record))),
+            _memory_section(record, sides),
+            section("Environment", environment_facts(record), is_detail=True),
+            section("All settings", _settings(record), is_detail=True, is_folded=True),
+            section("", *(Text(note, "dim") for note in notes)),
+        ),
+        tables=bench_tables(record),
+        command=record.command,
+        explanation="how_to_read.html",
+    )
+
+
+def bench_tables(record: BenchRecord) -> tuple[Table, ...]:
+    """The tidy tables of a run."""
+    result = record.result
+    sides = sides_of(result.graph, result.monolithic)
+    return (
+        SUMMARY.table(_summary_rows(record)),
+        per_budget_table(sides),
+        per_path_table(result.graph, result.monolithic),
+        monolithic_table(record),
+        misses_table(result.graph),
+        dropped_table(sides),
+        ranks_table(result.latency),
+    )
+
+
+BENCH_SPECS = (SUMMARY, MONOLITHIC_SPEC)
+
+
+def is_cpu_replay(record: BenchRecord) -> bool:
+    """True when graph mode stood in for graphs on a CPU, where there are no launches to save."""
+    return record.result.graph.mode == "cpu-replay"
+
+
+def claims_of(record: BenchRecord, base: str = "eager", series: str = "graph") -> dict[str, Claim]:
+    """What one series gains over another, by metric; empty where they were not compared."""
+    latency, comparison = record.result.latency, record.result.comparison
+    pair = comparison.pair(base, series)
+    if pair is None or not comparison.requests or base not in latency or series not in latency:
+        return {}
+    both = latency[base], latency[series]
+    return {metric: claim_of(pair, metric, *both, is_cpu=is_cpu_replay(record)) for metric in ("mean", "p50", "p99")}
+
+
+def verdict_of(record: BenchRecord) -> Verdict:
+    """The verdict on a run; an incomplete one says why it ended."""
+    result, reason = record.result, record.result.comparison.verdict_reason
+    if result.correctness is not None and result.correctness.status == "incorrect":
+        return Verdict("failed", "Outputs are wrong: nothing was timed", str(record.status_reason or ""))
+    claims = claims_of(record)
+    if not claims:
+        return Verdict(NO_VERDICT, "Nothing was compared", record.status_reason or "no request was measured in both")
+    if is_cpu_replay(record):
+        return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", reason)
+    word, mean, tail = result.comparison.verdict, claims["mean"], claims["p99"]
+    slower = slower_text(result.comparison.pair("eager", "graph"))
+    lines = [] if word == "invalid" else [_tail_line(tail)]
+    return Verdict(
+        word,
+        headline_of(word, "Graphs are", "Graphs and eager"),
+        reason + (_cause_of_slower(record) if word == "slower" else ""),
+        f"mean latency {', '.join(part for part in (mean.headline, mean.interval) if part)}",
+        (*lines, *([f"{slower}."] if slower else [])),
+    )
+
+
+def _tail_line(tail: Claim) -> str:
+    interval = f", {tail.interval}" if tail.interval else ""
+    name = tail.label[:1].upper() + tail.label[1:]
+    return f"{name} latency {tail.headline}: {tail.verdict}{interval}."
+
+
+def _cause_of_slower(record: BenchRecord) -> str:
+    """Why graphs are likely slower, to go on with after the reason of the verdict; empty where waste is no cause."""
+    graph = record.result.graph
+    if (graph.waste or 0.0) < _SLOWING_WASTE or not graph.tokens_replayed:
+        return ""
+    factor = graph.budget_tokens_replayed / graph.tokens_replayed
+    return (
+        f"; likely because the graphs compute {factor:.1f} times the rows of eager (waste {share_text(graph.waste)}) "
+        "and GPU time binds, not launches: use budgets nearer to the items' sizes"
+    )
+
+
+# -- latency -----------------------------------------------------------------------------------------------------------
+
+
+def _latency_section(record: BenchRecord) -> Section:
+    result, claims = record.result, claims_of(record)
+    blocks: list[Any] = []
+    if claims:
+        row = {"backend": backend_of(record), "mean": claims["mean"].cell, "p99": claims["p99"].cell}
+        blocks.append(Table(IMPROVEMENTS, (row,), notes=(IMPROVEMENT_NOTE,)))
+    elif not result.latency:
+        blocks.append(Text("No request was measured in both modes, so there is nothing to compare."))
+    table = Table(LATENCY, tuple(_latency_rows(result.latency)), notes=tuple(_latency_notes(record)))
+    blocks.append(table.without_empty("p99_ms", "gpu_mean_ms", "times_speed_of_light"))
+    return section("Latency", *blocks, Facts.of(_measured_facts(record)))
+
+
+def _latency_rows(latency: Mapping[str, Latency]) -> Iterable[dict[str, Any]]:
+    for series, entry in latency.items():
+        row = {column.name: getattr(entry, column.name, None) for column in LATENCY.columns}
+        yield row | {
+            "series": SERIES_NAMES.get(series, series),
+            "p99_ms": entry.p99_ms if entry.p99_supported else None,
+        }
+
+
+def _latency_notes(record: BenchRecord) -> Iterable[str]:
+    latency = record.result.latency
+    if any(entry.times_speed_of_light is not None for entry in latency.values()):
+        limit = next(entry.speed_of_light_ms for entry in latency.values() if entry.speed_of_light_ms is not None)
+        yield f"The limit: {ms_text(limit)} ms for the arithmetic of a mean request at the measured matrix rate."
+    if any(not entry.p99_supported for entry in latency.values()):
+        yield f"A P99 takes more requests than were measured; claims of it are of the {TAIL_OF_FEW}."
+
+
+def _measured_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
+    comparison = record.result.comparison
+    if not comparison.requests:
+        return
+    left_out = comparison.unpaired_samples
+    note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
+    size = f"{count_text(comparison.requests, 'request')} in {count_text(comparison.calls, 'call')}"
+    yield "Measured", f"{size} × {count_text(comparison.rounds, 'round')}, series interleaved{note}"
+    pair = comparison.pair("eager", "graph")
+    if pair is not None:
+        yield "Slower requests", slower_text(pair)
+        yield "Noise floor", f"{floors_text((('mean', pair.mean), ('P99', pair.p99)))} (eager against eager)"
+
+
+def _latency_charts(record: BenchRecord, samples: Samples | None) -> Iterable[Chart]:
+    compared = [name for name in ("eager", "graph", MONOLITHIC) if samples and name in samples.series]
+    if samples is None or not {"eager", "graph"} <= set(compared):
+        return
+    pair = samples.paired(compared)
+    if not pair.calls.size:
+        return
+    subtitle = subtitle_of(record, CPU_NOTE if is_cpu_replay(record) else "")
+    rows = samples.calls[samples.calls["series"] == "graph"].drop_duplicates("call").set_index("call").loc[pair.calls]
+    budgets = sorted({graph.token_budget for graph in record.result.graph.captured})
+    draw = partial(
+        draw_by_tokens,
+        subtitle,
+        rows["tokens"].to_numpy(dtype=np.float64),
+        {name: times * pair.requests for name, times in pair.times.items()},
+        rows["misses"].to_numpy(dtype=np.float64),
+        budgets,
+    )
+    yield Chart("latency_by_tokens", "Latency of each call over its output tokens, by series", draw)
+    # Each request of a call has an equal share of its time.
+    times = {name: np.repeat(of, pair.requests) for name, of in pair.times.items()}
+    title = "Latency distribution"
+    of = partial(draw_distribution, title, subtitle, "Latency of a request (ms)", "requests", times)
+    yield Chart("latency_distribution", f"{title}: cumulative share of requests over latency", of)
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
+    graph = record.result.graph
+    if not (graph.items or graph.captured):
+        return
+    yield from counter_facts(graph, graph.policy)
+    gap = graph.launch_gap
+    yield "Launch gap", NOT_MEASURED if gap is None else f"{gap_text(gap)} ({GAP_MEANING})"
+    if graph.host_steps_ms:
+        steps = (f"{name.replace('_', ' ')} {ms_text(value)}" for name, value in graph.host_steps_ms.items())
+        yield "Host steps", f"{', '.join(steps)} ms"
+    for call in (graph.call_overheads or ())[:1]:
+        shape = f"{count_text(call.items, 'item')}, {count_text(call.tokens, 'token')}"
+        parts = f"{shape}: whole {ms_text(call.call_ms)}, replays {ms_text(call.replays_ms)} ms"
+        overhead = f"{ms_text(call.overhead_ms)} ms" if call.overhead_ms >= 0 else WITHIN_NOISE
+        yield "Call overhead", f"{overhead} outside the replays of the most frequent call ({parts})"
+    yield "Memory", memory_text(graph)
+    yield "Capture", capture_text(graph)
+
+
+def _use_section(record: BenchRecord, sides: Sides) -> Section:
+    graph = record.result.graph
+    replayed = replayed_table(sides)
+    blocks: list[Any] = []
+    if graph.items:
+        title = "Hits, misses and waste by token budget"
+        blocks.append(budgets_chart("budgets", title, subtitle_of(record), "Items replayed", graph, sides))
+        if shown_paths(graph) is not None:
+            blocks.append(Chart("paths", "Waste and time of each encoder path", partial(_draw_paths, record)))
+        if not replayed.rows:
+            blocks.append(Text("Nothing was replayed.", "warning"))
+    idle = idle_text(sides) if replayed.rows else ""
+    dropped = [
+        Text(line, "warning") for facts in sides.values() for line in dropped_lines(getattr(facts, "dropped", ()))
+    ]
+    return section("", replayed, Text(idle) if idle else None, *dropped, *blocks)
+
+
+def _draw_paths(record: BenchRecord) -> Any:
+    graph, monolithic = record.result.graph, record.result.monolithic
+    waste = {"two paths": {path.path: path.waste for path in graph.per_path}}
+    if monolithic is not None:
+        waste[MONOLITHIC] = {part.path: part.waste for part in monolithic.parts}
+    return draw_paths(subtitle_of(record), waste, {path.path: path.replay_ms for path in graph.per_path})
+
+
+def _memory_section(record: BenchRecord, sides: Sides) -> Section:
+    table = captured_table(sides)
+    graph = record.result.graph
+    total = Text(f"Total: {capture_text(graph)}; {memory_text(graph)}.") if table.rows else None
+    is_folded = len(table.rows) > _GRAPHS_UNFOLDED
+    return section(f"Memory of {len(table.rows)} graphs", table, total, is_detail=True, is_folded=is_folded)
+
+
+# -- checks and files --------------------------------------------------------------------------------------------------
+
+
+def _check_facts(record: BenchRecord) -> Iterable[tuple[str, str | Cell | None]]:
+    found = record.result.correctness
+    if found is None or found.status == "unchecked":
+        yield "Correctness", "not checked"
+    else:
+        text = (
+            f"{found.status}: graph against eager on {count_text(found.checked, 'call')} before anything was timed, "
+            f"largest relative L2 difference {error_text(found.max_rel_l2)}, tolerance {error_text(found.tolerance)}"
+        )
+        yield "Correctness", Cell(text, tone="" if found.status == "ok" else "failed")
+    yield "Skipped inputs", skipped_text(record.workload)
+
+
+def _settings(record: BenchRecord) -> Code:
+    return Code(json.dumps(record.settings, indent=1, ensure_ascii=False))
+
+
+def _summary_rows(record: BenchRecord) -> Iterable[dict[str, Any]]:
+    """Rows of `summary.csv`; None where nothing was measured, keys left out where a column does not apply."""
+    comparison = record.result.comparison
+    for series, entry in record.result.latency.items():
+        pair = comparison.pair("eager", series)
+        counted = {"series": series, "requests": entry.requests, "calls": entry.calls}
+        for metric in _METRICS:
+            found = getattr(pair, metric, None) if pair else None
+            floor = {"noise_floor_pct": found.noise_floor_pct} if found else {}
+            value = {"metric": metric, "value": getattr(entry, f"{metric}_ms"), "unit": "ms"}
+            yield {**counted, **value, **improvement_cells(found), **floor}
+        yield {**counted, "metric": "outliers", "value": entry.outliers, "unit": "requests"}

@@ -1,0 +1,160 @@
+"""What a report may claim of a difference, in words: the improvement, its interval, and a verdict's headline.
+
+Improvements are positive where the second is faster, as everywhere in reports and records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vitgraph.records.sections import Improvement, Latency, Pair
+from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.report.columns import Cell, Column, interval_text, ms_text, pct_text, share_text
+from vitgraph.report.document import NO_VERDICT
+
+TAIL_OF_FEW = f"max (n<{P99_MIN_SAMPLES})"
+"""What stands in the place of a P99 of too few requests."""
+IMPROVEMENT_NOTE = "Positive = graph faster; milliseconds a request, eager→graph."
+GAP_MEANING = "wall time of a replay over its GPU-busy time"
+NOT_A_GPU = "not a GPU"
+METRICS = ("mean", "p50", "p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One improvement and what may be said of it.
+
+    Attributes:
+        label: What was compared: `mean`, `P50`, `P99`, or the maximum where there are too few requests for a P99.
+        improvement_pct: Percent, positive = faster; None where it is not known.
+        base_ms: The metric of the series that percentages refer to.
+        series_ms: The metric of the series that is judged.
+        verdict: A verdict, or `none` where nothing may be claimed.
+        ci95: The interval; None where nothing may be claimed.
+    """
+
+    label: str
+    improvement_pct: float | None
+    base_ms: float | None
+    series_ms: float | None
+    verdict: str
+    ci95: tuple[float, float] | None
+
+    @property
+    def is_tail_of_few(self) -> bool:
+        return self.label == TAIL_OF_FEW
+
+    @property
+    def times(self) -> str:
+        """Both times, `5.13→4.52`."""
+        return f"{ms_text(self.base_ms)}→{ms_text(self.series_ms)}"
+
+    @property
+    def headline(self) -> str:
+        """The improvement as upstream prints it."""
+        return f"{pct_text(self.improvement_pct)} ({self.times} ms)"
+
+    @property
+    def interval(self) -> str:
+        """Its interval, or empty."""
+        return f"95% CI {interval_text(self.ci95)}" if self.ci95 else ""
+
+    @property
+    def cell(self) -> Cell:
+        """The improvement, and beneath it what may be claimed of it."""
+        named = f"{self.label}, " if self.is_tail_of_few else ""
+        word = NOT_A_GPU if self.verdict == NO_VERDICT else self.verdict
+        note = ", ".join(part for part in (f"{named}{word}", self.interval) if part)
+        return Cell(self.headline, note, self.verdict)
+
+
+def claim_of(pair: Pair, metric: str, base: Latency, series: Latency, *, is_cpu: bool) -> Claim:
+    """The improvement of one metric; on a CPU, where replays save no launches, nothing is claimed."""
+    found: Improvement | None = getattr(pair, metric)
+    label, times = ("mean" if metric == "mean" else metric.upper()), (base, series)
+    base_ms, series_ms = (getattr(one, f"{metric}_ms") for one in times)
+    if metric == "p99" and not base.p99_supported:
+        label, (base_ms, series_ms) = TAIL_OF_FEW, (one.max_ms for one in times)
+        improvement = 100 * (1 - series_ms / base_ms) if base_ms and series_ms is not None else None
+        verdict = NO_VERDICT if is_cpu else found.verdict if found else "undecided"
+        return Claim(label, improvement, base_ms, series_ms, verdict, None)
+    if found is None:
+        return Claim(label, None, base_ms, series_ms, NO_VERDICT, None)
+    verdict = NO_VERDICT if is_cpu else found.verdict
+    ci95 = None if verdict in (NO_VERDICT, "invalid") else found.ci95
+    return Claim(label, found.improvement_pct, base_ms, series_ms, verdict, ci95)
+
+
+def headline_of(verdict: str, subject: str, both: str) -> str:
+    """A verdict in a sentence.
+
+    Args:
+        verdict: The word.
+        subject: Who is judged, with its verb: `Graphs are`.
+        both: Who is compared: `Graphs and eager`.
+    """
+    return {
+        "faster": f"{subject} faster",
+        "slower": f"{subject} slower",
+        "same": f"{both} take the same time",
+        "undecided": "Undecided",
+        "invalid": "No verdict: the measurement is not valid",
+    }[verdict]
+
+
+def slower_text(pair: Pair | None) -> str:
+    """How many requests the judged series made slower, by 2 % and by more than the noise."""
+    slower = pair.slower if pair else None
+    if slower is None or not slower.requests:
+        return ""
+    fixed = (
+        f"{slower.over_2pct_count:,} of {slower.requests:,} requests ({share_text(slower.over_2pct_share)}) slower "
+        "than eager by more than 2%"
+    )
+    if slower.count is None:
+        return f"{fixed}; request noise not measured"
+    threshold = f"the request noise of {slower.threshold_pct:.1f}%"
+    return f"{fixed}; {slower.count:,} ({share_text(slower.share)}) by more than {threshold}"
+
+
+def improvement_columns(of: str = "", suffix: str = "", *, verdict_of: str = "") -> tuple[Column, ...]:
+    """The columns of an improvement in a tidy table.
+
+    Args:
+        of: What it is of, in words.
+        suffix: Goes after their names where a row has several improvements.
+        verdict_of: Who is judged, in words.
+    """
+    judged = f", of {verdict_of}" if verdict_of else ""
+    name = f"improvement{suffix}"
+    return (
+        Column(
+            f"{name}_pct", "number", "%", f"improvement{of}: (base - other) / base, positive = faster", "Improvement"
+        ),
+        Column(f"{name}_low_pct", "number", "%", f"lower end of the 95 % interval of `{name}_pct`"),
+        Column(f"{name}_high_pct", "number", "%", f"upper end of the 95 % interval of `{name}_pct`"),
+        Column(
+            f"verdict{suffix}", "text", "", f"`faster`, `slower`, `same`, `undecided` or `invalid`{judged}", "Verdict"
+        ),
+    )
+
+
+def improvement_cells(found: Improvement | None, suffix: str = "") -> dict[str, object]:
+    """The cells of an improvement under `improvement_columns`."""
+    if found is None:
+        return {}
+    low, high = found.ci95 or (None, None)
+    values = (found.improvement_pct, low, high, found.verdict)
+    names = (f"improvement{suffix}_pct", f"improvement{suffix}_low_pct", f"improvement{suffix}_high_pct")
+    return dict(zip((*names, f"verdict{suffix}"), values, strict=True))
+
+
+def floors_text(improvements: Iterable[tuple[str, Improvement | None]]) -> str:
+    """Noise floors by metric: `mean ±0.26%, P99 ±1.66%`."""
+    return ", ".join(f"{name} {floor_text(found)}" for name, found in improvements)
+
+
+def floor_text(found: Improvement | None) -> str:
+    """A noise floor, or that none was measured."""
+    return "not measured" if found is None or found.noise_floor_pct is None else f"±{found.noise_floor_pct:.2f}%"
