@@ -14,7 +14,15 @@ import typer
 
 from vitgraph.commands.process import keep_stdout
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError
-from vitgraph.ranks.launch import check_devices, check_ranks, is_follower, is_rank, launch_ranks, leave_word
+from vitgraph.ranks.launch import (
+    check_devices,
+    check_ranks,
+    end_with_parent,
+    is_follower,
+    is_rank,
+    launch_ranks,
+    leave_word,
+)
 from vitgraph.records.files import refuse_to_replace
 from vitgraph.records.samples import RUN_FILE
 from vitgraph.specs import ParallelSpec
@@ -113,6 +121,7 @@ def main_of_rank(app: Callable[[], object]) -> None:
     rank that is gone; such a process ends at once.
     """
     keep_stdout()
+    end_with_parent()
     try:
         app()
     except SystemExit as end:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from vitgraph.ranks.launch import OWN_PROCESSES
+
 LIBRARIES = (
     "torch",
     "transformers",
@@ -41,9 +43,6 @@ _GPU_QUERY = (
 
 THROTTLE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown")
 """Reasons that make a run invalid; a power cap under full load is how the card is set, and only recorded."""
-
-OWN_PROCESSES: set[int] = set()
-"""Processes that belong to this run beside this one, its other ranks. The driver may list a peer on this GPU too."""
 
 
 def library_versions() -> dict[str, str | None]:

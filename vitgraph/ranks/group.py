@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -18,16 +17,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
-from vitgraph.measure import environment
 from vitgraph.ranks.faults import ERROR, LOST, STOPPED, find_fault, in_short
+from vitgraph.ranks.launch import OWN_PROCESSES, Place, read_place
 
-T = TypeVar("T")
+JOIN_LIMIT_S = 180.0
+"""How long a rank waits for the others to start: Python and torch may be read from a slow disk."""
 
 SETUP_LIMIT_S = 900.0
 """How long a rank waits for the others while they load, capture and compile, and while one of them times replays."""
@@ -113,17 +113,17 @@ class ParallelGroup:
             limit_s: Longest wait for another rank while calls are measured.
 
         Raises:
-            UsageError: This rank has no device of its own.
+            UsageError: The environment describes no such run, this rank has no device of its own, or rank 0's port is
+                taken.
+            RankFailedError: The others did not come.
         """
-        rank = int(os.environ["RANK"])
-        local_rank = int(os.environ.get("LOCAL_RANK", rank))
-        local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
-        device = rank_device(device_name, local_rank)
+        place = read_place()
+        device = rank_device(device_name, place.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         elif "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_size))
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=SETUP_LIMIT_S))))
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
+        store, rank, size = _meet(place)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=store,
@@ -137,7 +137,7 @@ class ParallelGroup:
         here = socket.gethostname()
         everyone = group.exchange((f"rank {rank} ({here}, {device})", here, os.getpid()), "its place", slow=True)
         group.places = [place for place, _, _ in everyone]
-        environment.OWN_PROCESSES.update(pid for _, host, pid in everyone if host == here)
+        OWN_PROCESSES.update(pid for _, host, pid in everyone if host == here)
         group.connect()
         return group
 
@@ -165,11 +165,11 @@ class ParallelGroup:
 
     # -- waiting for others --------------------------------------------------------------------------------------------
 
-    def exchange(self, value: T, what: str, *, slow: bool = False) -> list[T]:
+    def exchange(self, value: Any, what: str, *, slow: bool = False) -> list[Any]:
         """Every rank's value, by rank, on every rank.
 
         Args:
-            value: Anything that can be pickled.
+            value: Anything that JSON holds; sequences come as lists.
             what: What is exchanged, in words; the same on every rank.
             slow: Allow for what ranks do before it at their own pace: loading, capturing, compiling.
 
@@ -177,7 +177,8 @@ class ParallelGroup:
             RankFailedError: A rank failed, did not come within the limit, or came with something else.
         """
         limit_s = SETUP_LIMIT_S if slow else self.limit_s
-        packed = torch.frombuffer(bytearray(pickle.dumps((what, value))), dtype=torch.uint8)
+        text = json.dumps((what, value), default=lambda number: number.item()).encode()
+        packed = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         sizes = torch.zeros(self.size, dtype=torch.int64)
         self._gather_bytes(sizes, torch.tensor([len(packed)]), what, limit_s)
         longest = int(sizes.max())
@@ -186,7 +187,7 @@ class ParallelGroup:
         everyone = torch.empty(self.size * longest, dtype=torch.uint8)
         self._gather_bytes(everyone, mine, what, limit_s)
         parts = everyone.view(self.size, longest)
-        found = [pickle.loads(parts[rank, : int(sizes[rank])].numpy().tobytes()) for rank in range(self.size)]
+        found = [json.loads(parts[rank, : int(sizes[rank])].numpy().tobytes()) for rank in range(self.size)]
         for rank, (theirs, _) in enumerate(found):
             if theirs != what:
                 raise RankFailedError(f"{self.places[rank]} is at {theirs!r}, {self.places[self.rank]} at {what!r}")
@@ -373,6 +374,17 @@ class ParallelGroup:
     def _restore_handlers(self) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
+
+
+def _meet(place: Place) -> tuple[dist.Store, int, int]:
+    """The store of a run once all of its ranks are there, this rank, and how many there are."""
+    try:
+        return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_LIMIT_S))))
+    except (RuntimeError, ValueError) as error:
+        raise RankFailedError(
+            f"rank {place.rank} did not meet the other {place.size - 1} at {place.address}:{place.port} within "
+            f"{JOIN_LIMIT_S:g} s ({in_short(error)}); start every rank, each with the same MASTER_ADDR and MASTER_PORT"
+        ) from error
 
 
 def agree_on(group: ParallelGroup, facts: dict[str, Any], advice: Callable[[str], str]) -> None:

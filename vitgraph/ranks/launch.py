@@ -8,8 +8,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
+import socket
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +25,12 @@ if TYPE_CHECKING:
 
 SHUTDOWN_S = 20
 """Time that ranks have to save what they measured once another one failed, before they are killed."""
+
+
+LOOK_EVERY_S = 1.0
+
+OWN_PROCESSES: set[int] = set()
+"""Processes that belong to this run beside this one, its other ranks. The driver may list a peer on this GPU too."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,24 +46,88 @@ class RanksEnded:
     message: str | None = None
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands in its run, as the environment tells.
+
+    Attributes:
+        rank: Number of this rank.
+        size: Ranks of the run.
+        local_rank: Its number on this host.
+        local_size: Ranks on this host.
+        address: Host of rank 0.
+        port: Port on which rank 0 meets the others.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    port: int
+
+
 def is_rank() -> bool:
     """True where this process was started as one of several ranks."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
+
+
+def read_place() -> Place:
+    """Reads the environment as torchrun sets it: RANK, WORLD_SIZE, their LOCAL_ twins, MASTER_ADDR and MASTER_PORT.
+
+    Raises:
+        UsageError: A variable is missing or is no such number, or rank 0's port is taken.
+    """
+    size = _read_number("WORLD_SIZE", 1, 1 << 20)
+    rank = _read_number("RANK", 0, size - 1)
+    local_size = _read_number("LOCAL_WORLD_SIZE", 1, size, default=size)
+    local_rank = _read_number("LOCAL_RANK", 0, local_size - 1, default=rank)
+    address, port = os.environ.get("MASTER_ADDR"), _read_number("MASTER_PORT", 1, 65535)
+    if not address:
+        raise UsageError(f"MASTER_ADDR is not set, but RANK and WORLD_SIZE are; {_START}")
+    # Under a launcher the port is the launcher's, which has it open already.
+    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        _check_port(port)
+    return Place(rank, size, local_rank, local_size, address, port)
+
+
+_START = "start the ranks with torchrun, or unset RANK and WORLD_SIZE and let vitgraph start them"
+
+
+def _read_number(name: str, low: int, high: int, default: int | None = None) -> int:
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not text.isdecimal() or not low <= int(text) <= high:
+        given = "not set" if text is None else repr(text)
+        raise UsageError(f"{name} is {given}; in a run of several ranks it is from {low} to {high}: {_START}")
+    return int(text)
+
+
+def _check_port(port: int) -> None:
+    try:
+        with socket.create_server(("", port)):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"MASTER_PORT is {port}, on which rank 0 cannot listen ({error.strerror}); give every rank another one"
+        ) from error
 
 
 def is_follower() -> bool:
     """True on a rank other than 0: rank 0 does the talking."""
-    return is_rank() and os.environ["RANK"] != "0"
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    # Where these are wrong there is no rank 0, and this process has to say so itself.
+    return rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size)
 
 
 def check_ranks(ranks: int) -> None:
     """Refuses a start whose processes are not those that the options speak of.
 
     Raises:
-        UsageError: torchrun started another number of processes than `--tensor-parallel-size`.
+        UsageError: The environment tells of no such run, or of another number of ranks than `--tensor-parallel-size`.
     """
-    if is_rank() and int(os.environ["WORLD_SIZE"]) != ranks:
-        size = os.environ["WORLD_SIZE"]
+    if is_rank() and (size := read_place().size) != ranks:
         raise UsageError(
             f"this is one of {size} processes, but --tensor-parallel-size is {ranks}; "
             f"pass --mm-encoder-tp-mode data --tensor-parallel-size {size}"
@@ -150,6 +224,23 @@ def judge_failures(failures: Mapping[int, ProcessFailure]) -> RanksEnded:
 def _own_words(error_data: Any) -> str | None:
     message = error_data.get("message") if isinstance(error_data, dict) else None
     return message.get("message") if isinstance(message, dict) else None
+
+
+def end_with_parent() -> None:
+    """Stops a rank, from now on, once its launcher is gone; one that was started by hand has none."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        # What was measured is saved by then; whoever waits in a collective would wait for ever.
+        time.sleep(SHUTDOWN_S)
+        os._exit(EXIT_UNEXPECTED)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def leave_word(error: BaseException) -> None:

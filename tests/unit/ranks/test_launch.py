@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +65,8 @@ def test_the_first_word_counts(tmp_path: Path) -> None:
 
 
 def test_torchruns_processes_must_be_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "29501"}.items():
+        monkeypatch.setenv(name, value)
     check_ranks(4)
     assert is_follower()
     with pytest.raises(UsageError, match=r"one of 4 processes, but --tensor-parallel-size is 1; pass .*-size 4$"):
@@ -70,6 +76,70 @@ def test_torchruns_processes_must_be_those_of_the_options(monkeypatch: pytest.Mo
     monkeypatch.delenv("RANK")
     monkeypatch.delenv("WORLD_SIZE")
     check_ranks(1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"RANK": "5"}, "RANK is '5'; in a run of several ranks it is from 0 to 1"),
+        ({"RANK": "x"}, "RANK is 'x'"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ({"LOCAL_RANK": "7"}, "LOCAL_RANK is '7'"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is ''"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
+    ],
+)
+def test_an_environment_that_tells_of_no_run_is_refused(
+    changed: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29501"}
+    for name, value in (right | changed).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=re.escape(said)):
+        check_ranks(2)
+    if "RANK" in changed or "WORLD_SIZE" in changed:
+        assert not is_follower()
+
+
+def test_a_port_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(UsageError, match=f"MASTER_PORT is {port}, on which rank 0 cannot listen"):
+            check_ranks(2)
+
+
+def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
+    """A rank that hears of nothing but a signal is told by one; the launcher is killed, so it cannot tell."""
+    rank = (
+        "import os, pathlib, signal, time\n"
+        "from vitgraph.ranks import launch\n"
+        "launch.LOOK_EVERY_S = 0.05\n"
+        f"place = pathlib.Path({str(tmp_path)!r})\n"
+        "def save(*_):\n"
+        "    (place / 'saved').touch()\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "launch.end_with_parent()\n"
+        "(place / 'started').touch()\n"
+        "time.sleep(60)\n"
+    )
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "a run"}
+    process = subprocess.Popen([sys.executable, "-c", launcher], env=environment)
+    _wait_for(tmp_path / "started")
+    process.kill()
+    process.wait()
+    _wait_for(tmp_path / "saved")
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.02)
 
 
 def test_too_few_gpus_are_noticed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
