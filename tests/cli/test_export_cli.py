@@ -95,7 +95,7 @@ def test_two_runs_are_compared_with_their_deltas_and_verdict(copy: Path, tmp_pat
     result = run("--compare", str(EXAMPLE), str(copy), "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
     assert "Compared: packing (greedy against greedy-defer)" in result.stdout
-    assert "same: the 95% interval of the mean lies wholly within the noise floor" in " ".join(result.stdout.split())
+    assert "same: the 95% interval of the mean lies wholly within ±2%" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
     assert {path.suffix for path in folder.iterdir()} == {".csv", ".parquet", ".md", ".tex", ".html"}
     as_json = run("--compare", str(EXAMPLE), str(copy), "--output-dir", str(folder), "--overwrite", "--json")

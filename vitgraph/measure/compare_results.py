@@ -22,6 +22,7 @@ from vitgraph.records.compare_samples import (
     series_name,
     series_times,
 )
+from vitgraph.records.resampling import RESAMPLES
 from vitgraph.records.samples import EAGER, GRAPH, RequestTimes
 from vitgraph.records.stats import FloatArray, Metric
 
@@ -75,7 +76,7 @@ def derive_results(rows: Sequence[Json], comparison: Json, samples: Sequence[Bac
                 metric: _compare(eager, graph, metric, floors[EAGER][metric], is_invalid, seed)
                 for metric in GAIN_METRICS
             }
-            row["slower_than_eager"] = asdict(stats.slower_than_eager(eager, graph, request_noise))
+            row["slower_than_eager"] = asdict(stats.count_slower(eager, graph, request_noise))
     standings = _standings(wall, series, floors, is_invalid, seed) if wall.requests else []
     comparison["standings"] = standings
     for row in rows:
@@ -100,11 +101,11 @@ def fastest_shares(times: Sequence[FloatArray], seed: int) -> list[float]:
     rng = np.random.default_rng(seed)
     wins = np.zeros(len(times))
     chunk = max(1, _RESAMPLE_ELEMENTS // n)
-    for start in range(0, stats.RESAMPLES, chunk):
-        picks = rng.integers(0, n, size=(min(chunk, stats.RESAMPLES - start), n), dtype=np.int32)
+    for start in range(0, RESAMPLES, chunk):
+        picks = rng.integers(0, n, size=(min(chunk, RESAMPLES - start), n), dtype=np.int32)
         means = np.stack([values[picks].mean(axis=1) for values in times])
         wins += np.bincount(means.argmin(axis=0), minlength=len(times))
-    return [float(share) for share in wins / stats.RESAMPLES]
+    return [float(share) for share in wins / RESAMPLES]
 
 
 def _latency(wall: FloatArray, gpu: FloatArray) -> Json:
@@ -132,7 +133,7 @@ def _noise_floors(samples: Sequence[BackendSample], mode: str, isolated: bool, s
         found = []
         for group in groups:
             pairs = repeat_times(group, mode)
-            found.append(stats.noise_floor(pairs.times[FIRST], pairs.times[SECOND], metric, seed))
+            found.append(stats.Noise.of(pairs.times[FIRST], pairs.times[SECOND], None, [metric], seed).floors[metric])
         known = [floor for floor in found if floor is not None]
         floors[metric] = max(known) if known else None
     return floors
@@ -141,13 +142,13 @@ def _noise_floors(samples: Sequence[BackendSample], mode: str, isolated: bool, s
 def _compare(
     first: FloatArray, second: FloatArray, metric: Metric, floor: float | None, is_invalid: bool, seed: int
 ) -> Json:
-    delta = stats.metric_delta(first, second, metric, seed)
+    found = stats.improvement(first, second, metric, seed=seed)
     return {
-        "improvement_pct": delta.improvement_pct,
-        "delta_pct": delta.delta_pct,
-        "ci95": None if delta.ci95 is None else list(delta.ci95),
+        "improvement_pct": found.improvement_pct,
+        "delta_pct": None if found.improvement_pct is None else 0.0 - found.improvement_pct,
+        "ci95": None if found.ci95 is None else [0.0 - end for end in reversed(found.ci95)],
         "noise_floor_pct": floor,
-        "verdict": INVALID if is_invalid else stats.verdict(delta.delta_pct, delta.ci95, floor),
+        "verdict": INVALID if is_invalid else stats.verdict(found, floor),
     }
 
 

@@ -118,17 +118,17 @@ def contrasts(
             continue
         before, after = (times.times[series_name(series)] for series in (first, second))
         for metric in GAIN_METRICS:
-            delta = stats.metric_delta(before, after, metric, seed)
+            gain = stats.improvement(before, after, metric, seed=seed)
             floors = [comparison["noise_floor_pct"][mode][metric] for mode in {first[1], second[1]}]
             floor = None if None in floors else max(floors)
-            verdict = stats.verdict(delta.delta_pct, delta.ci95, floor)
+            verdict = stats.verdict(gain, floor)
             found.append(
                 {
                     "first": ROWS[first],
                     "second": ROWS[second],
                     "metric": metric,
-                    "delta_pct": delta.delta_pct,
-                    "ci95": None if delta.ci95 is None else list(delta.ci95),
+                    "delta_pct": None if gain.improvement_pct is None else 0.0 - gain.improvement_pct,
+                    "ci95": None if gain.ci95 is None else [0.0 - end for end in reversed(gain.ci95)],
                     "noise_floor_pct": floor,
                     "verdict": INVALID if comparison["invalid_reasons"] else verdict,
                 }

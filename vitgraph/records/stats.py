@@ -1,92 +1,287 @@
-"""Statistics of latency samples: summaries, paired bootstrap intervals, noise floors and the verdict rule.
+"""Statistics of calls: summaries, paired improvements with intervals, noise floors and verdicts.
 
-The rules: no sample is removed; a percentile needs three observations above it before anything is claimed of it;
-every difference is graph minus eager in percent, so negative is faster; its 95 % interval is a paired bootstrap
-over requests (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, percentile interval); and a verdict
-is given only where the whole interval lies on one side of what eager differs from itself in the same run.
+A series is one value a call: its milliseconds a request, in the order in which the calls were measured. `requests`
+says how many requests each call had (one each where it is left out) and weighs the call; resampling draws calls, since
+the requests of a call share one measurement. No call is removed from any figure that describes a series.
+
+An improvement is (base - other) / base in percent, so positive is faster; `vitgraph.records.resampling` says how its
+95 % interval is made. What the rules below are worth is measured by `tests/drills/simulate_verdicts.py`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
+
+from vitgraph.records.resampling import (
+    MIN_PAIRS,
+    TRIMMED_SHARE,
+    Calls,
+    FloatArray,
+    Improvement,
+    Metric,
+    Values,
+    improvement_of,
+    min_samples,
+    percentiles,
+)
+
+__all__ = ["MIN_PAIRS", "FloatArray", "Improvement", "Metric", "min_samples"]
 
 Verdict = Literal["faster", "slower", "same", "undecided", "invalid"]
-Metric = Literal["mean", "p50", "p99"]
-FloatArray = npt.NDArray[np.float64]
-Values = Sequence[float] | npt.NDArray[np.floating[Any]]
 
 METRICS: tuple[Metric, ...] = ("mean", "p50", "p99")
-P99_MIN_SAMPLES = 300
-MIN_PAIRS = 10
-"""Pairs below which a bootstrap interval is not given: it would be far too narrow."""
-RESAMPLES = 2000
-CONFIDENCE_PCT = 95.0
+ROBUST_METRICS: tuple[Metric, ...] = ("trimmed_mean", "median_difference")
+"""Of paired calls: few calls that are far off in either series hardly move them."""
+P99_MIN_SAMPLES = min_samples(99.0)
+MARGIN_PCT = 2.0
+"""Within this much either way, two series are called the same."""
 REQUEST_NOISE_PERCENTILE = 95.0
-FEWEST_NOISE_PAIRS = 10
 FIXED_THRESHOLD_PCT = 2.0
-
-_OBSERVATIONS_ABOVE = 3
-_CHUNK_ELEMENTS = 1_000_000
-_PERCENTILE_OF: dict[str, float] = {"p50": 50.0, "p99": 99.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Describes one series of values, in the unit of the values.
+    """Describes one series, in the unit of its values; every request counts its call's value.
 
     Attributes:
-        n: Number of values.
+        n: Number of requests.
+        calls: Number of calls that had them.
         mean: Arithmetic mean; None without values.
         p50: Median, linear between neighbours; None without values.
         p90: 90th percentile, linear between neighbours.
-        p99: 99th percentile, linear between neighbours, whether or not `n` supports it.
+        p99: 99th percentile, linear between neighbours, whether or not `calls` supports it.
         max: Largest value.
         std: Standard deviation with n - 1; None below two values.
         outliers: Values beyond 1.5 interquartile ranges of the quartiles (Tukey); counted, never removed.
     """
 
     n: int
-    mean: float | None
-    p50: float | None
-    p90: float | None
-    p99: float | None
-    max: float | None
-    std: float | None
-    outliers: int
+    calls: int
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    std: float | None = None
+    outliers: int = 0
 
     @property
     def is_p99_supported(self) -> bool:
-        """True when at least three values lie above the 99th percentile."""
-        return self.n >= P99_MIN_SAMPLES
+        """True when at least three calls lie above the 99th percentile."""
+        return self.calls >= P99_MIN_SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """A difference in percent of the first series, and its 95 % interval.
+class Judgement:
+    """An improvement with what it is worth.
 
     Attributes:
-        delta_pct: 100 x (second - first) / first; negative means the second is faster. None where it is undefined.
-        ci95: Lower and upper end of the interval in percent; None where there are too few pairs for one.
+        improvement: The improvement.
+        noise_floor_pct: What the same thing differs by when it is measured twice; None where it is not known.
+        margin_pct: Within which `same` is claimed.
+        calls: Calls compared.
+        verdict: `faster`, `slower`, `same` or `undecided`.
     """
 
-    delta_pct: float | None
-    ci95: tuple[float, float] | None
+    improvement: Improvement
+    noise_floor_pct: float | None
+    margin_pct: float
+    calls: int
 
     @property
-    def improvement_pct(self) -> float | None:
-        """The same difference as tables print it: positive means the second is faster."""
-        return None if self.delta_pct is None else 0.0 - self.delta_pct
+    def verdict(self) -> Verdict:
+        return verdict(self.improvement, self.noise_floor_pct, self.margin_pct)
+
+    def reason(self, name: str = "mean") -> str:
+        """Why, in words; where nothing is decided also what to do about it."""
+        ci95, floor, margin = self.improvement.ci95, self.noise_floor_pct, self.margin_pct
+        if not self.calls:
+            return "no call was measured in both"
+        if ci95 is None:
+            return f"{self.calls} calls are too few for an interval of the {name}; it takes {MIN_PAIRS}"
+        interval = f"the 95% interval of the {name}"
+        found = self.verdict
+        if found == "same":
+            return f"{interval} lies wholly within ±{margin:g}%"
+        if floor is None:
+            return "the noise is not known, since too few calls were measured against themselves: measure more requests"
+        if found != "undecided":
+            return f"{interval} lies wholly beyond the noise floor of ±{floor:.2f}%"
+        if ci95[0] > floor or ci95[1] < -floor:
+            return (
+                f"{interval} lies beyond the noise floor of ±{floor:.2f}% by few calls alone: measure more requests"
+            )
+        if ci95[0] > 0.0 or ci95[1] < 0.0:
+            return (
+                f"{interval} excludes zero, but reaches into the noise floor of ±{floor:.2f}%: measure on a quieter "
+                f"host (nothing else on the GPU, fixed clocks), or more requests{self._calls_needed()}"
+            )
+        return f"{interval} is too wide for a claim: measure more requests{self._calls_needed()}, or on a quieter host"
+
+    def _calls_needed(self) -> str:
+        """How many calls would decide, if their spread stayed: both the interval and the floor shrink with the root."""
+        assert self.improvement.ci95 is not None and self.improvement.improvement_pct is not None
+        low, high = self.improvement.ci95
+        size, half = abs(self.improvement.improvement_pct), (high - low) / 2.0
+        aims = [(half + (self.noise_floor_pct or 0.0)) / size if size else math.inf]
+        if size < self.margin_pct:
+            aims.append(half / (self.margin_pct - size))
+        times = max(min(aims), 1.1) ** 2
+        return f" (about {times * self.calls:.0f} calls)" if times < 1000.0 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """What one thing differs from itself by in a run; everything that is compared in the run is judged by it.
+
+    Attributes:
+        floors: By metric, the far end of the 95 % interval of that difference in percent; None where too few calls were
+            measured twice.
+    """
+
+    floors: Mapping[Metric, float | None]
+
+    @classmethod
+    def of(
+        cls,
+        first: Values,
+        second: Values,
+        requests: Values | None = None,
+        metrics: Iterable[Metric] = METRICS + ROBUST_METRICS,
+        seed: int = 0,
+    ) -> Noise:
+        """The noise of a series against its repeat.
+
+        Raises:
+            ValueError: The series differ in length.
+        """
+        calls = Calls.of(first, second, requests)
+        floors: dict[Metric, float | None] = {}
+        for metric in metrics:
+            # One interrupted call would otherwise decide what the mean of every other comparison must exceed.
+            kept = calls.without_outliers() if metric == "mean" else calls
+            ci95 = improvement_of(kept, metric, seed).ci95
+            floors[metric] = None if ci95 is None else max(abs(ci95[0]), abs(ci95[1]))
+        return cls(floors)
+
+    @classmethod
+    def largest(cls, noises: Iterable[Noise]) -> Noise:
+        """The noise of several runs or modes together: the larger floor of each metric; None where one is not known."""
+        known = list(noises)
+        floors: dict[Metric, float | None] = {}
+        for metric in known[0].floors if known else ():
+            found = [noise.floors[metric] for noise in known]
+            floors[metric] = None if None in found else max(value for value in found if value is not None)
+        return cls(floors)
+
+    def judge(
+        self,
+        base: Values,
+        other: Values,
+        metric: Metric = "mean",
+        requests: Values | None = None,
+        *,
+        margin_pct: float = MARGIN_PCT,
+        seed: int = 0,
+    ) -> Judgement:
+        """Compares two series of the same calls in one metric.
+
+        Raises:
+            ValueError: The series differ in length.
+        """
+        calls = Calls.of(base, other, requests)
+        found = improvement_of(calls, metric, seed)
+        return Judgement(found, self.floors.get(metric), margin_pct, calls.n)
+
+
+def verdict(found: Improvement, floor_pct: float | None, margin_pct: float = MARGIN_PCT) -> Verdict:
+    """What an improvement with its interval amounts to.
+
+    `faster` or `slower` where the whole interval lies beyond the noise floor, and a mean does not by few calls alone;
+    `same` where the interval lies within the margin, whatever the noise; else `undecided`, as where there is no
+    interval. `invalid` (clock drop, throttling, another process on the device) is for the caller to set.
+    """
+    if found.ci95 is None:
+        return "undecided"
+    low, high = found.ci95
+    least = found.improvement_pct if found.without_few_pct is None else found.without_few_pct
+    if floor_pct is not None and least is not None:
+        if min(low, least) > floor_pct:
+            return "faster"
+        if max(high, least) < -floor_pct:
+            return "slower"
+    return "same" if -margin_pct <= low and high <= margin_pct else "undecided"
+
+
+def conclude(mean: Judgement, trimmed: Judgement) -> tuple[Verdict, str]:
+    """The verdict of a comparison and why: the mean's or, where few slow calls hide it, that of all but those.
+
+    Calls that an interrupt made ten times as long widen the interval of a mean until it says nothing. The trimmed mean
+    decides in its place where it agrees with it: the same sign, and a value that the mean's interval allows.
+    """
+    found, reason = mean.verdict, mean.reason()
+    middle, ci95 = trimmed.improvement.improvement_pct, mean.improvement.ci95
+    if found != "undecided" or trimmed.verdict not in ("faster", "slower") or ci95 is None or middle is None:
+        return found, reason
+    if ci95[0] <= middle <= ci95[1] and (mean.improvement.improvement_pct or 0.0) * middle > 0.0:
+        share = f"{100 * TRIMMED_SHARE:g}%"
+        name = f"mean without the {share} of requests at either end ({middle:+.2f}%)"
+        return trimmed.verdict, f"{trimmed.reason(name)}; the plain mean is spread by few far-off calls"
+    return found, reason
+
+
+def improvement(
+    base: Values, other: Values, metric: Metric = "mean", requests: Values | None = None, seed: int = 0
+) -> Improvement:
+    """Improvement of `other` over `base` in one metric, with its interval.
+
+    Args:
+        base: Milliseconds a request, one value a call.
+        other: The same calls in the same order.
+        metric: `mean` (ratio of the means), `p50`, `p99` (of either series), `trimmed_mean` (ratio of the means without
+            the calls whose own ratio is among the outer `TRIMMED_SHARE`) or `median_difference` (the median of the
+            calls' own improvements).
+        requests: Requests of each call.
+        seed: Seed of the resampling; the same seed gives the same interval.
+
+    Returns:
+        The interval needs `MIN_PAIRS` calls; that of P99 needs three calls above it, so 300.
+
+    Raises:
+        ValueError: The series differ in length.
+    """
+    return improvement_of(Calls.of(base, other, requests), metric, seed)
+
+
+def summarize(values: Values, requests: Values | None = None) -> Summary:
+    """Describes a series; nothing is removed and nothing is invented for an empty one.
+
+    Args:
+        values: One value a call, finite or not, for example milliseconds a request.
+        requests: Requests of each call; each of them counts the call's value.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    calls = int(array.size)
+    if requests is not None:
+        array = np.repeat(array, np.asarray(requests, dtype=np.int64))
+    n = int(array.size)
+    if n == 0:
+        return Summary(0, 0)
+    p25, p50, p75, p90, p99 = (float(value) for value in np.percentile(array, (25, 50, 75, 90, 99)))
+    reach = 1.5 * (p75 - p25)
+    outliers = int(np.count_nonzero((array < p25 - reach) | (array > p75 + reach)))
+    std = float(np.std(array, ddof=1)) if n > 1 else None
+    return Summary(n, calls, float(np.mean(array)), p50, p90, p99, float(np.max(array)), std, outliers)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowerCount:
-    """How many requests were slower in graph mode than eager.
+    """How many requests were slower in the second series.
 
     Attributes:
         n: Requests compared.
@@ -105,181 +300,40 @@ class SlowerCount:
     over_2pct_share: float | None
 
 
-def min_samples(q: float) -> int:
-    """Number of samples from which three of them lie above the `q`-th percentile (300 for P99)."""
-    return math.ceil(_OBSERVATIONS_ABOVE / (1.0 - q / 100.0) - 1e-9)
+def request_noise_pct(first: Values, second: Values, requests: Values | None = None) -> float | None:
+    """95th percentile over requests of how far a repeat of the same call was from it, in percent.
 
-
-def summarize(values: Values) -> Summary:
-    """Describes `values`; nothing is removed and nothing is invented for an empty series.
-
-    Args:
-        values: Any number of finite or not finite numbers, for example milliseconds a request.
-    """
-    array = np.asarray(values, dtype=np.float64)
-    n = int(array.size)
-    if n == 0:
-        return Summary(0, None, None, None, None, None, None, 0)
-    p25, p50, p75, p90, p99 = (float(value) for value in np.percentile(array, (25, 50, 75, 90, 99)))
-    reach = 1.5 * (p75 - p25)
-    outliers = int(np.count_nonzero((array < p25 - reach) | (array > p75 + reach)))
-    std = float(np.std(array, ddof=1)) if n > 1 else None
-    return Summary(n, float(np.mean(array)), p50, p90, p99, float(np.max(array)), std, outliers)
-
-
-def paired_mean_delta(eager: Values, graph: Values, seed: int = 0) -> Delta:
-    """Relative difference of the means, graph against eager, with a paired bootstrap interval.
-
-    Args:
-        eager: One value a request (its mean over the rounds), in any unit.
-        graph: The same requests in the same order.
-        seed: Seed of the resampling; the same seed gives the same interval.
-
-    Returns:
-        The ratio of the means less one, in percent. The interval needs `MIN_PAIRS` requests.
+    None with fewer than `MIN_PAIRS` calls, which may all lie close together by chance.
 
     Raises:
         ValueError: The series differ in length.
     """
-    return _paired_delta(eager, graph, _row_means, MIN_PAIRS, seed)
-
-
-def percentile_delta(eager: Values, graph: Values, q: float, seed: int = 0) -> Delta:
-    """Relative difference of the `q`-th percentiles, with a bootstrap interval over requests.
-
-    Each resample draws the same requests for both modes, so that a heavy request weighs on both alike.
-
-    Args:
-        eager: One value a request, in any unit.
-        graph: The same requests in the same order.
-        q: Percentile between 0 and 100, linear between neighbours.
-        seed: Seed of the resampling.
-
-    Returns:
-        The difference in percent. The interval needs three requests above the percentile: 300 for P99.
-
-    Raises:
-        ValueError: The series differ in length.
-    """
-    return _paired_delta(eager, graph, lambda rows: _row_percentiles(rows, q), max(MIN_PAIRS, min_samples(q)), seed)
-
-
-def metric_delta(eager: Values, graph: Values, metric: Metric, seed: int = 0) -> Delta:
-    """`paired_mean_delta` or `percentile_delta`, by the name of the metric."""
-    if metric == "mean":
-        return paired_mean_delta(eager, graph, seed)
-    return percentile_delta(eager, graph, _PERCENTILE_OF[metric], seed)
-
-
-def noise_floor(eager: Values, eager_repeat: Values, metric: Metric, seed: int = 0) -> float | None:
-    """What eager differs from itself in this run, in percent: the larger end of that difference's 95 % interval.
-
-    Returns:
-        A number of percent, at least 0, or None with too few pairs for an interval.
-    """
-    ci95 = metric_delta(eager, eager_repeat, metric, seed).ci95
-    return None if ci95 is None else max(abs(ci95[0]), abs(ci95[1]))
-
-
-def verdict(delta_pct: float | None, ci95: tuple[float, float] | None, floor_pct: float | None) -> Verdict:
-    """`faster` or `slower` if the whole interval is beyond the noise floor, `same` if within it, else `undecided`.
-
-    Without an interval or without a measured noise floor nothing can be told apart, which is `undecided` too.
-    `invalid` (clock drop, throttling, another process on the device) is for the caller to set.
-    """
-    if delta_pct is None or ci95 is None or floor_pct is None:
-        return "undecided"
-    low, high = ci95
-    if high < -floor_pct:
-        return "faster"
-    if low > floor_pct:
-        return "slower"
-    if -floor_pct <= low and high <= floor_pct:
-        return "same"
-    return "undecided"
-
-
-def request_noise_pct(eager: Values, eager_repeat: Values) -> float | None:
-    """95th percentile over requests of how far a repeat of eager was from eager, in percent.
-
-    None with fewer than `FEWEST_NOISE_PAIRS`, which may all lie close together by chance.
-
-    Raises:
-        ValueError: The series differ in length.
-    """
-    first, second = _as_pairs(eager, eager_repeat)
-    if first.size < FEWEST_NOISE_PAIRS:
+    calls = Calls.of(first, second, requests)
+    if calls.n < MIN_PAIRS:
         return None
-    return float(np.percentile(np.abs(second / first - 1.0), REQUEST_NOISE_PERCENTILE) * 100.0)
+    change = np.abs(calls.other / calls.base - 1.0)
+    return float(percentiles(calls.requests[None], change, REQUEST_NOISE_PERCENTILE)[0] * 100.0)
 
 
-def slower_than_eager(eager: Values, graph: Values, noise_pct: float | None) -> SlowerCount:
-    """Counts requests that graph mode made slower by more than the request noise, and by more than 2 %.
+def count_slower(base: Values, other: Values, noise_pct: float | None, requests: Values | None = None) -> SlowerCount:
+    """Counts requests that `other` made slower by more than the request noise, and by more than 2 %.
 
     Args:
-        eager: One value a request.
-        graph: The same requests in the same order.
+        base: Milliseconds a request, one value a call.
+        other: The same calls in the same order.
         noise_pct: Threshold in percent, from `request_noise_pct`; None where too few repeats were measured.
+        requests: Requests of each call.
 
     Raises:
         ValueError: The series differ in length.
     """
-    first, second = _as_pairs(eager, graph)
-    n = int(first.size)
+    calls = Calls.of(base, other, requests)
+    n = int(calls.requests.sum())
 
     def slower_by(threshold_pct: float) -> int:
-        return int(np.count_nonzero(second > first * (1.0 + threshold_pct / 100.0)))
+        return int(calls.requests[calls.other > calls.base * (1.0 + threshold_pct / 100.0)].sum())
 
     count = None if noise_pct is None else slower_by(noise_pct)
     fixed = slower_by(FIXED_THRESHOLD_PCT)
     share = count / n if count is not None and n else None
     return SlowerCount(n, noise_pct, count, share, fixed, fixed / n if n else None)
-
-
-def _as_pairs(first: Values, second: Values) -> tuple[FloatArray, FloatArray]:
-    left = np.asarray(first, dtype=np.float64)
-    right = np.asarray(second, dtype=np.float64)
-    if left.shape != right.shape or left.ndim != 1:
-        raise ValueError(f"paired series must be flat and equally long, got shapes {left.shape} and {right.shape}")
-    return left, right
-
-
-def _row_means(rows: FloatArray) -> FloatArray:
-    return np.mean(rows, axis=-1)
-
-
-def _row_percentiles(rows: FloatArray, q: float) -> FloatArray:
-    """Linear percentile of each row; a partition is several times faster here than `numpy.percentile`."""
-    n = rows.shape[-1]
-    position = q / 100.0 * (n - 1)
-    below = math.floor(position)
-    above = min(below + 1, n - 1)
-    ordered = np.partition(rows, (below, above), axis=-1)
-    low, high = ordered[..., below], ordered[..., above]
-    return low + (high - low) * (position - below)
-
-
-def _paired_delta(
-    eager: Values, graph: Values, statistic: Callable[[FloatArray], FloatArray], pairs_needed: int, seed: int
-) -> Delta:
-    """Percent difference of a row statistic; resamples in chunks so that memory does not grow with the requests."""
-    first, second = _as_pairs(eager, graph)
-    n = int(first.size)
-    if n == 0:
-        return Delta(None, None)
-    base = float(statistic(first))
-    if not math.isfinite(base) or base == 0.0:
-        return Delta(None, None)
-    delta_pct = (float(statistic(second)) / base - 1.0) * 100.0
-    if n < pairs_needed or not math.isfinite(delta_pct):
-        return Delta(delta_pct, None)
-    rng = np.random.default_rng(seed)
-    ratios = np.empty(RESAMPLES)
-    chunk = max(1, _CHUNK_ELEMENTS // n)
-    for start in range(0, RESAMPLES, chunk):
-        stop = min(start + chunk, RESAMPLES)
-        picks = rng.integers(0, n, size=(stop - start, n), dtype=np.int32)
-        ratios[start:stop] = statistic(second[picks]) / statistic(first[picks])
-    tail = (100.0 - CONFIDENCE_PCT) / 2.0
-    low, high = np.percentile((ratios - 1.0) * 100.0, (tail, 100.0 - tail))
-    return Delta(delta_pct, (float(low), float(high)))

@@ -13,7 +13,6 @@ from vitgraph.records.samples import (
     GRAPH,
     HF,
     MONOLITHIC,
-    RequestTimes,
     Sample,
     compared_modes,
     request_times,
@@ -62,16 +61,13 @@ def build_comparison(samples: Sequence[Sample], seed: int = 0, invalid_reasons: 
     control = request_times(samples, (EAGER, EAGER_REPEAT))
     reasons = tuple(invalid_reasons)
     n = len(pair.requests)
-    floors = {
-        metric: stats.noise_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed)
-        for metric in stats.METRICS
-    }
+    noise = stats.Noise.of(control.times[EAGER], control.times[EAGER_REPEAT], seed=seed)
+
+    def judge(base: str, other: str, metric: stats.Metric) -> stats.Judgement:
+        return noise.judge(pair.times[base], pair.times[other], metric, seed=seed)
 
     def differences(base: str, other: str) -> Json:
-        return {
-            metric: _difference(stats.metric_delta(pair.times[base], pair.times[other], metric, seed), floor, reasons)
-            for metric, floor in floors.items()
-        }
+        return {metric: _difference(judge(base, other, metric), reasons) for metric in stats.METRICS}
 
     comparison: Json = {"requests": n, "rounds": pair.rounds, "unpaired_samples": pair.unpaired}
     comparison |= differences(EAGER, GRAPH)
@@ -79,19 +75,21 @@ def build_comparison(samples: Sequence[Sample], seed: int = 0, invalid_reasons: 
         comparison["monolithic_against_eager"] = differences(EAGER, MONOLITHIC)
         comparison["two_paths_against_monolithic"] = differences(MONOLITHIC, GRAPH)
     noise_pct = stats.request_noise_pct(control.times[EAGER], control.times[EAGER_REPEAT])
-    comparison["slower_than_eager"] = asdict(stats.slower_than_eager(pair.times[EAGER], pair.times[GRAPH], noise_pct))
-    comparison["verdict"] = comparison["mean"]["verdict"]
-    comparison["verdict_reason"] = "; ".join(reasons) if reasons else _verdict_reason(pair, comparison["mean"])
+    comparison["slower_than_eager"] = asdict(stats.count_slower(pair.times[EAGER], pair.times[GRAPH], noise_pct))
+    verdict, reason = stats.conclude(judge(EAGER, GRAPH, "mean"), judge(EAGER, GRAPH, "trimmed_mean"))
+    comparison["verdict"] = "invalid" if reasons else verdict
+    comparison["verdict_reason"] = "; ".join(reasons) or reason
     return comparison
 
 
-def _difference(delta: stats.Delta, floor: float | None, reasons: Sequence[str]) -> Json:
+def _difference(judged: stats.Judgement, reasons: Sequence[str]) -> Json:
+    found = judged.improvement
     return {
-        "improvement_pct": delta.improvement_pct,
-        "delta_pct": delta.delta_pct,
-        "ci95": None if delta.ci95 is None else list(delta.ci95),
-        "noise_floor_pct": floor,
-        "verdict": "invalid" if reasons else stats.verdict(delta.delta_pct, delta.ci95, floor),
+        "improvement_pct": found.improvement_pct,
+        "delta_pct": None if found.improvement_pct is None else 0.0 - found.improvement_pct,
+        "ci95": None if found.ci95 is None else [0.0 - end for end in reversed(found.ci95)],
+        "noise_floor_pct": judged.noise_floor_pct,
+        "verdict": "invalid" if reasons else judged.verdict,
     }
 
 
@@ -108,20 +106,3 @@ def _latency_entry(wall: stats.Summary, gpu_mean_ms: float | None) -> Json:
         "gpu_mean_ms": gpu_mean_ms,
         "outliers": wall.outliers,
     }
-
-
-def _verdict_reason(pair: RequestTimes, mean: Json) -> str:
-    n, floor = len(pair.requests), mean["noise_floor_pct"]
-    if n == 0:
-        return "no request was measured in both modes"
-    if mean["ci95"] is None:
-        return f"{n} requests are too few for an interval of the mean; it takes {stats.MIN_PAIRS}"
-    if floor is None:
-        return "eager was not measured against itself on enough requests, so the noise is not known"
-    relation = {
-        "faster": "lies wholly beyond",
-        "slower": "lies wholly beyond",
-        "same": "lies wholly within",
-        "undecided": "reaches across",
-    }[mean["verdict"]]
-    return f"the 95% interval of the mean {relation} the noise floor of ±{floor:.2f}%"

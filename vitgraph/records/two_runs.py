@@ -55,6 +55,16 @@ class DeltaRow:
     is_control: bool
 
     @property
+    def improvement_pct(self) -> float | None:
+        """The delta as an improvement, positive = the second is faster."""
+        return None if self.delta_pct is None else 0.0 - self.delta_pct
+
+    @property
+    def improvement_ci95(self) -> tuple[float, float] | None:
+        """The interval of `improvement_pct`."""
+        return None if self.ci95 is None else (0.0 - self.ci95[1], 0.0 - self.ci95[0])
+
+    @property
     def is_supported(self) -> bool:
         """False for a P99 of too few requests, which is a maximum in disguise."""
         return self.metric != "p99" or self.n >= stats.P99_MIN_SAMPLES
@@ -97,12 +107,8 @@ class RunComparison:
         if self.invalid_reasons:
             return "; ".join(self.invalid_reasons)
         row = self.row(GRAPH, "mean")
-        if row.ci95 is None:
-            return f"{row.n} requests are too few for an interval of the mean; it takes {stats.MIN_PAIRS}"
-        if row.noise_floor_pct is None:
-            return "the noise is not known: eager was not measured against itself on enough requests"
-        relation = {"same": "lies wholly within", "undecided": "reaches across"}.get(row.verdict, "lies wholly beyond")
-        return f"the 95% interval of the mean {relation} the noise floor of ±{row.noise_floor_pct:.2f}%"
+        found = stats.Improvement(row.improvement_pct, row.improvement_ci95)
+        return stats.Judgement(found, row.noise_floor_pct, stats.MARGIN_PCT, row.n).reason()
 
 
 def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), seed: int = 0) -> RunComparison:
@@ -206,12 +212,16 @@ def _noise_floor(
     floors = []
     for run in (first, second):
         control = request_times(run.samples, (EAGER, EAGER_REPEAT))
-        floors.append(stats.noise_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed))
+        floors.append(_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed))
     if is_controlled:
-        floors.append(stats.noise_floor(*eager, metric, seed))
+        floors.append(_floor(*eager, metric, seed))
         # Between the runs is the noise that matters; without it, what each run had is no bound.
         return None if floors[-1] is None else max(floor for floor in floors if floor is not None)
     return None if None in floors else max(floor for floor in floors if floor is not None)
+
+
+def _floor(first: FloatArray, second: FloatArray, metric: Metric, seed: int) -> float | None:
+    return stats.Noise.of(first, second, None, [metric], seed).floors[metric]
 
 
 def _delta_row(
@@ -224,7 +234,7 @@ def _delta_row(
     seed: int,
 ) -> DeltaRow:
     first, second = series
-    delta = stats.metric_delta(first, second, metric, seed)
+    found = stats.improvement(first, second, metric, seed=seed)
     value = _METRIC_VALUES[metric]
     return DeltaRow(
         mode=mode,
@@ -232,10 +242,10 @@ def _delta_row(
         n=int(first.size),
         first_ms=value(first),
         second_ms=value(second),
-        delta_pct=delta.delta_pct,
-        ci95=delta.ci95,
+        delta_pct=None if found.improvement_pct is None else 0.0 - found.improvement_pct,
+        ci95=None if found.ci95 is None else (0.0 - found.ci95[1], 0.0 - found.ci95[0]),
         noise_floor_pct=floor,
-        verdict="invalid" if is_invalid else stats.verdict(delta.delta_pct, delta.ci95, floor),
+        verdict="invalid" if is_invalid else stats.verdict(found, floor),
         is_control=is_control,
     )
 

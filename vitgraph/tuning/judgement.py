@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import EncoderCall
@@ -15,12 +16,12 @@ from vitgraph.measure.environment import validity_problems
 from vitgraph.predict.holdout import summarize_errors
 from vitgraph.predict.targets import VITGRAPH
 from vitgraph.records.stats import (
+    METRICS,
     P99_MIN_SAMPLES,
     FloatArray,
-    paired_mean_delta,
-    percentile_delta,
+    count_slower,
+    improvement,
     request_noise_pct,
-    slower_than_eager,
     summarize,
 )
 from vitgraph.tuning.tune import closed_share
@@ -59,6 +60,11 @@ class MeasuredCall:
         return float(np.mean(values)) if values else float("nan")
 
 
+def _negated(pct: float | None) -> float | None:
+    """An improvement as the difference that these records hold, negative = faster."""
+    return None if pct is None else 0.0 - pct
+
+
 class VerificationReport:
     """The answer of a verification, finished or under way.
 
@@ -76,7 +82,8 @@ class VerificationReport:
         times[ORACLE] = np.fmin(times[EAGER], times[EXACT])
         repeats = self._per_call(EAGER_REPEAT)
         paired = np.isfinite(repeats)
-        noise = request_noise_pct(times[EAGER][paired], repeats[paired])
+        requests = self._requests()
+        noise = request_noise_pct(times[EAGER][paired], repeats[paired], requests[paired])
         strategies = {EAGER: self._latency(times[EAGER]), ORACLE: self._latency(times[ORACLE])}
         strategies[EAGER] |= self._prediction(EAGER, self.run.cost.model.eager_ms)
         for strategy in self.run.strategies:
@@ -107,13 +114,16 @@ class VerificationReport:
             "elapsed_s": self.run.elapsed_s,
         }
 
+    def _requests(self) -> npt.NDArray[np.int64]:
+        """Requests of each call."""
+        return np.array([len(measured.call.requests) for measured in self.run.measured], dtype=np.int64)
+
     def _per_call(self, name: str) -> FloatArray:
         """One value a call, in milliseconds a request."""
         return np.array([measured.mean(name) / len(measured.call.requests) for measured in self.run.measured])
 
     def _latency(self, times: FloatArray) -> dict[str, Any]:
-        requests = [len(measured.call.requests) for measured in self.run.measured]
-        summary = summarize(np.repeat(times, requests))
+        summary = summarize(times, self._requests())
         return {
             "n": summary.n,
             "mean_ms": summary.mean,
@@ -126,16 +136,17 @@ class VerificationReport:
 
     def _describe(self, strategy: Strategy, times: Mapping[str, FloatArray], noise: float | None) -> dict[str, Any]:
         own, eager = times[strategy.name], times[EAGER]
-        mean, p99 = paired_mean_delta(eager, own), percentile_delta(eager, own, 99.0)
-        slower = slower_than_eager(eager, own, noise)
+        requests = self._requests()
+        mean, p50, p99 = (improvement(eager, own, metric, requests) for metric in METRICS)
+        slower = count_slower(eager, own, noise, requests)
         manager = strategy.manager
         return {
             **self._latency(own),
-            "mean_delta_pct": mean.delta_pct,
-            "mean_ci95": list(mean.ci95) if mean.ci95 else None,
-            "p50_delta_pct": percentile_delta(eager, own, 50.0).delta_pct,
-            "p99_delta_pct": p99.delta_pct,
-            "p99_ci95": list(p99.ci95) if p99.ci95 else None,
+            "mean_delta_pct": _negated(mean.improvement_pct),
+            "mean_ci95": [_negated(end) for end in reversed(mean.ci95)] if mean.ci95 else None,
+            "p50_delta_pct": _negated(p50.improvement_pct),
+            "p99_delta_pct": _negated(p99.improvement_pct),
+            "p99_ci95": [_negated(end) for end in reversed(p99.ci95)] if p99.ci95 else None,
             "slower_share": slower.share,
             "slower_over_2pct_share": slower.over_2pct_share,
             "graphs": len(manager.plan.graph_keys()),

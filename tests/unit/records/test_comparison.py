@@ -28,7 +28,7 @@ def test_a_run_and_its_copy_are_the_same(tmp_path: Path) -> None:
     assert comparison.requests == 320
     assert {row.delta_pct for row in comparison.rows} == {0.0}
     assert comparison.verdict == "same"
-    assert "lies wholly within the noise floor" in comparison.verdict_reason
+    assert "lies wholly within ±2%" in comparison.verdict_reason
 
 
 def test_a_factor_on_every_request_is_found_as_it_is(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_eager_that_changed_between_the_runs_is_noise_where_eager_should_not_cha
     assert control.delta_pct == pytest.approx(5.0, abs=1e-4)
     graph = comparison.row("graph", "mean")
     assert graph.noise_floor_pct == pytest.approx(5.0, abs=1e-3)
-    assert graph.verdict == "same"
+    assert graph.verdict == "undecided"
     assert "between the two runs" in comparison.noise_source
 
 
@@ -146,7 +146,7 @@ def test_few_requests_leave_the_verdict_open(tmp_path: Path) -> None:
     comparison = compare(EXAMPLE, second)
     assert comparison.requests == 9
     assert comparison.verdict == "undecided"
-    assert comparison.verdict_reason == "9 requests are too few for an interval of the mean; it takes 10"
+    assert comparison.verdict_reason == "9 calls are too few for an interval of the mean; it takes 10"
     assert not comparison.row("graph", "p99").is_supported
 
 

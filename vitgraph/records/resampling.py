@@ -1,0 +1,223 @@
+"""Paired bootstrap over calls: the statistics of an improvement, its interval, and what makes intervals wider.
+
+The percentiles of the resamples are widened for small samples (Hesterberg, What Teachers Should Know About the
+Bootstrap, The American Statistician 69(4), 2015), and where the noise of successive calls is alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Metric = Literal["mean", "p50", "p99", "trimmed_mean", "median_difference"]
+FloatArray = npt.NDArray[np.float64]
+Values = npt.ArrayLike
+
+MIN_PAIRS = 10
+"""Calls below which a bootstrap interval is not given: it would be far too narrow."""
+RESAMPLES = 2000
+TRIMMED_SHARE = 0.05
+"""Requests left out of `trimmed_mean` on either side, by the ratio of their call's two times."""
+
+_TAIL = 0.025
+_OBSERVATIONS_ABOVE = 3
+_CHUNK_ELEMENTS = 100_000
+_FEW = 10
+_CALLS_AN_OUTLIER = 100
+_LARGEST_CORRELATION = 0.9
+_SIZE_NEIGHBOURS = 4
+_FAR_OFF = 4.5
+_PERCENTILE_OF: dict[str, float] = {"p50": 50.0, "p99": 99.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """How much faster the second series is, and how sure that is.
+
+    Attributes:
+        improvement_pct: 100 x (base - other) / base; positive means the second is faster. None where it is undefined.
+        ci95: Lower and upper end of its 95 % interval; None where there are too few calls for one.
+        without_few_pct: Of a mean, what is left of it without few calls, which alone are no reason for a claim: the
+            trimmed mean or the mean without the ten calls that speak most for it. None for the other metrics.
+    """
+
+    improvement_pct: float | None
+    ci95: tuple[float, float] | None
+    without_few_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Two series of the same calls, `[n]` each, and the requests of the calls."""
+
+    base: FloatArray
+    other: FloatArray
+    requests: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, base: Values, other: Values, requests: Values | None) -> Calls:
+        left, right = np.asarray(base, dtype=np.float64), np.asarray(other, dtype=np.float64)
+        weights = np.ones(left.shape, np.int64) if requests is None else np.asarray(requests, dtype=np.int64)
+        if not left.shape == right.shape == weights.shape or left.ndim != 1:
+            shapes = f"{left.shape}, {right.shape} and {weights.shape}"
+            raise ValueError(f"paired series and their requests must be flat and equally long, got shapes {shapes}")
+        return cls(left, right, weights)
+
+    @property
+    def n(self) -> int:
+        return int(self.base.size)
+
+    @property
+    def residuals(self) -> FloatArray:
+        """What the ratio of the means leaves of each call, in milliseconds of the whole call."""
+        ratio = (self.requests @ self.other) / (self.requests @ self.base)
+        return self.requests * (self.other - ratio * self.base)
+
+    @property
+    def is_comparable(self) -> bool:
+        """True where there are calls and every time is a finite, positive number."""
+        times = np.stack([self.base, self.other])
+        return bool(self.n and np.isfinite(times).all() and (times > 0.0).all())
+
+    def without(self, places: npt.NDArray[np.int64]) -> Calls:
+        """All calls but those at `places`."""
+        return Calls(*(np.delete(values, places) for values in (self.base, self.other, self.requests)))
+
+    def without_outliers(self) -> Calls:
+        """All but the one call in a hundred, at least one, that is furthest from the others."""
+        drop = -(-self.n // _CALLS_AN_OUTLIER)
+        if self.n - drop < MIN_PAIRS or not self.is_comparable:
+            return self
+        return self.without(np.argsort(-np.abs(self.residuals), kind="stable")[:drop])
+
+
+Statistic = Callable[[npt.NDArray[Any], FloatArray, FloatArray], FloatArray]
+"""From weights `[resamples, n]` and both series `[n]` to the improvement of each resample, as a share."""
+
+
+def _mean_gain(weights: npt.NDArray[Any], base: FloatArray, other: FloatArray) -> FloatArray:
+    return 1.0 - (weights @ other) / (weights @ base)
+
+
+def _percentile_gain(q: float) -> Statistic:
+    return lambda weights, base, other: 1.0 - percentiles(weights, other, q) / percentiles(weights, base, q)
+
+
+def _median_gain(weights: npt.NDArray[Any], base: FloatArray, other: FloatArray) -> FloatArray:
+    return percentiles(weights, 1.0 - other / base, 50.0)
+
+
+def _trimmed_gain(weights: npt.NDArray[Any], base: FloatArray, other: FloatArray) -> FloatArray:
+    order = np.argsort(other / base, kind="stable")
+    ordered = weights[:, order]
+    reached = np.cumsum(ordered, axis=1)
+    cut = TRIMMED_SHARE * reached[:, -1:]
+    kept = np.minimum(reached, reached[:, -1:] - cut) - np.maximum(reached - ordered, cut)
+    return _mean_gain(np.maximum(kept, 0.0), base[order], other[order])
+
+
+_STATISTICS: dict[Metric, Statistic] = {
+    "mean": _mean_gain,
+    "p50": _percentile_gain(50.0),
+    "p99": _percentile_gain(99.0),
+    "trimmed_mean": _trimmed_gain,
+    "median_difference": _median_gain,
+}
+
+
+def percentiles(weights: npt.NDArray[Any], values: FloatArray, q: float) -> FloatArray:
+    """Percentile of `values` `[n]`, linear between neighbours, each counted as often as a row of `weights` says."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    reached = np.cumsum(weights[:, order], axis=1)
+    last = reached[:, -1] - 1
+    position = q / 100.0 * last
+    below = np.floor(position)
+    low = ordered[(reached <= below[:, None]).sum(axis=1)]
+    high = ordered[(reached <= np.minimum(below + 1, last)[:, None]).sum(axis=1)]
+    return low + (high - low) * (position - below)
+
+
+def improvement_of(calls: Calls, metric: Metric, seed: int) -> Improvement:
+    """The improvement with its interval; resamples in chunks so that memory does not grow with the calls."""
+    n, statistic = calls.n, _STATISTICS[metric]
+    if not calls.is_comparable:
+        return Improvement(None, None)
+    found = float(statistic(calls.requests[None], calls.base, calls.other)[0])
+    needed = max(MIN_PAIRS, min_samples(_PERCENTILE_OF[metric]) if metric in _PERCENTILE_OF else 0)
+    if n < needed:
+        return Improvement(100.0 * found, None)
+    rng = np.random.default_rng(seed)
+    drawn = np.empty(RESAMPLES)
+    chunk = max(1, _CHUNK_ELEMENTS // n)
+    for start in range(0, RESAMPLES, chunk):
+        rows = min(chunk, RESAMPLES - start)
+        picks = rng.integers(0, n, size=(rows, n)) + n * np.arange(rows)[:, None]
+        counts = np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n)
+        drawn[start : start + rows] = statistic(counts * calls.requests, calls.base, calls.other)
+    tail = 100.0 * _small_sample_tail(n)
+    wider = _widening(calls)
+    low, high = (float(100.0 * (found + wider * (end - found))) for end in np.percentile(drawn, (tail, 100.0 - tail)))
+    return Improvement(100.0 * found, (low, high), _without_few(calls, found) if metric == "mean" else None)
+
+
+def _without_few(calls: Calls, found: float) -> float:
+    """What is left of the improvement of a mean, in percent, without few calls that may have made it."""
+    sign = math.copysign(1.0, found)
+    fewer = calls.without(np.argsort(calls.residuals * sign, kind="stable")[:_FEW])
+    left = [_trimmed_gain(calls.requests[None], calls.base, calls.other)[0]]
+    if fewer.n:
+        left.append(_mean_gain(fewer.requests[None], fewer.base, fewer.other)[0])
+    return float(100.0 * max(left, key=lambda gain: gain * sign))
+
+
+def min_samples(q: float) -> int:
+    """Number of samples from which three of them lie above the `q`-th percentile (300 for P99)."""
+    return math.ceil(_OBSERVATIONS_ABOVE / (1.0 - q / 100.0) - 1e-9)
+
+
+def _small_sample_tail(n: int) -> float:
+    """Share of the resamples beyond each end of a 95 % interval of n calls: a resample spreads too little by
+    sqrt((n - 1) / n), and a normal quantile is too small where the spread itself is estimated (Student)."""
+    normal = NormalDist()
+    z, degrees = normal.inv_cdf(1.0 - _TAIL), n - 1
+    # Quantile of Student's distribution, expanded in 1 / degrees (Abramowitz and Stegun 26.7.5).
+    student = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+    return normal.cdf(-student * math.sqrt(n / degrees))
+
+
+def _widening(calls: Calls) -> float:
+    """How much wider an interval is where successive calls are alike, and so tell less than independent ones.
+
+    As for a first-order autoregression: sqrt((1 + r) / (1 - r)), with r as far as it is told apart from none.
+    """
+    ratios = calls.other / calls.base - np.median(calls.other / calls.base)
+    reach = _FAR_OFF * float(np.median(np.abs(ratios)))
+    limit = NormalDist().inv_cdf(1.0 - _TAIL) / math.sqrt(calls.n)
+    largest = max(
+        _correlation(_beyond_size(values, calls.base)) for values in (calls.residuals, np.clip(ratios, -reach, reach))
+    )
+    used = min(largest, _LARGEST_CORRELATION) if largest > limit else 0.0
+    return math.sqrt((1.0 + used) / (1.0 - used))
+
+
+def _beyond_size(values: npt.NDArray[Any], sizes: FloatArray) -> FloatArray:
+    """What differs from the calls next in size: calls in order of size are no reason to take noise for alike."""
+    order = np.argsort(sizes, kind="stable")
+    window = np.ones(2 * _SIZE_NEIGHBOURS + 1)
+    counts = np.convolve(np.ones(values.size), window, mode="same")
+    left = np.empty(values.size)
+    left[order] = values[order] - np.convolve(values[order], window, mode="same") / counts
+    return left
+
+
+def _correlation(values: FloatArray) -> float:
+    """Of each value with the next one; the mean that was taken off them makes it smaller by 1 / n."""
+    energy = float(values @ values)
+    return float(values[1:] @ values[:-1]) / energy + 1.0 / values.size if energy > 0.0 else 0.0
