@@ -113,9 +113,7 @@ class Judgement:
         if found != "undecided":
             return f"{interval} lies wholly beyond the noise floor of ±{floor:.2f}%"
         if ci95[0] > floor or ci95[1] < -floor:
-            return (
-                f"{interval} lies beyond the noise floor of ±{floor:.2f}% by few calls alone: measure more requests"
-            )
+            return f"{interval} lies beyond the noise floor of ±{floor:.2f}% by few calls alone: measure more requests"
         if ci95[0] > 0.0 or ci95[1] < 0.0:
             return (
                 f"{interval} excludes zero, but reaches into the noise floor of ±{floor:.2f}%: measure on a quieter "
