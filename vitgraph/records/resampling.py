@@ -87,7 +87,8 @@ class Calls:
 
     def without(self, places: npt.NDArray[np.int64]) -> Calls:
         """All calls but those at `places`."""
-        return Calls(*(np.delete(values, places) for values in (self.base, self.other, self.requests)))
+        kept = np.setdiff1d(np.arange(self.n), places)
+        return Calls(self.base[kept], self.other[kept], self.requests[kept])
 
     def without_outliers(self) -> Calls:
         """All but the one call in a hundred, at least one, that is furthest from the others."""
