@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitgraph.measure.runner import CONTROL_SHARE, MIN_CONTROL_CALLS, P99_CONTROL_CALLS
+from vitgraph.measure.experiment import CONTROL_SHARE, MIN_CONTROL_CALLS, P99_CONTROL_CALLS
 from vitgraph.records.stats import MARGIN_PCT, Noise, conclude
 
 Rng = np.random.Generator
