@@ -202,6 +202,9 @@ class AttentionBackend(ABC):
             `([1, N, H, E] or [B, L, H, E], None)`. Unknown keywords (towers pass some down) are ignored.
         """
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if key.shape[1] != query.shape[1]:
+            # Not every kernel takes groups of heads that share keys and values.
+            key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
         if cu_seq_lens_q is None:
             return self.dense(query, key, value, attention_mask, scale), None
         if max_length_q is None:

@@ -6,7 +6,7 @@ server's hot path must not loop over grids in Python or touch the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -43,24 +43,47 @@ def segment_offsets(grids: Sequence[GridGeometry]) -> np.ndarray:
     return offsets
 
 
+Axis = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
+"""Taps and weights of float32 coordinates on an axis of so many cells: `linear_axis` or `cubic_axis`."""
+
+
 @lru_cache(maxsize=1024)
-def bilinear_taps(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each patch of one frame samples a `side x side` position table, corners aligned.
+def table_taps(
+    h: int, w: int, merge: int, side: int, axis: Axis, coordinates: Callable[[np.ndarray, int, int], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each patch of one frame samples a `side x side` position table, in merge-block order.
+
+    Args:
+        h: Patch rows.
+        w: Patch columns.
+        merge: Side of the blocks; 1 is raster order.
+        side: Cells on a side of the table.
+        axis: Taps and weights of coordinates.
+        coordinates: `(positions, size, side)` to float32 coordinates in the tower's own rounding, which moves the taps.
 
     Returns:
-        `[h * w, 4]` int32 indices into the flattened table and `[h * w, 4]` float32 weights.
+        `[h * w, taps]` int32 indices into the flattened table and `[h * w, taps]` float32 weights.
     """
     positions = block_positions(h, w, merge)
-    row_taps, row_weights = _linear_axis(positions[:, 0], h, side)
-    col_taps, col_weights = _linear_axis(positions[:, 1], w, side)
-    taps = (row_taps[:, :, None] * side + col_taps[:, None, :]).reshape(-1, 4)
-    weights = (row_weights[:, :, None] * col_weights[:, None, :]).reshape(-1, 4)
-    return taps.astype(np.int32), weights
+    row_taps, row_weights = axis(coordinates(positions[:, 0], h, side), side)
+    col_taps, col_weights = axis(coordinates(positions[:, 1], w, side), side)
+    taps = row_taps[:, :, None] * side + col_taps[:, None, :]
+    weights = row_weights[:, :, None] * col_weights[:, None, :]
+    return taps.reshape(h * w, -1).astype(np.int32), weights.reshape(h * w, -1).astype(np.float32)
 
 
-def _linear_axis(index: np.ndarray, size: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two taps and their weights of each position on an axis of `size`, as float32 arithmetic gives them."""
-    source = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+def corner_coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
+    """First and last position on the table's first and last cell."""
+    return index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
+
+
+def center_coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
+    """Patches and cells as areas whose centres are sampled."""
+    return (index.astype(np.float32) + np.float32(0.5)) * np.float32(side) / np.float32(size) - np.float32(0.5)
+
+
+def linear_axis(source: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two taps, clamped at the border, and their weights in float32: `[n, 2]` each."""
     floor = np.floor(source)
     offsets = np.arange(2)
     taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from vitgraph.errors import InputError
-from vitgraph.models.families.glm4v import bicubic_taps
+from vitgraph.models.families.glm4v import sampled_coordinates
 from vitgraph.models.geometry import GridGeometry
+from vitgraph.models.grid_metadata import cubic_axis, table_taps
 from vitgraph.models.registry import resolve_model, row_of_config
 from vitgraph.planning.items import VIDEO
 
@@ -88,7 +89,8 @@ def test_taps_sample_the_table_as_the_tower_does(shape: tuple[int, int]) -> None
     position_ids = get_vision_position_ids(grid_thw, 2)
     zeros = torch.zeros(h * w, embeddings.embed_dim)
     expected = embeddings(zeros, torch.tensor([h * w]), grid_thw, position_ids[:, 0], position_ids[:, 1])
-    indices, weights = (torch.from_numpy(array) for array in bicubic_taps(h, w, 2, 8))
+    taps = table_taps(h, w, 2, 8, cubic_axis, sampled_coordinates)
+    indices, weights = (torch.from_numpy(array) for array in taps)
     sampled = (embeddings.position_embedding.weight[indices] * weights[:, :, None]).sum(1)
     assert checks.relative_l2(sampled, expected) <= 1e-6
 

@@ -53,9 +53,9 @@ def test_the_part_that_sees_is_found_inside_a_larger_model() -> None:
 @pytest.mark.parametrize(
     ("row", "published", "module"),
     [
-        ("qwen3_vl", "thinker.visual.merger_list.2.ln_q.weight", "visual.deepstack_merger_list.2.norm.weight"),
-        ("qwen3_vl", "thinker.visual.merger.mlp.2.bias", "visual.merger.linear_fc2.bias"),
-        ("qwen3_vl", "thinker.visual.blocks.0.mlp.linear_fc1.bias", "visual.blocks.0.mlp.linear_fc1.bias"),
+        ("qwen3_omni", "thinker.visual.merger_list.2.ln_q.weight", "visual.merger_list.2.ln_q.weight"),
+        ("kimi_k25", "mm_projector.proj.0.weight", "projector.in_proj.weight"),
+        ("kimi_k3", "vision_tower.encoder.blocks.0.norm1.weight", "visual.layers.0.norm2.weight"),
         ("qwen3_vl", "vlm.model.visual.pos_embed.weight", "visual.pos_embed.weight"),
         ("qwen3_vl", "blocks.3.attn.qkv.weight", "visual.blocks.3.attn.qkv.weight"),
         ("qwen2_5_vl", "vision_tower.patch_embed.proj.weight", "visual.patch_embed.proj.weight"),

@@ -17,7 +17,7 @@ from vitgraph.models.geometry import (
     smart_resize_video,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, cubic_axis
+from vitgraph.models.grid_metadata import cubic_axis, table_taps
 from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
@@ -75,22 +75,7 @@ def falling_rate_frames(frames: int, file_fps: float, temporal: int) -> int:
     return distinct + distinct % 2
 
 
-@lru_cache(maxsize=1024)
-def bicubic_taps(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each patch of one frame samples a `side x side` position table bicubically, pixel centres aligned.
-
-    Returns:
-        `[h * w, 16]` int32 indices into the flattened table (clamped at its border) and `[h * w, 16]` float32 weights.
-    """
-    positions = block_positions(h, w, merge)
-    row_taps, row_weights = cubic_axis(_coordinates(positions[:, 0], h, side), side)
-    col_taps, col_weights = cubic_axis(_coordinates(positions[:, 1], w, side), side)
-    taps = (row_taps[:, :, None] * side + col_taps[:, None, :]).reshape(-1, 16)
-    weights = (row_weights[:, :, None] * col_weights[:, None, :]).reshape(-1, 16)
-    return taps.astype(np.int32), weights.astype(np.float32)
-
-
-def _coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
+def sampled_coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
     """Where each position on an axis of `size` samples a table of `side` cells, in the tower's own rounding."""
     # The tower samples at float32 coordinates that it first scales to [-1, 1]; their rounding moves the taps a little.
     half, one, two = np.float32(0.5), np.float32(1), np.float32(2)
@@ -196,15 +181,15 @@ class Glm4vEncoder(GridTowerEncoder):
         return found
 
     def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        return bicubic_taps(grid.h, grid.w, self.rule.merge, self.rule.table_side)
+        rule = self.rule
+        return table_taps(grid.h, grid.w, rule.merge, rule.table_side, cubic_axis, sampled_coordinates)
 
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
     ) -> Sequence[torch.Tensor]:
         tower: Any = self.modules["visual"]
-        hidden = tower.post_conv_layernorm(tower.patch_embed(inputs["pixel_values"]))
+        hidden = self.embedded_patches(tower, inputs)
         position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
-        hidden = hidden + self._sampled_positions(tower, inputs).to(hidden.dtype)
         for block in tower.blocks:
             hidden = block(
                 hidden,
@@ -217,17 +202,19 @@ class Glm4vEncoder(GridTowerEncoder):
         groups = hidden.view(-1, merge, merge, hidden.shape[-1]).permute(0, 3, 1, 2)
         return [tower.merger(tower.downsample(groups).view(-1, self.rule.output_width))]
 
-    def _sampled_positions(self, tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Position embedding of every patch, `[N, C]` float32: the tower samples in float32 whatever its dtype."""
+    def embedded_patches(self, tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Patches with their position embeddings, `[N, C]`; the tower samples in float32 whatever its dtype."""
         import torch
 
+        hidden = tower.post_conv_layernorm(tower.patch_embed(inputs["pixel_values"]))
         # One fused gather and sum; the taps spelled out would be sixteen times the activations.
-        return torch.nn.functional.embedding_bag(
+        positions = torch.nn.functional.embedding_bag(
             inputs["interp_indices"],
             tower.embeddings.position_embedding.weight.float(),
             per_sample_weights=inputs["interp_weights"],
             mode="sum",
         )
+        return hidden + positions.to(hidden.dtype)
 
     def grid_rows(self, grid: GridGeometry) -> list[list[int]]:
         # The tower wants a row a frame; transformers' own video features expand their grids so.

@@ -19,7 +19,7 @@ from vitgraph.models.geometry import (
     MergedGridRule,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, cubic_axis
+from vitgraph.models.grid_metadata import block_positions, center_coordinates, cubic_axis, table_taps
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ class KimiVLRule(MergedGridRule):
     def output_width(self) -> int:
         return int(self.extra["text_hidden_size"])
 
+    @property
+    def side_limit(self) -> int:
+        """Most patches on a side."""
+        return SIDE_LIMIT - 1
+
     def resized(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels before the padding."""
         limit = int(self.processor["in_token_limit"])
@@ -93,10 +98,10 @@ class KimiVLRule(MergedGridRule):
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         new_width, new_height = self.resized(width, height)
         cols, rows = (-(-side // self.factor) * self.merge for side in (new_width, new_height))
-        if max(rows, cols) >= SIDE_LIMIT or min(rows, cols) < 1:
+        if max(rows, cols) > self.side_limit or min(rows, cols) < 1:
             raise InputError(
                 f"image of {width}x{height} becomes {cols}x{rows} patches of {self.patch} pixels; each side must have "
-                f"1 to {SIDE_LIMIT - 1}. Resize or crop it"
+                f"1 to {self.side_limit}. Resize or crop it"
             )
         return self.checked_grid(GridGeometry(IMAGE, 1, rows, cols))
 
@@ -105,26 +110,6 @@ class KimiVLRule(MergedGridRule):
         if grid.t != 1:
             raise InputError(f"grid [{grid.t}, {grid.h}, {grid.w}] has {grid.t} frames; this model takes images only")
         return grid
-
-
-@lru_cache(maxsize=128)
-def bicubic_taps(h: int, w: int, table_side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each patch of an image, in raster order, samples a square position table: bicubic, half-pixel centres.
-
-    Returns:
-        `[h * w, 16]` int32 indices into the flattened table and `[h * w, 16]` float32 weights.
-    """
-    row_taps, row_weights = cubic_axis(_coordinates(h, table_side), table_side)
-    col_taps, col_weights = cubic_axis(_coordinates(w, table_side), table_side)
-    taps = row_taps[:, None, :, None] * table_side + col_taps[None, :, None, :]
-    weights = row_weights[:, None, :, None] * col_weights[None, :, None, :]
-    return taps.reshape(-1, 16).astype(np.int32), weights.reshape(-1, 16).astype(np.float32)
-
-
-def _coordinates(size: int, table_side: int) -> np.ndarray:
-    """Where each position on an axis of `size` samples a table of `table_side` cells, in float32 as the tower does."""
-    positions = np.arange(size, dtype=np.float32) + np.float32(0.5)
-    return positions * np.float32(table_side) / np.float32(size) - np.float32(0.5)
 
 
 @lru_cache(maxsize=2048)
@@ -189,7 +174,8 @@ class KimiVLEncoder(GridTowerEncoder):
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         found, extra = super().read_model_config(config)
-        vision = {ours: found[theirs] for theirs, ours in VISION_FIELDS.items() if found.get(theirs) is not None}
+        vision = {ours: found.get(theirs, found.get(ours)) for theirs, ours in VISION_FIELDS.items()}
+        vision = {name: value for name, value in vision.items() if value is not None}
         # The published code has it as a constant.
         return {**vision, "hidden_act": "gelu_pytorch_tanh"}, extra
 
@@ -202,7 +188,8 @@ class KimiVLEncoder(GridTowerEncoder):
         return (3, self.rule.patch, self.rule.patch)
 
     def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        return bicubic_taps(grid.h, grid.w, int(self.rule.vision_config["pos_emb_height"]))
+        side = int(self.rule.vision_config["pos_emb_height"])
+        return table_taps(grid.h, grid.w, 1, side, cubic_axis, center_coordinates)
 
     def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
         # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.
@@ -239,10 +226,14 @@ class KimiVLEncoder(GridTowerEncoder):
                 len(positions) // self.rule.merge**2,
             ),
         ).pooler_output
-        return [self.modules["projector"](pooled).squeeze(1)]
+        return [self.projected(pooled)]
+
+    def projected(self, pooled: torch.Tensor) -> torch.Tensor:
+        """`[M, merge * merge, K]` patches of each output token to `[M, D]`."""
+        return self.modules["projector"](pooled).squeeze(1)
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        return self.modules["projector"](super().stock_rows(mm_kwargs)).squeeze(1)
+        return self.projected(super().stock_rows(mm_kwargs))
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

@@ -87,6 +87,15 @@ class Qwen2_5VLRule(Qwen2VLRule):  # noqa: N801
         )
 
 
+class Exaone45Rule(Qwen2_5VLRule):
+    """As in Qwen2.5-VL; keys and values are projected to fewer heads than queries."""
+
+    def block_flops(self, grid: GridGeometry) -> float:
+        shape, config = self.tower_shape, self.vision_config
+        left_out = 1 - config["num_key_value_heads"] / config["num_heads"]
+        return super().block_flops(grid) - 2.0 * grid.patches * shape.depth * 2 * shape.width**2 * left_out
+
+
 class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     """The modules of `Qwen2_5_VisionTransformerPretrainedModel`; output `[M, D]`.
 
@@ -173,3 +182,28 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
                 position_embeddings=position_embeddings,
             )
         return [tower.merger(stream.whole()).index_select(0, inputs["inverse_index"])]
+
+
+class Exaone45Encoder(Qwen2_5VLEncoder):
+    """`Exaone4_5_VisionModel`: groups of heads share keys and values."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Exaone45Rule
+    vision_defaults: ClassVar[Mapping[str, Any]] = {**Qwen2_5VLEncoder.vision_defaults, "num_key_value_heads": 8}
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.exaone4_5.configuration_exaone4_5 import Exaone4_5_VisionConfig
+        from transformers.models.exaone4_5.modeling_exaone4_5 import Exaone4_5_VisionModel
+
+        return Exaone4_5_VisionConfig, Exaone4_5_VisionModel
+
+
+class Qwen2_5OmniEncoder(Qwen2_5VLEncoder):  # noqa: N801
+    """`Qwen2_5OmniVisionEncoder`: the same network with projections apart."""
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniVisionEncoderConfig
+        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniVisionEncoder
+
+        return Qwen2_5OmniVisionEncoderConfig, Qwen2_5OmniVisionEncoder

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class Qwen2VLRule(MergedGridRule):
-    """Images: 28-pixel tokens within the processor's pixel range. Videos: a range of their own for each frame."""
+class FrameSizedVideos(MergedGridRule):
+    """Videos whose pixel range counts each frame, and whose frames are sampled as Qwen2-VL's processor does."""
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         video = self.processor["video"]
@@ -47,6 +47,10 @@ class Qwen2VLRule(MergedGridRule):
         wanted = math.floor(wanted / temporal) * temporal
         # Every (frames / wanted)-th frame; in floating point that is sometimes one frame more than wanted.
         return math.ceil(frames / (frames / wanted))
+
+
+class Qwen2VLRule(FrameSizedVideos):
+    """Images: 28-pixel tokens within the processor's pixel range. Videos: a range of their own for each frame."""
 
     @property
     def output_width(self) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.models.base import EncoderInputs
+from vitgraph.models.families.qwen2_vl import FrameSizedVideos
 from vitgraph.models.geometry import (
     GeometryRule,
     GridGeometry,
@@ -16,20 +17,12 @@ from vitgraph.models.geometry import (
     smart_resize_video,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import bilinear_taps
+from vitgraph.models.grid_metadata import corner_coordinates, linear_axis, table_taps
 from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:
     import torch
 
-
-OMNI_NAMES = {
-    ".merger_list.": ".deepstack_merger_list.",
-    ".ln_q.": ".norm.",
-    ".mlp.0.": ".linear_fc1.",
-    ".mlp.2.": ".linear_fc2.",
-}
-"""Parts of names in Qwen3-Omni's files, whose tower is this one, and the modules'."""
 
 FLAT_NAMES = ("blocks.", "merger.", "patch_embed.", "pos_embed.", "deepstack_merger_list.")
 """Modules of the tower, which Cosmos 3 publishes without a prefix."""
@@ -86,10 +79,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
     def map_checkpoint_key(cls, key: str) -> str | None:
         if key.startswith(FLAT_NAMES):
             return "visual." + key
-        name = super().map_checkpoint_key(key)
-        for theirs, ours in OMNI_NAMES.items():
-            name = name.replace(theirs, ours) if name is not None else None
-        return name
+        return super().map_checkpoint_key(key)
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,7 +91,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
 
     def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
         side = int(self.rule.vision_config["num_position_embeddings"] ** 0.5)
-        return bilinear_taps(grid.h, grid.w, self.rule.merge, side)
+        return table_taps(grid.h, grid.w, self.rule.merge, side, linear_axis, corner_coordinates)
 
     @staticmethod
     def position_rows(
@@ -150,3 +140,21 @@ class Qwen3VLEncoder(GridTowerEncoder):
         grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids], device=self.device)
         output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
         return torch.cat(self._output_parts(output), dim=-1)
+
+
+class Qwen3OmniRule(FrameSizedVideos, Qwen3VLRule):
+    """Images as in Qwen3-VL, videos as in Qwen2-VL: the pixel range counts each frame."""
+
+
+class Qwen3OmniEncoder(Qwen3VLEncoder):
+    """`Qwen3OmniMoeVisionEncoder`: the same network under other names."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Qwen3OmniRule
+    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 28 * 28, 768 * 28 * 28)
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeVisionEncoderConfig
+        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
+
+        return Qwen3OmniMoeVisionEncoderConfig, Qwen3OmniMoeVisionEncoder

@@ -1,0 +1,41 @@
+"""Towers that inherit another family's adapter, against transformers: values, padding, operations, sizes."""
+
+from typing import Any
+
+import grid_checks as checks
+import pytest
+import torch
+
+NAMES = (
+    "exaone-4.5-debug",
+    "qwen2.5-omni-debug",
+    "qwen3-omni-debug",
+    "glm-ocr-debug",
+    "glm-5.3-debug",
+    "kimi-k2.5-debug",
+    "kimi-k3-debug",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eager_is_the_stock_forward(name: str) -> None:
+    checks.check_eager_equals_stock(checks.build(name, torch.float64))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replays_equal_eager(name: str) -> None:
+    checks.check_graphs_equal_eager(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operations_are_counted_as_torch_counts_them(name: str) -> None:
+    checks.check_flops(checks.build(name))
+
+
+@pytest.mark.parametrize(("width", "height"), [*checks.SIZES, (7200, 100), (60, 9000), (5000, 4000)])
+def test_kimi_k25_sizes_are_the_processors(width: int, height: int) -> None:
+    navit_resize = checks.processor_module("kimi_k25.image_processing_kimi_k25").navit_resize
+    rule: Any = checks.rule_of("kimi-k2.5")
+    _, padded = navit_resize(height, width, 14, 2, 16384, 512)
+    grid = rule.image_geometry(width, height)
+    assert (grid.h * 14, grid.w * 14) == padded
