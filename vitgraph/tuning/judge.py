@@ -1,14 +1,15 @@
 """Measures tuned settings on the device: against eager, the automatic list, the documented nine budgets, the oracle.
 
-Every strategy meets the same calls, one after the other in an order drawn anew each time. The oracle is, for each call,
-the faster of eager and an exact-size graph replayed alone, which no manager can beat.
+Every strategy is a series of one experiment. The oracle is, for each call, the faster of eager and an exact-size graph
+replayed alone, which no manager can beat.
 """
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,19 +18,20 @@ import torch
 
 from vitgraph.graphs.call_plan import CallPlan
 from vitgraph.graphs.captured import reserve_together
+from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.correctness import relative_l2
-from vitgraph.measure.environment import GpuState, read_gpu_state
-from vitgraph.measure.progress import Progress
-from vitgraph.measure.series import encode_eagerly
-from vitgraph.measure.timing import CallTimer
+from vitgraph.measure.correctness import relative_l2, worst
+from vitgraph.measure.environment import GpuState
+from vitgraph.measure.experiment import Control, Experiment, TimedCall
+from vitgraph.measure.progress import Progress, SilentProgress
+from vitgraph.measure.series import Series, eager_series, encode_eagerly, graph_series
+from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.targets import TargetCost
 from vitgraph.tuning.device_timing import forced_batch
-from vitgraph.tuning.graph_shelf import GraphShelf
 from vitgraph.tuning.judgement import (
     EAGER,
     EAGER_REPEAT,
@@ -44,7 +46,7 @@ from vitgraph.tuning.tune import TuneResult
 
 GOLDEN = (5**0.5 - 1) / 2
 REPEAT_EVERY = 2
-"""Eager is measured against itself on every so many-th call."""
+"""Eager is measured against itself in every so many-th turn."""
 
 ROUNDS_MS = 60.0
 """Calls are measured again only while that takes no longer; the noise of longer calls is a small share of them."""
@@ -80,8 +82,8 @@ def verify_tuning(
     rounds: int = 2,
     seed: int = 0,
     time_limit_s: float = 240.0,
-    shelf: GraphShelf | None = None,
-    checkpoint: Callable[[], None] | None = None,
+    keep: Callable[[TimedCall], None] = lambda timed: None,
+    checkpoint: Callable[[], None] = lambda: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures the tuned settings and their baselines, and stores the answer in `result.data["measured"]`.
@@ -94,10 +96,10 @@ def verify_tuning(
         result: What `tune_budgets` found.
         max_calls: Calls to measure at most, small and large ones in the workload's shares.
         rounds: Times that a short call is measured in each strategy; long ones are measured once.
-        seed: Seed of the choice, of the orders and of the pixels.
+        seed: Seed of the choice and of the pixels.
         time_limit_s: For capturing and measuring: as many calls are chosen as are predicted to fit, and none is begun
             later.
-        shelf: Graphs of earlier verifications of this encoder; None captures everything, and releases it in the end.
+        keep: Takes each timed call as it is measured.
         checkpoint: Called now and then, when `result` has been brought up to date.
         progress: Told of every step.
 
@@ -105,33 +107,86 @@ def verify_tuning(
         `strategies` (latency, gain over eager, share of requests slower, memory, capture, prediction), `closed` (share
         of the way from the automatic list to the oracle, with intervals), `rows` (one a call), and what was left out.
     """
-    if shelf is None:
-        with GraphShelf.of(encoder) as own:
-            return verify_tuning(
-                encoder,
-                calls,
-                result,
-                max_calls=max_calls,
-                rounds=rounds,
-                seed=seed,
-                time_limit_s=time_limit_s,
-                shelf=own,
-                checkpoint=checkpoint,
-                progress=progress,
-            )
-    run = Verification(shelf, calls, result, rounds, seed, time_limit_s, progress)
+    run = Verification(encoder, calls, result, rounds, seed, time_limit_s, progress or SilentProgress())
     run.choose(max_calls)
-    with torch.inference_mode():
-        run.capture()
-        run.measure(lambda: _checkpoint(run, result, checkpoint))
-    result.data["measured"] = answer = VerificationReport(run).as_dict()
+
+    def save() -> None:
+        result.data["measured"] = VerificationReport(run).as_dict()
+        checkpoint()
+
+    try:
+        with torch.inference_mode():
+            run.capture()
+            run.measure(keep, save)
+        result.data["measured"] = answer = VerificationReport(run).as_dict()
+    finally:
+        run.release()
     return answer
 
 
-def _checkpoint(run: Verification, result: TuneResult, save: Callable[[], None] | None) -> None:
-    result.data["measured"] = VerificationReport(run).as_dict()
-    if save is not None:
-        save()
+class ExactGraph(Series):
+    """A graph of exactly the call's size on each path, replayed alone.
+
+    Args:
+        manager: Holds the graphs.
+        paths: The encoder's paths.
+    """
+
+    def __init__(self, manager: EncoderCudaGraphManager, paths: Sequence[str]) -> None:
+        super().__init__(EXACT, manager.execute, manager)
+        self._graphs, self._paths = manager, paths
+
+    def keys(self, call: EncoderCall) -> dict[str, GraphKey]:
+        """The graph of a call on each of its paths, whether it could be captured or not."""
+        plan, keys = self._graphs.plan, {}
+        axis_key: tuple[int, ...] = ()
+        for axis in plan.axes:
+            axis_key += axis.covering_key(spec.axis_sizes[axis.name] for spec in call.specs) or ()
+        for path in self._paths:
+            tokens = sum(spec.tokens_on(path) for spec in call.specs)
+            if tokens:
+                slots = plan.select_slots(path, tokens, sum(spec.segments for spec in call.specs))
+                keys[path] = GraphKey(path, tokens, slots or 0, axis_key)
+        return keys
+
+    def meet(self, call: EncoderCall, inputs: EncoderInputs) -> None:
+        """Plans the replays of the call that is timed next, and fills what is kept by size."""
+        captured = {path: key for path, key in self.keys(call).items() if key in self._graphs.graphs}
+        batches = [
+            forced_batch(range(len(call.specs)), call.specs, self._paths, {path: key}) for path, key in captured.items()
+        ]
+        plans = [CallPlan.of([batch], call.specs, self._paths) for batch in batches]
+        self.plans = list(zip(captured.values(), plans, strict=True))
+        for _, plan in self.plans:
+            self._graphs.load_planned(inputs, plan)
+
+    def time(self, timer: CallTimer, inputs: EncoderInputs) -> CallTime | None:
+        """The replays of all paths, each between two synchronisations; loading them is not timed."""
+        total = 0.0
+        for key, plan in self.plans:
+            self._graphs.load_planned(inputs, plan)
+            total += timer.time(self._graphs.graphs[key].graph.replay).wall_ms
+        return CallTime(total, None) if self.plans else None
+
+    def batches(self, call: EncoderCall) -> Sequence[PackedBatch]:
+        return [batch for _, plan in self.plans for batch in plan.batches]
+
+
+class ExactCall(Series):
+    """The same as a whole call through the manager; what that adds is a share of short calls with one path only."""
+
+    def __init__(self, exact: ExactGraph, is_short: Callable[[EncoderInputs], bool]) -> None:
+        super().__init__(EXACT_CALL, exact.encode, exact.manager)
+        self._exact, self._is_short = exact, is_short
+
+    def time(self, timer: CallTimer, inputs: EncoderInputs) -> CallTime | None:
+        plans = self._exact.plans
+        if len(plans) != 1 or not self._is_short(inputs) or self.manager is None:
+            return None
+        return timer.time(partial(self.manager.execute_planned, inputs, plans[0][1]))
+
+    def batches(self, call: EncoderCall) -> Sequence[PackedBatch]:
+        return self._exact.batches(call)
 
 
 class Verification:
@@ -139,34 +194,46 @@ class Verification:
 
     def __init__(
         self,
-        shelf: GraphShelf,
+        encoder: VisionEncoder,
         calls: Sequence[EncoderCall],
         result: TuneResult,
         rounds: int,
         seed: int,
         time_limit_s: float,
-        progress: Progress | None,
+        progress: Progress,
     ) -> None:
-        self.encoder, self.shelf, self.progress = shelf.encoder, shelf, progress
+        self.encoder, self.progress = encoder, progress
         self.workload, self.result = calls, result
         self.rounds, self.seed, self.time_limit_s = rounds, seed, time_limit_s
         self.cost: TargetCost = result.tuned.cost
-        self.paths = tuple(self.encoder.get_encoder_cudagraph_config().paths)
+        self.paths = tuple(encoder.get_encoder_cudagraph_config().paths)
         self.strategies = [
-            Strategy(name, shelf.manager(plan), policy) for name, (plan, policy) in result.tuned.plans.items()
+            Strategy(name, EncoderCudaGraphManager(encoder, plan, policy=policy, cost=self.cost), policy)
+            for name, (plan, policy) in result.tuned.plans.items()
         ]
         self.calls: list[EncoderCall] = []
-        self.measured: list[MeasuredCall] = []
-        self.timer = CallTimer(self.encoder.device)
-        self.states: list[GpuState | None] = [read_gpu_state(self.encoder.device)]
         self.max_rel_l2: float | None = None
-        self.is_interrupted = False
-        self._rng = np.random.default_rng(seed)
+        self._times: OrderedDict[int, MeasuredCall] = OrderedDict()
+        self._made: tuple[EncoderCall, EncoderInputs] | None = None
         self._started = time.perf_counter()
 
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._started
+
+    @property
+    def measured(self) -> list[MeasuredCall]:
+        """Calls that were measured in every strategy at least once."""
+        names = [EAGER, *(strategy.name for strategy in self.strategies)]
+        return [call for call in self._times.values() if all(call.times.get(name) for name in names)]
+
+    @property
+    def states(self) -> list[GpuState | None]:
+        return self.experiment.gpu_states
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self.experiment.is_interrupted
 
     # -- what to measure -----------------------------------------------------------------------------------------------
 
@@ -176,10 +243,7 @@ class Verification:
         used: set[tuple[str, GraphKey]] = set()
         for call in representative(self.workload, self.seed):
             new = {
-                (strategy.name, key)
-                for strategy in self.strategies
-                for key in self._keys(self._pack(strategy, call))
-                if key not in strategy.manager.graphs
+                (strategy.name, key) for strategy in self.strategies for key in self._keys(self._pack(strategy, call))
             } - used
             budgets = [key.token_budget for _, key in new] + [call.tokens]
             spent_s += float(self.cost.model.capture_ms(np.array(budgets)).sum()) / 1e3 + self._predicted_s(call)
@@ -187,8 +251,17 @@ class Verification:
                 break
             used |= new
             self.calls.append(call)
-        self.exact = self.shelf.manager(self._exact_plan())
-        self.inputs = CallInputs(self.encoder, self.calls, self.seed)
+        self.exact = EncoderCudaGraphManager(self.encoder, self._exact_plan())
+        self._exact = ExactGraph(self.exact, self.paths)
+        self._inputs = CallInputs(self.encoder, self.calls, self.seed)
+        self._series = [
+            eager_series(self.encoder),
+            *(graph_series(strategy.manager, strategy.name) for strategy in self.strategies),
+            self._exact,
+            ExactCall(self._exact, lambda inputs: self._eager_ms(inputs) <= ROUNDS_MS),
+        ]
+        timer = CallTimer(self.encoder.device)
+        self.experiment = Experiment(self._series, self, timer, self.encoder.device)
 
     def _predicted_s(self, call: EncoderCall) -> float:
         """Time to measure a call in every strategy; the first eager run is not counted among its rounds."""
@@ -234,137 +307,74 @@ class Verification:
     def capture(self) -> None:
         """Captures the graphs that the calls meet, and of every plan the largest, which decides its memory."""
         reserve_together([*(strategy.manager for strategy in self.strategies), self.exact])
-        wanted = [(self.exact, {key for call in self.calls for key in self._exact_keys(call).values()})]
+        wanted = [(self.exact, {key for call in self.calls for key in self._exact.keys(call).values()})]
         for strategy in self.strategies:
             used = {key for call in self.calls for key in self._keys(self._pack(strategy, call))}
             wanted.append((strategy.manager, used | set(strategy.manager.plan.graph_keys()[:1])))
         for manager, keys in wanted:
-            if self.progress is not None:
-                self.progress.phase("capturing graphs", len(keys))
-            manager.capture_some(keys, lambda done, total, key: self.progress.step() if self.progress else None)
+            self.progress.phase("capturing graphs", len(keys))
+            manager.capture_some(keys, lambda done, total, key: self.progress.step())
+
+    def release(self) -> None:
+        """Releases all graphs."""
+        for manager in (*(strategy.manager for strategy in self.strategies), self.exact):
+            # After a device error even releasing fails, and that error is on its way already.
+            with suppress(RuntimeError):
+                manager.clear()
 
     def _pack(self, strategy: Strategy, call: EncoderCall) -> list[PackedBatch]:
         return self.cost.pack(call.specs, strategy.manager.plan, strategy.policy)
 
-    def _plan(self, strategy: Strategy, call: EncoderCall) -> CallPlan:
-        """The strategy's packing, without graphs that did not fit the device's memory."""
-        kept = []
-        for batch in self._pack(strategy, call):
-            keys = {path: run.key for path, run in batch.runs.items() if run.key in strategy.manager.graphs}
-            if len(keys) == len([run for run in batch.runs.values() if run.key is not None]):
-                kept.append(batch)
-            else:
-                kept.append(forced_batch(batch.items, call.specs, self.paths, _present(keys)))
-        return CallPlan.of(kept, call.specs, self.paths)
+    def _eager_ms(self, inputs: EncoderInputs) -> float:
+        return self.cost.model.eager_ms(self.encoder.get_encoder_cudagraph_item_specs(inputs))
 
-    def measure(self, checkpoint: Callable[[], None]) -> None:
+    def make(self, call: EncoderCall) -> EncoderInputs:
+        """The inputs of a call, made once for all of its rounds."""
+        if self._made is None or self._made[0] is not call:
+            self._made = call, self._inputs.make(call)
+        return self._made[1]
+
+    def measure(self, keep: Callable[[TimedCall], None], checkpoint: Callable[[], None]) -> None:
         """Measures call by call, all rounds and strategies of one before the next."""
-        if self.progress is not None:
-            self.progress.phase("measuring", len(self.calls))
-        gc.collect()
-        gc.disable()
+        self.progress.phase("measuring", len(self.calls))
+
+        def take(timed: TimedCall) -> None:
+            found = self._times.setdefault(timed.call.index, MeasuredCall(timed.call))
+            name = EAGER_REPEAT if timed.is_repeat else timed.series.name
+            found.times.setdefault(name, []).append(timed.time.wall_ms)
+            keep(timed)
+
+        steps = len(self.calls) * self.rounds
+        self.experiment.measure(self._schedule(checkpoint), steps, take, control=Control([EAGER], REPEAT_EVERY))
+
+    def _schedule(self, checkpoint: Callable[[], None]) -> Iterator[tuple[EncoderCall, int]]:
         saved_s = self.elapsed_s
-        try:
-            for number, call in enumerate(self.calls):
-                if number and self.elapsed_s > self.time_limit_s:
-                    break
-                self.measured.append(self._measure_call(call, number))
-                if self.progress is not None:
-                    self.progress.step()
-                if self.elapsed_s > saved_s + CHECKPOINT_S:
-                    self.states.append(read_gpu_state(self.encoder.device))
-                    checkpoint()
-                    saved_s = self.elapsed_s
-        except KeyboardInterrupt:
-            self.is_interrupted = True
-        finally:
-            gc.enable()
-            self.states.append(read_gpu_state(self.encoder.device))
+        for number, call in enumerate(self.calls):
+            if number and self.elapsed_s > self.time_limit_s:
+                return
+            self._meet(call, is_checked=number < CHECKED_CALLS)
+            for round_index in range(self._rounds_of(self.cost.model.eager_ms(call.specs))):
+                yield call, round_index
+            self.progress.step()
+            if self.elapsed_s > saved_s + CHECKPOINT_S:
+                checkpoint()
+                saved_s = self.elapsed_s
 
-    def _measure_call(self, call: EncoderCall, number: int) -> MeasuredCall:
-        mm_kwargs = self.inputs.make(call)
-        runs: dict[str, Callable[[], object]] = {EAGER: partial(encode_eagerly, self.encoder, mm_kwargs)}
-        # Libraries choose kernels when they first meet a size, and host metadata is kept by size: whoever came first
-        # would pay for the others.
-        expected = encode_eagerly(self.encoder, mm_kwargs)
+    def _meet(self, call: EncoderCall, *, is_checked: bool) -> None:
+        """Runs a call untimed: libraries choose kernels when they first meet a size, and host metadata is kept by size.
+
+        Whoever came first would pay for the others.
+        """
+        inputs = self.make(call)
+        expected = encode_eagerly(self.encoder, inputs)
         for strategy in self.strategies:
-            plan = self._plan(strategy, call)
-            self._warm_up(strategy, mm_kwargs, plan)
-            runs[strategy.name] = partial(strategy.manager.execute_planned, mm_kwargs, plan)
-        if number < CHECKED_CALLS:
-            self._check(expected, runs[TUNED]())
-        del expected
-        exact = self._exact_runs(call, mm_kwargs)
-        for _, load, _ in exact:
-            load()
-        if number % REPEAT_EVERY == 0:
-            runs[EAGER_REPEAT] = runs[EAGER]
-        found = MeasuredCall(call, {name: [] for name in (*runs, EXACT, EXACT_CALL)})
-        rounds = self._rounds_of(self.cost.model.eager_ms(call.specs))
-        names = [*runs, EXACT]
-        for _ in range(rounds):
-            for place in self._rng.permutation(len(names)):
-                name = names[int(place)]
-                if name != EXACT:
-                    found.times[name].append(self.timer.time(runs[name]).wall_ms)
-                else:
-                    self._measure_exact(exact, found)
-        return found
-
-    def _warm_up(self, strategy: Strategy, mm_kwargs: EncoderInputs, plan: CallPlan) -> None:
-        if len(plan.batches) == 1:
-            # All of it in one replay, or all of it eager as before: nothing is met for the first time on the device.
-            strategy.manager.load_planned(mm_kwargs, plan)
-        else:
-            strategy.manager.execute_planned(mm_kwargs, plan)
-
-    def _check(self, expected: Sequence[torch.Tensor], found: Any) -> None:
-        for reference, value in zip(expected, found, strict=True):
-            distance = relative_l2(value, reference)
-            # A NaN must stay: it compares with nothing.
-            if self.max_rel_l2 is None or not distance <= self.max_rel_l2:
-                self.max_rel_l2 = distance
-
-    def _exact_runs(self, call: EncoderCall, mm_kwargs: EncoderInputs) -> list[tuple[Callable[[], object], ...]]:
-        """For each path: the whole call, what loads the graph, and its replay alone."""
-        found: list[tuple[Callable[[], object], ...]] = []
-        for path, key in self._exact_keys(call).items():
-            if key in self.exact.graphs:
-                batch = forced_batch(range(len(call.specs)), call.specs, self.paths, {path: key})
-                plan = CallPlan.of([batch], call.specs, self.paths)
-                found.append(
-                    (
-                        partial(self.exact.execute_planned, mm_kwargs, plan),
-                        partial(self.exact.load_planned, mm_kwargs, plan),
-                        self.exact.graphs[key].graph.replay,
-                    )
-                )
-        return found
-
-    def _measure_exact(self, runs: Sequence[tuple[Callable[[], object], ...]], found: MeasuredCall) -> None:
-        if not runs:
-            return
-        # What the manager adds is a share of short calls only.
-        if len(runs) == 1 and self.cost.model.eager_ms(found.call.specs) <= ROUNDS_MS:
-            found.times[EXACT_CALL].append(self.timer.time(runs[0][0]).wall_ms)
-        total = 0.0
-        for _, load, replay in runs:
-            load()
-            total += self.timer.time(replay).wall_ms
-        found.times[EXACT].append(total)
-
-    def _exact_keys(self, call: EncoderCall) -> dict[str, GraphKey]:
-        plan, keys = self.exact.plan, {}
-        axis_key: tuple[int, ...] = ()
-        for axis in plan.axes:
-            axis_key += axis.covering_key(spec.axis_sizes[axis.name] for spec in call.specs) or ()
-        for path in self.paths:
-            tokens = sum(spec.tokens_on(path) for spec in call.specs)
-            if tokens:
-                slots = plan.select_slots(path, tokens, sum(spec.segments for spec in call.specs))
-                keys[path] = GraphKey(path, tokens, slots or 0, axis_key)
-        return keys
-
-
-def _present(keys: Mapping[str, GraphKey | None]) -> dict[str, GraphKey]:
-    return {path: key for path, key in keys.items() if key is not None}
+            plan = strategy.manager.plan_call(inputs)
+            if len(plan.batches) == 1 and not (is_checked and strategy.name == TUNED):
+                # One replay, or all of it eager as before: nothing is met for the first time on the device.
+                strategy.manager.load_planned(inputs, plan)
+                continue
+            outputs = strategy.manager.execute(inputs)
+            if is_checked and strategy.name == TUNED:
+                pairs = zip(outputs, expected, strict=True)
+                self.max_rel_l2 = worst([self.max_rel_l2, *(relative_l2(*pair) for pair in pairs)])
+        self._exact.meet(call, inputs)
