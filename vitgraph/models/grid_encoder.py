@@ -93,7 +93,8 @@ class GridTowerEncoder(VisionEncoder):
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         config = self.rule.vision_config
-        return (config["in_channels"] * config["temporal_patch_size"] * config["patch_size"] ** 2,)
+        channels = config.get("in_channels") or config["num_channels"]
+        return (channels * config["temporal_patch_size"] * config["patch_size"] ** 2,)
 
     def patch_rows(self, capacity: GraphCapacity) -> int:
         """Patches N of a graph: the merge gives each output token `merge**2` of them."""

@@ -77,6 +77,15 @@ ROWS: tuple[ModelRow, ...] = (
         "qwen3-omni-debug",
     ),
     ModelRow(
+        "cohere_compass",
+        QWEN3,
+        "North Micro Vision (Cohere Compass)",
+        "qwen3_vl:CohereCompassEncoder",
+        ("CohereCompassForConditionalGeneration",),
+        "north-micro-vision",
+        "north-micro-vision-debug",
+    ),
+    ModelRow(
         "qwen3_5",
         QWEN3,
         "Qwen3.5, Qwen3.6, ColQwen3.5, Clef-Flash",
@@ -194,6 +203,15 @@ ROWS: tuple[ModelRow, ...] = (
         "gemma3-debug",
     ),
     ModelRow(
+        "idefics3",
+        SIGLIP,
+        "Idefics 3, SmolVLM, SmolVLM 2",
+        "idefics3:Idefics3Encoder",
+        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        "smolvlm-500m",
+        "idefics3-debug",
+    ),
+    ModelRow(
         "minicpmv_2_5",
         SIGLIP,
         "MiniCPM-V 2.5",
@@ -289,6 +307,15 @@ ROWS: tuple[ModelRow, ...] = (
         "llama4-debug",
     ),
     ModelRow(
+        "minimax_m3",
+        OTHER,
+        "MiniMax-M3 (images)",
+        "minimax_m3:MiniMaxM3Encoder",
+        ("MiniMaxM3SparseForConditionalGeneration",),
+        "minimax-m3",
+        "minimax-m3-debug",
+    ),
+    ModelRow(
         "gemma4",
         OTHER,
         "Gemma 4",
@@ -299,7 +326,14 @@ ROWS: tuple[ModelRow, ...] = (
     ),
 )
 
-IMAGES_ONLY = frozenset({"OpenCUAForConditionalGeneration", "JinaVLForRanking", "QianfanOCRForConditionalGeneration"})
+IMAGES_ONLY = frozenset(
+    {
+        "CohereCompassForConditionalGeneration",
+        "JinaVLForRanking",
+        "OpenCUAForConditionalGeneration",
+        "QianfanOCRForConditionalGeneration",
+    }
+)
 """Names that take images alone, of families that take videos too."""
 
 NOT_YET: Mapping[str, str] = {

@@ -14,6 +14,8 @@ NAMES = (
     "glm-5.3-debug",
     "kimi-k2.5-debug",
     "kimi-k3-debug",
+    "north-micro-vision-debug",
+    "minimax-m3-debug",
 )
 
 

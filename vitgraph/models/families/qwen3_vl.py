@@ -158,3 +158,14 @@ class Qwen3OmniEncoder(Qwen3VLEncoder):
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
 
         return Qwen3OmniMoeVisionEncoderConfig, Qwen3OmniMoeVisionEncoder
+
+
+class CohereCompassEncoder(Qwen3VLEncoder):
+    """`CohereCompassVisionModel`, the same network; images only, as vLLM 0.33 captures them."""
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.cohere_compass.configuration_cohere_compass import CohereCompassVisionConfig
+        from transformers.models.cohere_compass.modeling_cohere_compass import CohereCompassVisionModel
+
+        return CohereCompassVisionConfig, CohereCompassVisionModel

@@ -1,0 +1,153 @@
+"""MiniMax-M3: a CLIP-like tower over packed patches with rotary positions on three axes, and a two-step projector.
+
+Images only, as vLLM 0.33 captures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.planning.items import IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CHECKPOINT_KEYS = (
+    (r"^vision_tower\.vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.proj."),
+    (r"^vision_tower\.vision_model\.(?:encoder\.)?(layers|pre_layrnorm)\.", r"visual.\1."),
+    (r"^patch_merge_mlp\.(linear_[12])\.", r"projector.merge_\1."),
+    (r"^(?:model\.)?multi_modal_projector\.", "projector."),
+    (r"^(?:model\.)?vision_tower\.", "visual."),
+)
+"""Published key (original or as transformers saves it) to module name; the first match holds."""
+
+
+class MiniMaxM3Rule(MergedGridRule):
+    """Images: 28-pixel tokens within the processor's pixel range."""
+
+    modalities: tuple[str, ...] = (IMAGE,)
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["text_hidden_size"])
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        inner, out = int(self.extra["projector_hidden_size"]), self.output_width
+        tokens = grid.patches // self.merge**2
+        each = grid.patches * (self.tower_shape.width * inner + inner * out)
+        return 2.0 * (each + tokens * (self.merge**2 * out * inner + inner * out))
+
+
+class MiniMaxM3Encoder(GridTowerEncoder):
+    """`MiniMaxM3VLVisionModel` and `MiniMaxM3VLMultiModalProjector`."""
+
+    rule_class: ClassVar[type[GeometryRule]] = MiniMaxM3Rule
+    default_pixel_range: ClassVar[tuple[int, int]] = (4 * 28 * 28, 451584)
+    default_video_pixel_range: ClassVar[tuple[int, int]] = (4 * 28 * 28, 768 * 28 * 28)
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.minimax_m3_vl.configuration_minimax_m3_vl import MiniMaxM3VLVisionConfig
+        from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLVisionModel
+
+        return MiniMaxM3VLVisionConfig, MiniMaxM3VLVisionModel
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLMultiModalProjector
+
+        modules = super().build_modules(vision_config, extra, dtype, device)
+        tower: Any = modules["visual"]
+        text = extra["text_hidden_size"]
+        full = SimpleNamespace(
+            vision_config=tower.config,
+            text_config=SimpleNamespace(hidden_size=text),
+            projector_hidden_size=extra["projector_hidden_size"],
+            merged_hidden_size=text * tower.config.spatial_merge_size**2,
+        )
+        with device:
+            modules["projector"] = MiniMaxM3VLMultiModalProjector(full).to(dtype)
+        return modules
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return rename_key(key, CHECKPOINT_KEYS)
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found, extra = super().read_model_config(config)
+        config_class, _ = cls.tower_class()
+        known = config_class().to_dict()
+        vision = {name: found.get(name, known[name]) for name in VISION_FIELDS}
+        return vision, {**extra, "projector_hidden_size": config.get("projector_hidden_size", 6144)}
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        # The released file has a side of 672 pixels there, which transformers takes for an error too.
+        size = processor.get("size")
+        return super().read_processor_config({**processor, "size": size if isinstance(size, Mapping) else None})
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        positions = MetadataField((self.patch_rows(capacity), 3), "int32")
+        return {**super().metadata_fields(capacity), "position_ids": positions}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        found = super().compute_metadata(items, path, axis_key)
+        # An image is the first temporal step.
+        return {**found, "position_ids": np.pad(found["position_ids"], ((0, 0), (1, 0)))}
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        hidden = self.modules["visual"](
+            inputs["pixel_values"],
+            # Everything that the tower would derive from the grid is passed in; it must not look at it.
+            grid_thw=None,
+            cu_seqlens=inputs["cu_seqlens"],
+            max_seqlen=scalars["max_seqlen"],
+            position_ids=inputs["position_ids"],
+        ).last_hidden_state
+        return [self.modules["projector"](hidden[0])]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        rows = [row for item in mm_kwargs.chosen for row in self.grid_rows(self.rule.checked_grid(item))]
+        pixels = mm_kwargs.rows("pixel_values").materialize()
+        hidden = self.modules["visual"](pixels, grid_thw=torch.tensor(rows, device=self.device)).last_hidden_state
+        return self.modules["projector"](hidden[0])
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.proj",)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.layers)
+
+
+VISION_FIELDS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_channels",
+    "patch_size",
+    "temporal_patch_size",
+    "spatial_merge_size",
+    "hidden_act",
+    "layer_norm_eps",
+)
+"""Fields of transformers' vision config that the tower reads; files leave out those of their class's default."""
