@@ -106,7 +106,7 @@ class Idefics3Encoder(TileEncoder):
 
         config = Idefics3VisionConfig(**vision_config)
         text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
-        full = SimpleNamespace(vision_config=config, text_config=text, scale_factor=extra["scale_factor"])
+        full: Any = SimpleNamespace(vision_config=config, text_config=text, scale_factor=extra["scale_factor"])
         with device:
             tower = Idefics3VisionTransformer._from_config(config, attn_implementation="sdpa", dtype=dtype)
             connector = Idefics3Connector(full).to(dtype)

@@ -70,7 +70,7 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         modules = super().build_modules(vision_config, extra, dtype, device)
         tower: Any = modules["visual"]
         text = extra["text_hidden_size"]
-        full = SimpleNamespace(
+        full: Any = SimpleNamespace(
             vision_config=tower.config,
             text_config=SimpleNamespace(hidden_size=text),
             projector_hidden_size=extra["projector_hidden_size"],
