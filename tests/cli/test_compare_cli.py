@@ -165,7 +165,7 @@ def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: p
         (["--micro", "--isolate"], "leave --isolate out"),
         (["--micro", "--dry-run"], "leave --dry-run out"),
         (["--rounds", "0"], "--rounds is 0"),
-        (["--load-format", "magic"], "unknown load format 'magic'"),
+        (["--load-format", "magic"], "--load-format is 'magic'"),
         (["--device", "cuda:7"], "cuda:7"),
     ],
 )

@@ -103,8 +103,8 @@ def test_a_key_without_a_value_changes_nothing(config: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tokenbudgets: [64]", "unknown key 'tokenbudgets'; near: token_budgets"),
-        ("zzz: 1", "unknown key 'zzz'; known: model, "),
+        ("tokenbudgets: [64]", "unknown key 'tokenbudgets'; did you mean token_budgets?"),
+        ("zzz: 1", "unknown key 'zzz'; known: "),
         ("config: other.yaml", "unknown key 'config'"),
         ("num_prompts: many", "num_prompts is 'many'; --num-prompts takes an integer"),
         ("num_prompts: 1.5", "num_prompts is 1.5; --num-prompts takes an integer"),

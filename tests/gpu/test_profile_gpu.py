@@ -10,13 +10,14 @@ import torch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, make_calls
 from vitgraph.measure.diagnose import measure_host_steps
-from vitgraph.measure.profile_call import ProfileSpec, parse_items, prepare_profile, run_profile
+from vitgraph.measure.profile_call import prepare_profile, run_profile
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.compile.patch_linear import PatchProduct
 from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec
+from vitgraph.specs.values import parse_items
 from vitgraph.workloads.base import Request
 
 pytestmark = pytest.mark.requires_cuda

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,17 +53,13 @@ def test_the_graph_manager_knows_no_family_and_no_backend(path: Path) -> None:
     assert own <= {"vitgraph.models.base", "vitgraph.models.metadata", "vitgraph.models.geometry"}
 
 
-def test_help_answers_at_once_and_without_torch() -> None:
+def test_help_imports_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'numpy', 'pandas', 'matplotlib', 'pyarrow', 'yaml'}"
     program = (
-        "import sys; from typer.testing import CliRunner; from vitgraph.cli import app; "
-        "result = CliRunner().invoke(app, ['--help']); assert result.exit_code == 0, result.output; "
-        "assert 'bench' in result.output; assert not {'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)"
+        "import sys; from typer.testing import CliRunner; from vitgraph.cli import app\n"
+        "for words, shown in (['--help'], 'bench'), (['bench', '-h'], '--model'), (['workload', '-h'], 'make'):\n"
+        "    result = CliRunner().invoke(app, words); assert result.exit_code == 0, result.output\n"
+        "    assert shown in result.output\n"
+        f"assert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "vitgraph", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - started)
-    # The promise is 0.3 s on an idle machine; the best of five leaves room for a busy one.
-    assert min(times) < 0.6

@@ -1,112 +1,61 @@
-"""The `compare-backends` command's work between its options and its report: what to run, where, and what to show."""
+"""`vitgraph compare-backends`: what to run, where, and what to show of it."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vitgraph.commands.shell import Shown, command_line, new_run_folder
 from vitgraph.errors import UsageError, VitgraphError
-from vitgraph.ranks.launch import is_follower, is_rank
+from vitgraph.specs import CompareSpec
+from vitgraph.specs.fields import as_options
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
-    from vitgraph.measure.compare_spec import CompareSpec, PreparedCompare
+    from vitgraph.measure.compare_spec import PreparedCompare
     from vitgraph.measure.progress import Progress
     from vitgraph.records.compare_record import CompareRecord
 
 PART_OPTIONS_FILE = "options.json"
-_FIXED_OPTIONS = {
-    "mm_encoder_attn_backend": "auto",
-    "baseline": "eager",
-    "monolithic_crops": None,
-    "fail_on_slower": False,
-}
-"""Options of `bench` that a comparison does not have."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What the command line shows of a finished command.
+def compare_backends(spec: CompareSpec) -> Shown | None:
+    """Compare attention backends in graph and eager mode on one workload, and say which to use and how sure that is.
 
-    Attributes:
-        data: For `--json`.
-        render: Prints it as tables.
-        folder: Where the record is; None for a dry run.
-        is_interrupted: The user stopped the run; what was measured is saved and shown.
-        failure: What the command must end with after showing it all; None where it went well.
+    Every backend's outputs are checked against the same tower in float32 before anything is timed. A backend that is
+    missing, fails or is wrong keeps its row with the reason.
     """
-
-    data: Mapping[str, Any]
-    render: Callable[[Console], None]
-    folder: Path | None = None
-    is_interrupted: bool = False
-    failure: VitgraphError | None = None
-
-
-def compare_spec(options: Mapping[str, Any]) -> CompareSpec:
-    """The spec of `vitgraph compare-backends` from its options by parameter name.
-
-    Raises:
-        UsageError: An option that cannot be read, or two that contradict each other.
-    """
-    from vitgraph.commands.spec_values import bench_spec
-    from vitgraph.measure.compare_spec import CompareSpec, choose_backends
-
-    for name in ("isolate", "dry_run"):
-        if options["micro"] and options[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise UsageError(f"--micro times attention alone, in this process and without a plan; leave {option} out")
-    if options["micro"] and options["tensor_parallel_size"] > 1:
-        raise UsageError("--micro times attention alone, on one GPU; leave --tensor-parallel-size out")
-    if options["isolate"] and is_rank():
-        raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
-    backends = choose_backends(options["backends"])
-    return CompareSpec(bench_spec({**options, **_FIXED_OPTIONS}), backends, options["isolate"])
-
-
-def run_comparison(options: Mapping[str, Any]) -> Shown | None:
-    """Runs what the options ask for and saves it.
-
-    Returns:
-        What to show; None where another process shows it: rank 0, or the ranks that this one started.
-
-    Raises:
-        VitgraphError: What cannot be run at all.
-    """
-    from vitgraph.commands.on_ranks import ran_on_ranks, rank_progress
-    from vitgraph.commands.spec_values import new_run_folder
+    from vitgraph.commands.on_ranks import is_follower, is_rank, ran_on_ranks, rank_progress
     from vitgraph.measure.compare_micro import MICRO_KIND
-    from vitgraph.measure.compare_spec import prepare_compare
+    from vitgraph.measure.compare_spec import choose_backends, prepare_compare
     from vitgraph.records.compare_record import KIND
-    from vitgraph.report.progress import ConsoleProgress
 
-    if options["part_options"] is not None:
-        options = json.loads(options["part_options"].read_text(encoding="utf-8"))
-        options = {**options, "output_dir": Path(options["output_dir"])}
-    spec = compare_spec(options)
-    command = ["vitgraph", *sys.argv[1:]]
-    kind = MICRO_KIND if options["micro"] else KIND
-    folder = spec.bench.run.output_dir or new_run_folder(kind, spec.bench.model.model)
-    if options["micro"]:
-        with ConsoleProgress(enabled=not options["quiet"]) as progress:
-            return _run_micro(spec, folder, command, progress)
-    parallel, device, overwrite = spec.bench.parallel, spec.bench.model.device, spec.bench.run.overwrite
-    if not (options["dry_run"] or spec.isolate) and ran_on_ranks(parallel, device, folder, overwrite=overwrite):
+    if spec.isolate and is_rank():
+        raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
+    spec = replace(spec, backends=choose_backends(spec.backends))
+    bench = spec.bench
+    folder = bench.run.output_dir or new_run_folder(MICRO_KIND if spec.micro else KIND, bench.model.model)
+    if spec.micro:
+        return _run_micro(spec, folder)
+    is_on_ranks = not (spec.shell.dry_run or spec.isolate)
+    if is_on_ranks and ran_on_ranks(bench.parallel, bench.model.device, folder, overwrite=bench.run.overwrite):
         return None
     prepared = prepare_compare(spec)
-    if options["dry_run"]:
+    if spec.shell.dry_run:
         return _describe(prepared)
-    with rank_progress(options["quiet"]) as progress:
+    with rank_progress(spec.shell.quiet) as progress:
         for warning in prepared.bench.warnings:
             progress.note(warning)
         try:
-            record = _run(prepared, folder, command, options, progress)
+            record = _run(prepared, folder, progress)
         finally:
             if not is_follower():
                 _write_derived(folder, progress)
@@ -114,10 +63,11 @@ def run_comparison(options: Mapping[str, Any]) -> Shown | None:
         return None
     is_interrupted = record["status"] == "interrupted"
     failure = None if is_interrupted else record.failure()
-    return Shown(record.data, partial(_render, record, prepared.bench.sharing), folder, is_interrupted, failure)
+    render = partial(_render, record, prepared.bench.sharing)
+    return Shown(record.data, render, folder, is_interrupted=is_interrupted, failure=failure)
 
 
-def _render(record: CompareRecord, sharing: Mapping[str, Any] | None, console: Console) -> None:
+def _render(record: CompareRecord, sharing: Mapping[str, object] | None, console: Console) -> None:
     from vitgraph.report.compare_table import render_compare
     from vitgraph.report.rank_table import render_compared_ranks, render_sharing
 
@@ -126,55 +76,57 @@ def _render(record: CompareRecord, sharing: Mapping[str, Any] | None, console: C
     render_sharing(sharing, console)
 
 
-def _run(
-    prepared: PreparedCompare, folder: Path, command: Sequence[str], options: Mapping[str, Any], progress: Progress
-) -> CompareRecord | None:
+def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> CompareRecord | None:
     from vitgraph.commands.on_ranks import joined, naming_folder
     from vitgraph.measure.compare import follow_compare, run_compare
     from vitgraph.measure.compare_isolated import run_isolated
 
-    if prepared.spec.isolate:
-        return run_isolated(prepared, folder, command, progress, lambda name, part: _part_command(name, part, options))
-    with naming_folder(folder), joined(prepared.spec.bench.parallel, prepared.spec.bench.model.device) as group:
+    command, spec = command_line(), prepared.spec
+    if spec.isolate:
+        return run_isolated(prepared, folder, command, progress, lambda name, part: _part_command(name, part, spec))
+    with naming_folder(folder), joined(spec.bench.parallel, spec.bench.model.device) as group:
         if group is None or group.is_leader:
             return run_compare(prepared, folder, command, progress, group)
         follow_compare(prepared, command, group, progress)
         return None
 
 
-def _part_command(backend: str, part: Path, options: Mapping[str, Any]) -> list[str]:
-    """The command line that measures one backend alone; its options go through a file beside its record."""
-    kept = {name: value for name, value in options.items() if isinstance(value, str | int | float | None)}
-    changed = {"backends": backend, "isolate": False, "output_dir": str(part), "overwrite": True, "quiet": True}
+def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:
+    """The command line that measures one backend alone; its options are a config file beside its record."""
+    run = replace(spec.bench.run, output_dir=part, overwrite=True)
+    shell = replace(spec.shell, config=None, quiet=True, json=True)
+    alone = replace(spec, bench=replace(spec.bench, run=run, shell=shell), backends=(backend,), isolate=False)
     part.mkdir(parents=True, exist_ok=True)
     file = part / PART_OPTIONS_FILE
-    file.write_text(json.dumps(kept | changed, indent=1), encoding="utf-8")
-    return [sys.executable, "-m", "vitgraph", "compare-backends", "--part-options", str(file), "--json"]
+    file.write_text(json.dumps(as_options(alone), indent=1), encoding="utf-8")
+    return [sys.executable, "-m", "vitgraph", "compare-backends", "--config", str(file)]
 
 
 def _describe(prepared: PreparedCompare) -> Shown:
-    from vitgraph.report.compare_table import render_availability
-    from vitgraph.report.plan_table import render_plan
-
     description = prepared.describe()
 
     def render(console: Console) -> None:
+        from vitgraph.report.compare_table import render_availability
+        from vitgraph.report.plan_table import render_plan
+
         render_plan(description, console)
         render_availability(description["backends"], console)
 
     return Shown(description, render)
 
 
-def _run_micro(spec: CompareSpec, folder: Path, command: Sequence[str], progress: Progress) -> Shown:
+def _run_micro(spec: CompareSpec, folder: Path) -> Shown:
     from vitgraph.measure.compare_micro import micro_failure, run_micro_comparison
     from vitgraph.report.compare_csv import MICRO_FILE, write_micro_csv
     from vitgraph.report.micro_table import render_micro
+    from vitgraph.report.progress import ConsoleProgress
 
-    record = run_micro_comparison(spec, folder, command, progress)
+    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
+        record = run_micro_comparison(spec, folder, command_line(), progress)
     write_micro_csv(record["rows"], folder / MICRO_FILE, overwrite=True)
     is_interrupted = record["status"] == "interrupted"
     failure = None if is_interrupted else micro_failure(record)
-    return Shown(record, lambda console: render_micro(record, console), folder, is_interrupted, failure)
+    return Shown(record, partial(render_micro, record), folder, is_interrupted=is_interrupted, failure=failure)
 
 
 def _write_derived(folder: Path, progress: Progress) -> None:

@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+from vitgraph.commands.shell import Shown, new_run_folder
+from vitgraph.errors import UsageError
+from vitgraph.specs.asked import ExportSpec
 
-from vitgraph.commands import options as opt
-
-Runs = Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="Folders of saved runs, or their run.json.")]
-Compare = Annotated[
-    tuple[Path, Path] | None,
-    typer.Option("--compare", metavar="A B", help="Two runs of the same requests on the same device: B against A."),
-]
-Across = Annotated[
-    str | None,
-    typer.Option(help="What may differ between the two, for example backend,dtype; unset: any one thing."),
-]
-Formats = Annotated[
-    str | None,
-    typer.Option(help="Some of csv, parquet, markdown, latex, plots, html; unset: all of them."),
-]
-OutputDir = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the files; unset: export/ in the run's folder, or a new one under runs/ for several."),
-]
-Markdown = Annotated[
-    bool,
-    typer.Option(
-        "--markdown", help="Print one Markdown table, a bench run (or one with --compile-rows) a line; write no files."
-    ),
-]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files of an earlier export.")]
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def export(
-    runs: Runs = None,
-    compare: Compare = None,
-    across: Across = None,
-    formats: Formats = None,
-    markdown: Markdown = False,
-    output_dir: OutputDir = None,
-    overwrite: Overwrite = False,
-    json_output: opt.JsonOutput = False,
-) -> None:
+def export(spec: ExportSpec) -> Shown:
     """Rebuild tables, plots and one HTML page from saved runs, or compare two of them; needs no GPU.
 
     Of bench runs, writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and
@@ -54,69 +23,36 @@ def export(
     or verification, prints its tables again and writes their CSV and plots. With --compare, the files hold the deltas
     of two bench runs with their intervals.
     """
-    from vitgraph.cli import reported_errors
+    from vitgraph.records.saved_runs import BENCH_KIND, record_file, record_kind
+    from vitgraph.report.export import parse_formats
 
-    with reported_errors():
-        from vitgraph.errors import UsageError
-
-        if bool(runs) == (compare is not None):
-            raise UsageError("give one or more runs, or --compare with two of them (and not both)")
-        if across is not None and compare is None:
-            raise UsageError(f"--across is {across!r}, but only --compare compares runs")
-        if markdown:
-            if compare or formats or output_dir or overwrite or json_output:
-                raise UsageError("--markdown prints one table of the runs and writes no files; give it runs alone")
-            _print_markdown(runs or [])
-            return
-        if compare:
-            written = _compare(compare, across, formats, output_dir, overwrite, json_output)
-        else:
-            written = _export(runs or [], formats, output_dir, overwrite, json_output)
-        if json_output and not compare:
-            typer.echo(json.dumps([str(path) for path in written], indent=1))
-        elif not json_output:
-            _list_files(written)
+    if spec.markdown:
+        return Shown(None, lambda console: _print_markdown(spec.runs))
+    formats = parse_formats(spec.formats)
+    if spec.compare is not None:
+        return _compare(spec, spec.compare, formats)
+    others = [path for path in spec.runs if record_kind(record_file(path)) not in (None, BENCH_KIND)]
+    return _export_other(spec, others[0], formats) if others else _export_benches(spec, formats)
 
 
-def _export(
-    paths: Sequence[Path], formats: str | None, output_dir: Path | None, overwrite: bool, json_output: bool
-) -> list[Path]:
-    from rich.console import Console
-
-    from vitgraph.commands.spec_values import new_run_folder
-    from vitgraph.records.saved_runs import BENCH_KIND, open_runs, record_file, record_kind
-    from vitgraph.report.export import export_runs, parse_formats
+def _export_benches(spec: ExportSpec, formats: Sequence[str]) -> Shown:
+    from vitgraph.records.saved_runs import open_runs
+    from vitgraph.report.export import export_runs
     from vitgraph.report.scaling import render_scaling, scaling_tables
 
-    chosen = parse_formats(formats)
-    others = [path for path in paths if record_kind(record_file(path)) not in (None, BENCH_KIND)]
-    if others:
-        return _export_other(others[0], len(paths), chosen if formats else None, output_dir, overwrite, json_output)
-    runs = open_runs(paths)
+    runs = open_runs(spec.runs)
     for run in runs:
         _print_notes(run.notes)
-    folder = output_dir
-    if folder is None:
-        own = runs[0].record.folder
-        folder = own / "export" if len(runs) == 1 and own is not None else new_run_folder("export", "runs")
-    written = export_runs(runs, folder, chosen, overwrite=overwrite)
-    if not json_output:
-        render_scaling(scaling_tables(runs), Console())
-    return written
+    own = runs[0].record.folder if len(runs) == 1 else None
+    folder = spec.output_dir or (own / "export" if own is not None else new_run_folder("export", "runs"))
+    written = export_runs(runs, folder, formats, overwrite=spec.overwrite)
+    return _shown(written, lambda console: render_scaling(scaling_tables(runs), console))
 
 
-def _export_other(
-    path: Path,
-    count: int,
-    formats: Sequence[str] | None,
-    output_dir: Path | None,
-    overwrite: bool,
-    json_output: bool,
-) -> list[Path]:
+def _export_other(spec: ExportSpec, path: Path, formats: Sequence[str]) -> Shown:
     """Exports one record that no `bench` saved."""
     from rich.console import Console
 
-    from vitgraph.errors import UsageError
     from vitgraph.records.saved_runs import record_file, record_kind
     from vitgraph.report.record_files import EXPORTED_KINDS, RECORD_FORMATS, export_record
 
@@ -127,16 +63,44 @@ def _export_other(
             f"{file} is a record of kind {kind!r}; export takes bench, {', '.join(EXPORTED_KINDS)}. "
             "Its JSON can be read as it is"
         )
-    if count > 1:
+    if len(spec.runs) > 1:
         raise UsageError(f"{file} is a record of kind {kind!r}; only bench runs go together, so give it alone")
-    return export_record(
+    written = export_record(
         file,
         kind,
-        output_dir or file.parent / "export",
-        formats or RECORD_FORMATS,
-        console=None if json_output else Console(),
-        overwrite=overwrite,
+        spec.output_dir or file.parent / "export",
+        formats if spec.formats else RECORD_FORMATS,
+        console=None if spec.shell.json else Console(),
+        overwrite=spec.overwrite,
     )
+    return _shown(written)
+
+
+def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str]) -> Shown:
+    from vitgraph.records.saved_runs import open_runs
+    from vitgraph.records.two_runs import compare_runs
+    from vitgraph.report.comparison_view import comparison_summary, render_comparison
+    from vitgraph.report.export import export_comparison
+
+    first, second = open_runs(paths)
+    names = tuple(name.strip() for name in (spec.across or "").split(",") if name.strip())
+    comparison = compare_runs(first, second, names)
+    for run in (first, second):
+        _print_notes(run.notes)
+    folder = spec.output_dir or new_run_folder("comparison", first.record.model_name)
+    written = export_comparison(comparison, folder, formats, overwrite=spec.overwrite)
+    shown = _shown(written, lambda console: render_comparison(comparison, console))
+    return Shown(comparison_summary(comparison), shown.render)
+
+
+def _shown(written: Sequence[Path], render: Callable[[Console], None] | None = None) -> Shown:
+    def show_all(console: Console) -> None:
+        if render is not None:
+            render(console)
+        _list_files(written)
+
+    data: Any = [str(path) for path in written]
+    return Shown(data, show_all)
 
 
 def _print_markdown(paths: Sequence[Path]) -> None:
@@ -147,50 +111,17 @@ def _print_markdown(paths: Sequence[Path]) -> None:
 
     files = [record_file(path) for path in paths]
     if {record_kind(file) for file in files} == {COMPILE_KIND}:
-        typer.echo(compile_rows_markdown([CompareRecord.load(file, COMPILE_KIND) for file in files]), nl=False)
+        print(compile_rows_markdown([CompareRecord.load(file, COMPILE_KIND) for file in files]), end="")
         return
     runs = open_runs(paths)
     for run in runs:
         _print_notes(run.notes)
-    typer.echo(rows_markdown(runs), nl=False)
-
-
-def _compare(
-    paths: tuple[Path, Path],
-    across: str | None,
-    formats: str | None,
-    output_dir: Path | None,
-    overwrite: bool,
-    json_output: bool,
-) -> list[Path]:
-    from rich.console import Console
-
-    from vitgraph.commands.spec_values import new_run_folder
-    from vitgraph.records.bench_record import encode
-    from vitgraph.records.saved_runs import open_runs
-    from vitgraph.records.two_runs import compare_runs
-    from vitgraph.report.comparison_view import comparison_summary, render_comparison
-    from vitgraph.report.export import export_comparison, parse_formats
-
-    chosen = parse_formats(formats)
-    first, second = open_runs(paths)
-    names = tuple(name.strip() for name in (across or "").split(",") if name.strip())
-    comparison = compare_runs(first, second, names)
-    for run in (first, second):
-        _print_notes(run.notes)
-    written = export_comparison(
-        comparison, output_dir or new_run_folder("comparison", first.record.model_name), chosen, overwrite=overwrite
-    )
-    if json_output:
-        typer.echo(json.dumps(encode(comparison_summary(comparison)), indent=1))
-    else:
-        render_comparison(comparison, Console())
-    return written
+    print(rows_markdown(runs), end="")
 
 
 def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _list_files(written: Sequence[Path]) -> None:
@@ -199,4 +130,4 @@ def _list_files(written: Sequence[Path]) -> None:
     for path in written:
         folders.setdefault(path.parent, []).append(path.name)
     for folder, names in folders.items():
-        typer.echo(f"{folder}: {', '.join(names)}")
+        print(f"{folder}: {', '.join(names)}")

@@ -17,17 +17,13 @@ from typing import Any
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
-from vitgraph.specs import (
-    COMPILATION_KEYS,
-    DEFAULT_MAX_MODEL_LEN,
-    DEFAULT_MAX_NUM_BATCHED_TOKENS,
-    GraphSpec,
-    parse_compilation_config,
-)
+from vitgraph.specs import DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
+from vitgraph.specs.values import ENABLED_FIELD, ENCODER_FIELDS, parse_compilation_config
 
 VLLM, SGLANG = "vLLM", "SGLang"
 
-_ENABLED, _TOKEN_BUDGETS, _MAX_ITEMS, _MAX_FRAMES = COMPILATION_KEYS
+_ENABLED = ENABLED_FIELD
+_TOKEN_BUDGETS, _MAX_ITEMS, _MAX_FRAMES = ENCODER_FIELDS
 _SHELL_WORDS = ("env", "export", "sudo")
 _PROGRAMS = (
     *("vllm", "serve", "bench", "mm-processor", "sglang", "python", "python3", "docker", "podman", "run", "exec"),

@@ -1,63 +1,59 @@
-"""`vitgraph doctor` and `vitgraph import`: what this machine can run, and what another server was set to."""
+"""`vitgraph doctor`, `import` and `models`: what runs here, what another server was set to, what is supported."""
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from vitgraph.commands.shell import Shown
+from vitgraph.specs.asked import DoctorSpec, ImportSpec, ModelsSpec
 
-from vitgraph.commands import options as opt
+if TYPE_CHECKING:
+    from rich.console import Console
 
-app = typer.Typer()
 
-
-@app.command()
-def doctor(json_output: opt.JsonOutput = False) -> None:
+def doctor(spec: DoctorSpec) -> Shown:
     """Show what this machine can run and why not the rest: GPU, libraries, attention backends, hub, memory, clocks.
 
     Exits with 0 unless nothing can run.
     """
-    from vitgraph.cli import reported_errors
+    from vitgraph.commands.examine import examine
+    from vitgraph.errors import VitgraphError
+    from vitgraph.report.doctor_table import render_doctor
 
-    with reported_errors():
-        from rich.console import Console
-
-        from vitgraph.commands.doctor import examine
-        from vitgraph.report.doctor_table import render_doctor
-
-        facts = examine()
-        if json_output:
-            typer.echo(json.dumps(facts, indent=1))
-        else:
-            render_doctor(facts, Console())
-        if not facts["can_run"]:
-            raise typer.Exit(1)
+    facts = examine()
+    failure = None if facts["can_run"] else VitgraphError("nothing can run here; the lines above say what to install")
+    return Shown(facts, lambda console: render_doctor(facts, console), failure=failure)
 
 
-@app.command("import")
-def import_line(
-    line: Annotated[
-        str,
-        typer.Argument(
-            help="A `vllm serve` or SGLang command in quotes, the JSON of --compilation-config, or - (stdin)."
-        ),
-    ],
-    json_output: opt.JsonOutput = False,
-) -> None:
+def import_line(spec: ImportSpec) -> Shown:
     """Say the encoder settings of a vLLM or SGLang command line as options of vitgraph."""
-    from vitgraph.cli import reported_errors
+    from vitgraph.commands.import_settings import import_settings
 
-    with reported_errors():
-        from vitgraph.commands.import_settings import import_settings
+    settings = import_settings(sys.stdin.read() if spec.line == "-" else spec.line)
 
-        settings = import_settings(sys.stdin.read() if line == "-" else line)
-        if json_output:
-            typer.echo(json.dumps(settings.as_dict(), indent=1))
-            return
-        typer.echo(settings.command())
+    def render(console: Console) -> None:
+        # Not through the console, which would break the line.
+        print(settings.command())
         for note in settings.notes:
-            typer.echo(f"note: {note}", err=True)
+            print(f"note: {note}", file=sys.stderr)
         if settings.left_out:
-            typer.echo(f"left out: {', '.join(settings.left_out)}", err=True)
+            print(f"left out: {', '.join(settings.left_out)}", file=sys.stderr)
+
+    return Shown(settings.as_dict(), render)
+
+
+def models(spec: ModelsSpec) -> Shown:
+    """List the supported models, their presets, and what was verified where."""
+    from vitgraph.models.catalog import catalog
+    from vitgraph.report.model_table import matrix_markdown, render_models
+
+    entries = catalog()
+
+    def render(console: Console) -> None:
+        if spec.markdown:
+            print(matrix_markdown(entries))
+        else:
+            render_models(entries, console)
+
+    return Shown([entry.as_dict() for entry in entries], render)

@@ -1,15 +1,17 @@
-"""The `verify` command's work between its options and its table: which rows, the run, its record."""
+"""`vitgraph verify`: which rows, the run, its record."""
 
 from __future__ import annotations
 
 import datetime
-import sys
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph import __version__
-from vitgraph.errors import UsageError
+from vitgraph.commands.shell import Shown, command_line
+from vitgraph.specs import VerifySpec
 
 if TYPE_CHECKING:
     import torch
@@ -21,34 +23,42 @@ if TYPE_CHECKING:
 VERIFY_FILE = "run.json"
 
 
-def run_verify(options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Verifies the rows that the options name, and saves a record where an output folder is given.
+def verify(spec: VerifySpec) -> Shown | None:
+    """Prove that replay equals eager: every graph, random packings, poisoned memory, order, aliasing, clean-up."""
+    from vitgraph.errors import IncorrectOutputError
+    from vitgraph.report.verify_table import render_verify
+
+    results = _run(spec)
+    if results is None:
+        return None
+    faults = [row for row in results if row["status"] != "ok"]
+    failure = None
+    if faults:
+        named = "; ".join(f"{row['row']}: {row['status']}" for row in faults)
+        failure = IncorrectOutputError(f"{len(faults)} of {len(results)} rows are not ok ({named})")
+    return Shown({"rows": results}, lambda console: render_verify(results, console), failure=failure)
+
+
+def _run(spec: VerifySpec) -> list[dict[str, Any]] | None:
+    """Verifies the rows that are asked for, and saves a record where an output folder is given.
 
     Returns:
         One `VerifyResult.as_dict()` a row, merged over the ranks where there are several; None where another process
         shows them: rank 0, or the ranks that this one started.
-
-    Raises:
-        UsageError: Neither or both of `--model` and `--all`.
     """
     from vitgraph.commands.on_ranks import is_follower, joined, ran_on_ranks, rank_progress
-    from vitgraph.commands.spec_values import parallel_spec
     from vitgraph.measure.environment import snapshot
     from vitgraph.measure.setup import resolve_device
     from vitgraph.records.files import refuse_to_replace
     from vitgraph.verify.parallel import merge_ranks
 
-    model, every_row = options["model"], options["every_row"]
-    if bool(model) == every_row:
-        raise UsageError("pass --model with a preset, hub id or folder (or several, with commas), or --all")
-    folder: Path | None = options["output_dir"]
-    parallel = parallel_spec(options)
-    if ran_on_ranks(parallel, options["device"], folder, overwrite=options["overwrite"]):
+    folder = spec.output_dir
+    if ran_on_ranks(spec.parallel, spec.model.device, folder, overwrite=spec.overwrite):
         return None
-    if folder is not None and not options["overwrite"] and not is_follower():
+    if folder is not None and not spec.overwrite and not is_follower():
         refuse_to_replace(folder / VERIFY_FILE)
-    with joined(parallel, options["device"]) as group, rank_progress(options["quiet"]) as progress:
-        device = resolve_device(options["device"]) if group is None else group.device
+    with joined(spec.parallel, spec.model.device) as group, rank_progress(spec.shell.quiet) as progress:
+        device = resolve_device(spec.model.device) if group is None else group.device
         results: list[dict[str, Any]] = []
         environment = snapshot(device)
 
@@ -62,12 +72,12 @@ def run_verify(options: Mapping[str, Any]) -> list[dict[str, Any]] | None:
                 _save(folder, results, environment)
             progress.step()
 
-        _verify_models(options, device, group, progress, keep)
+        _verify_models(spec, device, group, progress, keep)
         return None if is_follower() else results
 
 
 def _verify_models(
-    options: Mapping[str, Any],
+    spec: VerifySpec,
     device: torch.device,
     group: ParallelGroup | None,
     progress: Progress,
@@ -75,36 +85,33 @@ def _verify_models(
 ) -> None:
     from vitgraph.measure.setup import resolve_dtype, resolve_source
     from vitgraph.models.rows import ROWS
-    from vitgraph.specs import ModelSpec, parse_token_budgets
     from vitgraph.verify.models import verify_model, verify_rows
 
+    model = spec.model
     settings: dict[str, Any] = {
-        "seed": options["seed"],
-        "calls": options["calls"],
-        "max_items": options["max_vision_items_per_batch"],
-        "token_budgets": parse_token_budgets(options["token_budgets"]) if options["token_budgets"] else None,
+        "seed": model.seed,
+        "calls": spec.calls,
+        "max_items": spec.graph.max_vision_items_per_batch,
+        "token_budgets": spec.graph.token_budgets or None,
         "device": device,
-        "dtype": resolve_dtype(options["dtype"], device),
-        "backend": options["mm_encoder_attn_backend"],
-        "load_format": options["load_format"],
-        "compiles": options["compile_blocks"],
-        "flash_attn_version": options["flash_attn_version"],
+        "dtype": resolve_dtype(model.dtype, device),
+        "backend": model.attn_backend,
+        "load_format": model.load_format,
+        "compiles": model.compile,
+        "flash_attn_version": model.flash_attn_version,
         "group": group,
     }
-    if options["every_row"]:
+    if spec.every_row:
         progress.phase("verifying", len(ROWS))
-        verify_rows(ROWS, debug_size=options["debug_size"], on_result=keep, **settings)
+        verify_rows(ROWS, debug_size=spec.debug_size, on_result=keep, **settings)
         return
-    names = options["model"].split(",")
-    sources = [resolve_source(ModelSpec(name, revision=options["revision"])) for name in names]
+    sources = [resolve_source(replace(model, model=name)) for name in spec.models]
     progress.phase("verifying", len(sources))
     for source in sources:
         keep(verify_model(source, **settings))
 
 
 def _save(folder: Path, results: list[dict[str, Any]], environment: dict[str, Any]) -> None:
-    import json
-
     from vitgraph.records.bench_record import encode
     from vitgraph.records.files import write_atomically
 
@@ -113,7 +120,7 @@ def _save(folder: Path, results: list[dict[str, Any]], environment: dict[str, An
         "kind": "verify",
         "vitgraph_version": __version__,
         "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": ["vitgraph", *sys.argv[1:]],
+        "command": command_line(),
         "environment": environment,
         "rows": results,
     }

@@ -14,28 +14,7 @@ from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.setup import resolve_device
 from vitgraph.records.compare_record import KIND, SCHEMA_VERSION, CompareRecord, empty_row
 from vitgraph.records.compare_samples import BACKEND_SAMPLES_FILE
-from vitgraph.specs import BenchSpec
-
-
-@dataclass(frozen=True, slots=True)
-class CompareSpec:
-    """A comparison.
-
-    Attributes:
-        bench: Model, graphs, measuring and workload, as for `bench`; its attention backend is not used.
-        backends: Registry names, each once.
-        isolate: Measure each backend in a process of its own.
-    """
-
-    bench: BenchSpec
-    backends: tuple[str, ...]
-    isolate: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings in the shape of run.json."""
-        settings = self.bench.as_dict()
-        settings["model"]["attn_backend"] = None
-        return settings | {"compare": {"backends": list(self.backends), "isolate": self.isolate}}
+from vitgraph.specs import CompareSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +38,21 @@ class PreparedCompare:
         return self.bench.describe() | {"settings": self.spec.as_dict(), "backends": chosen}
 
 
-def choose_backends(text: str | None) -> tuple[str, ...]:
-    """Reads `A,B`; every registered backend where nothing is given.
+def choose_backends(names: Sequence[str]) -> tuple[str, ...]:
+    """The backends that are named; every registered one where none is.
 
     Raises:
         BackendError: An unknown name.
-        UsageError: No name at all, one twice, or `auto`.
+        UsageError: One twice, or `auto`.
     """
     from vitgraph.attention.registry import AUTO, BACKENDS, backend_class
 
-    if text is None:
-        return tuple(BACKENDS)
-    names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise UsageError(f"--backends is {text!r}; name some of {', '.join(BACKENDS)}, with commas")
+        return tuple(BACKENDS)
     for name in names:
         if name == AUTO:
             raise UsageError(f"--backends has {AUTO}, which chooses among {', '.join(BACKENDS)}; name these instead")
-        if names.count(name) > 1:
+        if list(names).count(name) > 1:
             raise UsageError(f"--backends names {name} twice; name each backend once")
         backend_class(name)
     return tuple(names)

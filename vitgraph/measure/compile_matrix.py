@@ -14,7 +14,7 @@ from vitgraph.measure.bench import mean_request_flops
 from vitgraph.measure.candidate import Candidate
 from vitgraph.measure.compare import Comparison, run_compare
 from vitgraph.measure.compare_results import GAIN_METRICS, INVALID, measured_series
-from vitgraph.measure.compare_spec import CompareSpec, PreparedCompare
+from vitgraph.measure.compare_spec import PreparedCompare
 from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.progress import Progress
 from vitgraph.models.compile.compilation import compile_facts
@@ -22,6 +22,7 @@ from vitgraph.records import stats
 from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.records.compare_samples import BackendSample, Series, series_name, series_times
 from vitgraph.records.samples import EAGER, GRAPH
+from vitgraph.specs import CompareSpec
 
 if TYPE_CHECKING:
     import torch

@@ -103,10 +103,15 @@ class PreparedBench:
         return expected
 
 
-def prepare_bench(spec: BenchSpec) -> PreparedBench:
-    """Everything that can be decided and refused before a device is touched; imports no torch."""
+def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> PreparedBench:
+    """Everything that can be decided and refused before a device is touched; imports no torch.
+
+    Args:
+        spec: The settings.
+        workload: Requests that are there already; None builds those of the settings.
+    """
     source = resolve_source(spec.model)
-    workload = build_workload(spec.workload)
+    workload = build_workload(spec.workload) if workload is None else workload
     rule = source.rule()
     calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)
     warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])

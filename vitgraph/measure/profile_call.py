@@ -5,26 +5,26 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph import __version__
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
-from vitgraph.measure.bench import Progress
 from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import VIDEO
 from vitgraph.records.files import refuse_to_replace, write_atomically
 from vitgraph.records.samples import EAGER, GRAPH, RUN_FILE
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs import GraphSpec, ProfileSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
+from vitgraph.workloads.registry import build_workload
 
 if TYPE_CHECKING:
     from vitgraph.models.base import EncoderInputs
@@ -35,68 +35,6 @@ SCHEMA_VERSION = 1
 KERNELS, OPERATORS = "GPU kernels", "CPU operators"
 WARMUPS = 3
 WALL_REPEATS = 20
-MOST_ITEMS = 4096
-
-_ITEM = re.compile(r"(?:(?P<count>\d+)\s*\*\s*)?(?P<width>\d+)x(?P<height>\d+)(?:x(?P<frames>\d+))?")
-
-
-def parse_items(text: str) -> tuple[MediaItem, ...]:
-    """Reads the items of a call: `336x336`, `20*336x336`, `1024x768,640x360x8`.
-
-    Args:
-        text: Width x height in pixels, x frames of a video, each with how often before a star; separated by commas.
-
-    Raises:
-        UsageError: Something else.
-    """
-    items: list[MediaItem] = []
-    for part in text.split(","):
-        match = _ITEM.fullmatch(part.strip())
-        numbers = {name: int(value) for name, value in match.groupdict().items() if value} if match else {}
-        if not numbers or min(numbers.values()) < 1:
-            raise UsageError(
-                f"--items has {part.strip()!r}; give width x height, for example 336x336, 20*336x336 for twenty of "
-                "them, or 640x360x8 for a video of eight frames"
-            )
-        count = numbers.get("count", 1)
-        if len(items) + count > MOST_ITEMS:
-            raise UsageError(f"--items names more than {MOST_ITEMS} items; profile a smaller call")
-        items += [MediaItem(numbers["width"], numbers["height"], numbers.get("frames", 1))] * count
-    return tuple(items)
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileSpec:
-    """A profile of one call.
-
-    Attributes:
-        model: Which encoder, and how it runs.
-        graph: Graph settings; without budgets, graphs of exactly the call's size are captured.
-        media: The call's items.
-        repeats: Traces to average.
-        chrome_trace: Also write a trace of host and device for each mode.
-        output_dir: Folder of the record.
-        overwrite: Replace an existing record.
-    """
-
-    model: ModelSpec
-    graph: GraphSpec
-    media: tuple[MediaItem, ...]
-    repeats: int = 5
-    chrome_trace: bool = False
-    output_dir: Path | None = None
-    overwrite: bool = False
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise UsageError(f"--repeats is {self.repeats}; it must be at least 1")
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings in the shape of the record."""
-        settings = asdict(self)
-        settings["output_dir"] = str(self.output_dir) if self.output_dir else None
-        settings["media"] = [[item.width, item.height, item.frames] for item in self.media]
-        return settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +62,7 @@ def prepare_profile(spec: ProfileSpec) -> PreparedProfile:
     """
     source = resolve_source(spec.model)
     rule = source.rule()
-    calls, refused = make_calls([Request(0, spec.media)], rule, 1)
+    calls, refused = make_calls([Request(0, _media(spec))], rule, 1)
     if refused:
         raise InputError(f"{source.name} does not take every item of the call: {refused[0].reason}")
     (call,) = calls
@@ -132,6 +70,19 @@ def prepare_profile(spec: ProfileSpec) -> PreparedProfile:
     if not graph.token_budgets:
         graph = _exact_graphs(graph, call, tuple(rule.graph_config().paths))
     return PreparedProfile(spec, source, call, plan_graphs(rule, graph, call.specs))
+
+
+def _media(spec: ProfileSpec) -> tuple[MediaItem, ...]:
+    """The items that are named, or the first request that random-mm draws."""
+    is_drawn = spec.workload.random_mm_bucket_config != WorkloadSpec().random_mm_bucket_config
+    if spec.items and is_drawn:
+        raise UsageError("--items and --random-mm-bucket-config are both given; one of them is the call")
+    if spec.items:
+        return tuple(MediaItem(*size) for size in spec.items)
+    (request,) = build_workload(replace(spec.workload, seed=spec.model.seed)).requests
+    if not request.items:
+        raise UsageError("--random-mm-base-items-per-request draws a request without items; ask for 1 or more")
+    return request.items
 
 
 def _exact_graphs(graph: GraphSpec, call: EncoderCall, paths: Sequence[str]) -> GraphSpec:

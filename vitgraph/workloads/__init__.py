@@ -1,6 +1,7 @@
 """Requests to encode: random-mm, hub and local data sets, size traces."""
 
-from vitgraph.workloads.base import MediaItem, Request, SkippedItem, Workload, WorkloadSpec
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import MediaItem, Request, SkippedItem, Workload
 from vitgraph.workloads.encoded_image import EncodedImage
 from vitgraph.workloads.images import convert_folder
 from vitgraph.workloads.random_mm import parse_bucket_config, parse_limit_mm_per_prompt

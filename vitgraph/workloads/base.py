@@ -139,53 +139,6 @@ class Workload:
         return replace(self, requests=self.requests[:n])
 
 
-@dataclass(frozen=True)
-class WorkloadSpec:
-    """Every option of a workload, with the defaults of `vllm bench mm-processor`.
-
-    Attributes:
-        dataset_name: `random-mm`, `hf` or `trace`.
-        dataset_path: Hub id, folder of parquet files or one such file (`hf`); shipped name or CSV file (`trace`).
-        hf_name: Public name of a local copy, or the hub id where `dataset_path` is not given.
-        hf_subset: Configuration of the data set.
-        hf_split: Split of the data set; None means `train`.
-        stream: Read a data set row by row instead of preparing it as a whole on disk.
-        disable_shuffle: Keep the row order of a data set.
-        no_oversample: Do not repeat rows of a data set that has too few.
-        num_prompts: Measured requests.
-        num_warmups: Requests before them.
-        seed: The only seed.
-        random_mm_base_items_per_request: Items of a request before the range ratio.
-        random_mm_num_mm_items_range_ratio: Spread of that count, from 0 to 1.
-        random_mm_limit_mm_per_prompt: Most items of each modality in a request.
-        random_mm_bucket_config: Probability by (height, width, frames).
-        max_pixels_per_item: Larger items (of a video: frames) are shrunk in proportion; for `trace` and `hf`.
-        video_fps: Frames a second of trace videos; None means that `frames` already is what reaches the processor.
-        shuffle_trace: Permute the requests of a trace with the seed.
-    """
-
-    dataset_name: str = "random-mm"
-    dataset_path: str | None = None
-    hf_name: str | None = None
-    hf_subset: str | None = None
-    hf_split: str | None = None
-    stream: bool = True
-    disable_shuffle: bool = False
-    no_oversample: bool = False
-    num_prompts: int = 1000
-    num_warmups: int = 1
-    seed: int = 0
-    random_mm_base_items_per_request: int = 1
-    random_mm_num_mm_items_range_ratio: float = 0.0
-    random_mm_limit_mm_per_prompt: dict[str, int] = field(default_factory=lambda: {IMAGE: 255, VIDEO: 1})
-    random_mm_bucket_config: BucketConfig = field(
-        default_factory=lambda: {(256, 256, 1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0}
-    )
-    max_pixels_per_item: int | None = None
-    video_fps: float | None = None
-    shuffle_trace: bool = False
-
-
 def number_requests(groups: Iterable[tuple[MediaItem, ...]]) -> tuple[Request, ...]:
     """Requests numbered from 0 in the order of `groups`."""
     return tuple(Request(index, items) for index, items in enumerate(groups))

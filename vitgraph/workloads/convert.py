@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.workloads.base import Workload, WorkloadSpec
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import Workload
 from vitgraph.workloads.images import convert_folder
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.request_log import read_json_log, read_text_log

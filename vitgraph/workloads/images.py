@@ -14,12 +14,12 @@ import numpy as np
 from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import (
     MediaItem,
     Provenance,
     SkippedItem,
     Workload,
-    WorkloadSpec,
     choose_warmups,
     number_requests,
     shrink_size,

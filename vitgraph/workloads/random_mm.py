@@ -13,16 +13,8 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.workloads.base import (
-    IMAGE,
-    VIDEO,
-    BucketConfig,
-    MediaItem,
-    Workload,
-    WorkloadSpec,
-    is_int,
-    number_requests,
-)
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import IMAGE, VIDEO, BucketConfig, MediaItem, Workload, is_int, number_requests
 
 # vLLM writes its random videos as files of this rate, so a loader that samples by time keeps few of their frames.
 VIDEO_FILE_FPS = 30.0

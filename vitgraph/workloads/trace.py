@@ -14,15 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.workloads.base import (
-    MediaItem,
-    Provenance,
-    Workload,
-    WorkloadSpec,
-    choose_warmups,
-    number_requests,
-    shrink_size,
-)
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import MediaItem, Provenance, Workload, choose_warmups, number_requests, shrink_size
 
 TRACE_FOLDER = Path(__file__).with_name("traces")
 DEFAULT_TRACE = "mixed-chat"

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from vitgraph.attention import registry
 from vitgraph.attention.registry import BACKENDS
 from vitgraph.cli import app
-from vitgraph.commands import doctor
+from vitgraph.commands import examine as doctor
 from vitgraph.measure import environment
 from vitgraph.measure.environment import GpuState
 from vitgraph.report.doctor_table import render_doctor

@@ -20,7 +20,7 @@ from vitgraph.measure import candidate as candidate_module
 from vitgraph.measure import compare, compare_diagnosis
 from vitgraph.measure.candidate import Candidate, CandidateSeries
 from vitgraph.measure.compare import run_compare
-from vitgraph.measure.compare_spec import CompareSpec, choose_backends, prepare_compare
+from vitgraph.measure.compare_spec import choose_backends, prepare_compare
 from vitgraph.measure.correctness import limit_of
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
@@ -29,8 +29,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.bench_record import CPU_REPLAY_REASON
 from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.compare_samples import load_backend_samples
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
-from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 REQUESTS = 5
 

@@ -12,10 +12,9 @@ import pytest
 from vitgraph.errors import UsageError
 from vitgraph.measure.compare import run_compare
 from vitgraph.measure.compare_isolated import run_isolated
-from vitgraph.measure.compare_spec import CompareSpec, prepare_compare
+from vitgraph.measure.compare_spec import prepare_compare
 from vitgraph.records.compare_record import CompareRecord, empty_row
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
-from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
 class Silent:

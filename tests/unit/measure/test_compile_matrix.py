@@ -31,8 +31,7 @@ from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.records.compare_samples import BackendSample
 from vitgraph.records.samples import EAGER, GRAPH, Sample
 from vitgraph.report.compile_table import render_compile_rows
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
-from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
 @pytest.fixture

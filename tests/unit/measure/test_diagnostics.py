@@ -25,8 +25,8 @@ from vitgraph.report.csv_tables import per_path_rows
 from vitgraph.report.paths_view import path_rows
 from vitgraph.report.plots import draw_paths
 from vitgraph.report.units import ms_text
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec
-from vitgraph.workloads.base import MediaItem, Request, WorkloadSpec
+from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
+from vitgraph.workloads.base import MediaItem, Request
 
 USES = {320: 3, 256: 2, 384: 1}
 """Calls of each size; every size has a graph of its own, in this order of use."""

@@ -13,14 +13,13 @@ import torch
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
 from vitgraph.measure.profile_call import (
     PreparedProfile,
-    ProfileSpec,
-    parse_items,
     prepare_profile,
     product_flops,
     run_profile,
 )
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec
+from vitgraph.specs.values import parse_items
 
 
 class Silent:
@@ -45,7 +44,7 @@ def prepared(items: str, model: str = "qwen3-vl-debug", **graph: Any) -> Prepare
     ],
 )
 def test_items_are_read_as_written(text: str, sizes: list[tuple[int, int, int]]) -> None:
-    assert [(item.width, item.height, item.frames) for item in parse_items(text)] == sizes
+    assert list(parse_items(text)) == sizes
 
 
 @pytest.mark.parametrize("text", ["", "336", "336x", "0x336", "0*336x336", "336x336;64x64", "ax b", "9999*32x32"])

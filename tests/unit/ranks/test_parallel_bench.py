@@ -27,8 +27,7 @@ from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.rank_samples import RANK_SAMPLE_COLUMNS, RankSample, load_rank_samples, summarize_ranks
 from vitgraph.report.rank_table import render_ranks
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec
-from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 
 CALLS, ITEMS, RANKS = 8, 3, 2
 

@@ -15,12 +15,13 @@ from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memo
 from vitgraph.errors import BackendError
 from vitgraph.measure.candidate import Candidate
 from vitgraph.measure.compare import BACKEND_RANK_SAMPLES_FILE, follow_compare, run_compare
-from vitgraph.measure.compare_spec import CompareSpec, prepare_compare
+from vitgraph.measure.compare_spec import prepare_compare
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.compare_record import CompareRecord
+from vitgraph.specs import CompareSpec
 
 BACKENDS = ("TORCH_SDPA", "FLASH_ATTN")
 

@@ -18,10 +18,10 @@ from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.profile import CalibrationProfile, load_profile
-from vitgraph.specs import ModelSpec, parse_compilation_config
+from vitgraph.specs import ModelSpec, WorkloadSpec
+from vitgraph.specs.values import parse_compilation_config
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.tune import TuneResult, tune_budgets
-from vitgraph.workloads.base import WorkloadSpec
 from vitgraph.workloads.registry import build_workload
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads import convert
-from vitgraph.workloads.base import Workload, WorkloadSpec
+from vitgraph.workloads.base import Workload
 from vitgraph.workloads.convert import convert_source
 from vitgraph.workloads.registry import build_workload
 

@@ -153,11 +153,14 @@ def test_defaults_are_those_of_the_upstream_benchmark() -> None:
         ({"num_prompts": True}, r"--num-prompts is True; it must be an integer of at least 1"),
         ({"num_warmups": -1}, r"--num-warmups is -1; it must be an integer of at least 0, for example 1"),
         ({"seed": -3}, r"--seed is -3; it must be an integer of at least 0"),
-        ({"dataset_name": "trace", "max_pixels_per_item": 0}, r"max_pixels_per_item is 0; it must be a positive int"),
-        ({"max_pixels_per_item": 9}, r"max_pixels_per_item is 9, which random-mm does not take.*--random-mm-bucket"),
-        ({"dataset_name": "trace", "video_fps": 0.0}, r"video_fps is 0.0; it must be a positive number"),
-        ({"video_fps": 30.0}, r"video_fps is 30.0, which only --dataset-name trace takes"),
-        ({"shuffle_trace": True}, r"shuffle_trace is set, which only --dataset-name trace takes"),
+        (
+            {"dataset_name": "trace", "max_pixels_per_item": 0},
+            r"--max-pixels-per-item is 0; it must be an integer of at least 1",
+        ),
+        ({"max_pixels_per_item": 9}, r"--max-pixels-per-item is 9, which random-mm does not take.*--random-mm-bucket"),
+        ({"dataset_name": "trace", "video_fps": 0.0}, r"--video-fps is 0.0; it must be a number of frames a second"),
+        ({"video_fps": 30.0}, r"--video-fps is 30.0, which only --dataset-name trace takes"),
+        ({"shuffle_trace": True}, r"--shuffle-trace is set, which only --dataset-name trace takes"),
     ],
 )
 def test_unusable_options_name_value_and_rule(options: dict, text: str) -> None:

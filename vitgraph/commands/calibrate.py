@@ -1,0 +1,39 @@
+"""`vitgraph calibrate`: measures a cost profile of an encoder on this device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from vitgraph.commands.shell import Shown, new_run_folder
+from vitgraph.specs import CalibrateSpec
+
+
+def calibrate(spec: CalibrateSpec) -> Shown:
+    """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
+    from vitgraph.measure.setup import load, resolve_device, resolve_dtype, resolve_source
+    from vitgraph.predict.profile_summary import describe_profile
+    from vitgraph.records.store import check_file
+    from vitgraph.report.progress import ConsoleProgress
+    from vitgraph.report.tune_tables import render_profile
+    from vitgraph.tuning.calibration import calibrate as measure
+
+    model = spec.model
+    source = resolve_source(model)
+    where = spec.output or new_run_folder("calibration", model.model).with_suffix(".json")
+    check_file(where, spec.overwrite)
+    device = resolve_device(model.device)
+    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
+        progress.phase("loading the encoder")
+        encoder, facts = load(source, model, device=device, dtype=resolve_dtype(model.dtype, device))
+        weights = "random" if model.load_format == "dummy" else source.weights
+        profile = measure(
+            encoder,
+            max_tokens=spec.graph.max_call_tokens,
+            model={"name": source.name, "row": source.row.name, "weights": weights, **facts},
+            time_limit_s=spec.time_limit,
+            seed=model.seed,
+            progress=progress,
+        )
+    profile.save(where, overwrite=spec.overwrite)
+    summary = describe_profile(profile)
+    return Shown(summary, partial(render_profile, summary), where, kept_as="profile")

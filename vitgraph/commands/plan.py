@@ -1,0 +1,91 @@
+"""`vitgraph plan`: which items would go into which replay, on one GPU or on several."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from vitgraph.commands.shell import Shown
+from vitgraph.errors import InputError
+from vitgraph.specs import PlanSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vitgraph.measure.preparation import PreparedBench
+    from vitgraph.planning.items import EncoderItemSpec
+
+
+def plan(spec: PlanSpec) -> Shown:
+    """Show which items would go into which replay, with hits, misses and waste; needs no GPU.
+
+    On several GPUs (--tensor-parallel-size), also which rank would get which items, and what sharing by cost changes.
+    """
+    from vitgraph.report.tune_tables import render_explanation
+
+    prepared = _prepare(spec)
+    if spec.bench.parallel.ranks > 1:
+        return _plan_ranks(spec, prepared)
+    requests = [len(call.requests) for call in prepared.calls]
+    data = _explain(spec, prepared, [call.specs for call in prepared.calls], requests)
+    data["warnings"] = prepared.warnings
+    for text in prepared.warnings if not spec.shell.json else ():
+        print(f"note: {text}", file=sys.stderr)
+    return Shown(data, lambda console: render_explanation(data, console))
+
+
+def _prepare(spec: PlanSpec) -> PreparedBench:
+    """The workload, or the one call of `--items`, prepared as `bench` would."""
+    from vitgraph.measure.preparation import prepare_bench
+    from vitgraph.workloads.base import MediaItem, Workload, number_requests
+
+    if not spec.items:
+        return prepare_bench(spec.bench)
+    items = tuple(MediaItem(*size) for size in spec.items)
+    prepared = prepare_bench(spec.bench, Workload("items", number_requests([items])))
+    if prepared.skipped:
+        raise InputError(f"{prepared.source.name} does not take every item of the call: {prepared.skipped[0].reason}")
+    return prepared
+
+
+def _explain(
+    spec: PlanSpec, prepared: PreparedBench, calls: Sequence[Sequence[EncoderItemSpec]], requests: Sequence[int] | None
+) -> dict[str, Any]:
+    from vitgraph.tuning.explain import explain_plan, explain_workload
+
+    policy = spec.bench.graph.packing
+    if spec.items:
+        return explain_plan(calls[0], prepared.plan, policy, prepared.cost)
+    return explain_workload(calls, prepared.plan, policy, prepared.cost, requests)
+
+
+def _plan_ranks(spec: PlanSpec, prepared: PreparedBench) -> Shown:
+    """What each rank would do with its share."""
+    assert prepared.assign is not None, "several ranks have an assigner"
+    ranks = spec.bench.parallel.ranks
+    calls = [call.specs for call in prepared.calls]
+    shared = [prepared.assign(specs, ranks) for specs in calls]
+    explained: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        parts = [tuple(specs[index] for index in shares[rank]) for specs, shares in zip(calls, shared, strict=True)]
+        parts = [part for part in parts if part]
+        found = _explain(spec, prepared, parts, None) if parts else None
+        explained.append({"rank": rank, "items": list(shared[0][rank]) if spec.items else None, "explanation": found})
+    return Shown(
+        {"sharing": prepared.sharing, "ranks": explained}, lambda console: _render(explained, prepared, console)
+    )
+
+
+def _render(explained: Sequence[dict[str, Any]], prepared: PreparedBench, console: Console) -> None:
+    from vitgraph.report.rank_table import render_sharing
+    from vitgraph.report.tune_tables import render_explanation
+
+    for entry in explained:
+        of_call = "" if entry["items"] is None else f": items {', '.join(map(str, entry['items'])) or 'none'}"
+        console.print(f"Rank {entry['rank']}{of_call}", style="bold", highlight=False)
+        if entry["explanation"] is not None:
+            render_explanation(entry["explanation"], console)
+    assert prepared.sharing is not None
+    console.print(f"Pixel rows of the heaviest rank over the mean: {prepared.sharing['input_imbalance']:.3f}")
+    render_sharing(prepared.sharing, console)

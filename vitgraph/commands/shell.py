@@ -1,0 +1,190 @@
+"""What every command does around its work: errors to one line and an exit status, stops, JSON or tables, progress."""
+
+from __future__ import annotations
+
+import _thread
+import datetime
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, VitgraphError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""All of these are a stop: what was measured is kept. A batch system and a terminal that closes send the last two."""
+
+AGAIN_S = 0.02
+"""Wait before an interrupt that Python could not deliver is sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the command line shows of a finished command.
+
+    Attributes:
+        data: For `--json`.
+        render: Prints it as tables.
+        folder: Where the record is; None where there is none.
+        kept_as: What that place holds.
+        is_interrupted: The user stopped the run; what was measured is saved and shown.
+        failure: What the command must end with after showing it all; None where it went well.
+    """
+
+    data: Any
+    render: Callable[[Console], None]
+    folder: Path | None = None
+    kept_as: str = "record"
+    is_interrupted: bool = False
+    failure: VitgraphError | None = None
+
+
+def show(shown: Shown, *, as_json: bool) -> None:
+    """Prints what a command found, and ends it as that asks for.
+
+    Raises:
+        Exit: The run was stopped.
+        VitgraphError: `Shown.failure`.
+    """
+    if as_json:
+        print_json(shown.data)
+    else:
+        from rich.console import Console
+
+        shown.render(Console())
+        if shown.folder is not None:
+            print(f"{shown.kept_as}: {shown.folder}")
+    if shown.is_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if shown.failure is not None:
+        raise shown.failure
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON value; numbers that are not finite as the records have them."""
+    import json
+
+    from vitgraph.records.bench_record import encode
+
+    print(json.dumps(encode(value), indent=1))
+
+
+@contextmanager
+def reported_errors(*, debug: bool = False) -> Iterator[None]:
+    """Turns whatever ends a command into one message on stderr and an exit status.
+
+    Args:
+        debug: Let an unexpected error through, with its traceback.
+    """
+    _be_stoppable()
+    _print_anywhere()
+    try:
+        yield
+    except VitgraphError as error:
+        _tell(f"error: {error}", error)
+        raise typer.Exit(error.exit_status) from error
+    except KeyboardInterrupt as error:
+        _tell("stopped")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+    except BrokenPipeError:
+        # Who reads the output has enough of it. Python would complain once more when it closes the stream.
+        sys.stdout = None  # type: ignore[assignment]
+        raise typer.Exit(EXIT_UNEXPECTED) from None
+    except Exception as error:
+        if debug or type(error).__module__.startswith(("click", "typer")):
+            raise
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split()) or "no reason given"
+        message = (
+            f"unexpected {type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {text[:500]}. Please "
+            "report it with the command line; --debug shows the traceback"
+        )
+        _tell(f"error: {message}", VitgraphError(message))
+        raise typer.Exit(EXIT_UNEXPECTED) from error
+
+
+def _be_stoppable() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in STOP_SIGNALS:
+        # A background job of a shell without job control, and nohup, ask not to be told.
+        if signal.getsignal(number) not in (signal.SIG_IGN, signal.default_int_handler):
+            signal.signal(number, signal.default_int_handler)
+    if sys.unraisablehook is not _send_again:
+        sys.unraisablehook = _send_again
+
+
+def _send_again(ignored: Any) -> None:
+    """An interrupt that reached Python where it cannot raise (a finaliser, a callback of C code) is sent once more."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(ignored)
+
+
+def _print_anywhere() -> None:
+    """A terminal that lacks a character shows another one for it instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _tell(text: str, error: VitgraphError | None = None) -> None:
+    """Prints why a command ended. Of several ranks only the first does; the others leave word for the launcher."""
+    from vitgraph.ranks.launch import is_follower, leave_word
+
+    if not is_follower():
+        print(text, file=sys.stderr)
+    if error is not None and not isinstance(error, RankFailedError):
+        leave_word(error)
+
+
+def command_line() -> list[str]:
+    """The command as a record says it."""
+    return ["vitgraph", *sys.argv[1:]]
+
+
+def new_run_folder(kind: str, model: str) -> Path:
+    """A folder name under `runs/` that says what was run and when, and that nothing has yet."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
+    return Path("runs") / f"{kind}_{Path(model).name.lower()}_{stamp}"
+
+
+def is_on_gpu(device: str) -> bool:
+    """Whether `--device` means a GPU here.
+
+    Raises:
+        UsageError: Not a device, or not there.
+    """
+    from vitgraph.measure.setup import resolve_device
+
+    return resolve_device(device).type == "cuda"
+
+
+FIRST_LOOK_GPU: Mapping[str, Any] = {"model": "qwen3-vl-30b-a3b", "load_format": "dummy", "num_prompts": 400}
+FIRST_LOOK_CPU: Mapping[str, Any] = {
+    "model": "qwen3-vl-debug",
+    "load_format": "dummy",
+    "num_prompts": 100,
+    # A CPU would spend minutes in the attention of a few photos.
+    "mm_processor_kwargs": {"max_pixels": 500000},
+    "token_budgets": "64,96,128,192,256,384,512",
+}
+"""Defaults of a command without a model."""
+
+
+def first_look(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without a model, an embedded one with random weights and a short run, for this machine's device."""
+    if given.get("model"):
+        return {}
+    return FIRST_LOOK_GPU if is_on_gpu(given.get("device", "auto")) else FIRST_LOOK_CPU

@@ -1,0 +1,109 @@
+"""`vitgraph tune-budgets`: searches settings for a workload with a cost profile, and measures the winner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
+from vitgraph.specs import TuneSpec
+
+if TYPE_CHECKING:
+    from vitgraph.measure.preparation import PreparedBench
+    from vitgraph.predict.profile import CalibrationProfile
+
+TUNE_FILE = "run.json"
+
+
+def tune_budgets(spec: TuneSpec) -> Shown:
+    """Find the budgets, item and frame limits and packing that suit a workload, or say that eager is better.
+
+    Reads a profile of `vitgraph calibrate` (or of the ones that come with vitgraph); where a GPU is there, the winner
+    is then measured beside the automatic list, the documented nine budgets and eager.
+    """
+    from vitgraph.measure.preparation import prepare_bench
+    from vitgraph.predict.find_profile import find_profile
+    from vitgraph.report.progress import ConsoleProgress
+    from vitgraph.report.tune_plots import write_tune_plots
+    from vitgraph.report.tune_tables import render_tune, write_tune_csv
+    from vitgraph.tuning import objective as goals
+    from vitgraph.tuning.tune import tune_budgets as search
+
+    bench = spec.bench
+    goal = goals.Objective.parse(spec.objective)
+    memory = None if spec.max_graph_memory is None else spec.max_graph_memory * 2**30
+    prepared = prepare_bench(bench)
+    profile = find_profile(bench.graph.calibration, prepared.source.name)
+    folder, overwrite = bench.run.output_dir or new_run_folder("tune", bench.model.model), bench.run.overwrite
+    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
+        result = search(
+            prepared.calls,
+            prepared.source,
+            profile,
+            max_call_tokens=bench.graph.max_call_tokens,
+            objective=goal,
+            limits=goals.Limits(spec.max_graphs, memory, spec.max_capture_time),
+            target=spec.target,
+            workload=prepared.describe_workload(),
+        )
+        result.data["command"] = command_line()
+        save_tuning(folder, result.data, overwrite)
+        if spec.verifies and is_on_gpu(bench.model.device):
+            _measure(
+                spec, prepared, profile, result, partial(save_tuning, folder, result.data, overwrite=True), progress
+            )
+        elif spec.verifies:
+            progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
+    data = result.as_dict()
+    save_tuning(folder, data, overwrite=True)
+    write_tune_csv(data, folder, overwrite=True)
+    write_tune_plots(data, folder / "plots", overwrite=True)
+    is_interrupted = bool(data["measured"] and data["measured"]["is_interrupted"])
+    return Shown(data, partial(render_tune, data), folder, is_interrupted=is_interrupted)
+
+
+def _measure(
+    spec: TuneSpec,
+    prepared: PreparedBench,
+    profile: CalibrationProfile,
+    result: Any,
+    save: Callable[[], None],
+    progress: Any,
+) -> None:
+    from vitgraph.attention.registry import unavailable_backends
+    from vitgraph.measure.environment import snapshot
+    from vitgraph.measure.setup import load, resolve_device, resolve_dtype
+    from vitgraph.tuning.judge import verify_tuning
+
+    device = resolve_device(spec.bench.model.device)
+    progress.phase("loading the encoder")
+    model = profile.measured_spec(spec.bench.model, unavailable_backends(device))
+    encoder, facts = load(prepared.source, model, device=device, dtype=resolve_dtype(model.dtype, device))
+    for difference in profile.differences({**snapshot(device), **facts}):
+        progress.note(difference)
+        result.data["notes"].append(difference)
+    verify_tuning(
+        encoder,
+        prepared.calls,
+        result,
+        max_calls=spec.verify_calls,
+        seed=model.seed,
+        time_limit_s=spec.time_limit,
+        checkpoint=save,
+        progress=progress,
+    )
+
+
+def save_tuning(folder: Path, data: Mapping[str, Any], overwrite: bool) -> None:
+    """Writes a tuning record; while measuring it is written again and again, with what is known by then."""
+    from vitgraph.records.bench_record import encode
+    from vitgraph.records.files import refuse_to_replace, write_atomically
+
+    path = folder / TUNE_FILE
+    if not overwrite:
+        refuse_to_replace(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(encode(data), indent=1).encode())

@@ -1,0 +1,430 @@
+"""What each command is asked: its parts, its own options, and what contradicts each other in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitgraph.errors import UsageError
+from vitgraph.specs.fields import Spec, at_least, between, option, part
+from vitgraph.specs.parts import (
+    BASELINES,
+    GRAPHS,
+    HF,
+    HF_BASELINE,
+    MODEL,
+    MONOLITHIC_BASELINE,
+    RUN,
+    TRACE,
+    WORKLOAD,
+    GraphSpec,
+    ModelSpec,
+    ParallelSpec,
+    RunSpec,
+    ShellSpec,
+    WorkloadSpec,
+    folder_option,
+    overwrite_option,
+)
+from vitgraph.specs.values import Size, parse_items, parse_names
+
+NO_MODEL = "no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)"
+
+
+@dataclass(frozen=True)
+class BenchSpec(Spec):
+    """A `bench` run; also what the other commands measure with."""
+
+    model: ModelSpec = part(ModelSpec)
+    graph: GraphSpec = part(GraphSpec)
+    run: RunSpec = part(RunSpec)
+    workload: WorkloadSpec = part(WorkloadSpec, dataset_name=TRACE, num_warmups=20)
+    parallel: ParallelSpec = part(ParallelSpec)
+    compile_rows: bool = option(
+        False,
+        "Measure four rows in one run: eager and graph, each plain and with the repeated block compiled.",
+        panel=RUN,
+    )
+    shell: ShellSpec = part(ShellSpec)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model.model:
+            raise UsageError(NO_MODEL)
+        self._check_baseline()
+        if self.compile_rows:
+            self._check_compile_rows()
+
+    def _check_baseline(self) -> None:
+        # The stock forward runs the very blocks that are compiled, so it would be neither stock nor plain.
+        if self.model.compile and self.run.baseline == HF_BASELINE:
+            raise UsageError(
+                "--baseline hf measures the stock forward, but --compile compiles the blocks that it runs too; leave "
+                "one of them out, or measure the stock forward in a run of its own"
+            )
+        if self.run.baseline != MONOLITHIC_BASELINE:
+            return
+        if self.parallel.ranks > 1:
+            raise UsageError(
+                f"--baseline {MONOLITHIC_BASELINE} compares graphs in one process, but --tensor-parallel-size is "
+                f"{self.parallel.ranks}; leave one of the two out"
+            )
+        if self.graph.packing == "optimal":
+            raise UsageError(
+                f"--packing optimal weighs times that a calibration has of the two paths and of no monolithic graph; "
+                f"use another packing with --baseline {MONOLITHIC_BASELINE}"
+            )
+
+    def _check_compile_rows(self) -> None:
+        given = {
+            "--baseline": self.run.baseline != BASELINES[0],
+            "--monolithic-crops": self.run.monolithic_crops is not None,
+            "--fail-on-slower": self.run.fail_on_slower,
+            "--tensor-parallel-size": self.parallel.ranks != 1,
+        }
+        for name in [name for name, is_given in given.items() if is_given]:
+            raise UsageError(f"--compile-rows measures four rows of its own; leave {name} out")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings in the shape of run.json."""
+        settings = super().as_dict()
+        return {
+            **{name: settings[name] for name in ("model", "graph")},
+            "bench": settings["run"],
+            **{name: settings[name] for name in ("workload", "parallel")},
+        }
+
+
+@dataclass(frozen=True)
+class CompareSpec(Spec):
+    """A `compare-backends` run: model, graphs, measuring and workload as for `bench`, but for the backend."""
+
+    bench: BenchSpec = part(
+        BenchSpec,
+        without=("attn_backend", "baseline", "monolithic_crops", "fail_on_slower", "compile_rows"),
+        rounds=1,
+        num_warmups=10,
+    )
+    backends: tuple[str, ...] = option(
+        (), "Backends to compare, FLASH_ATTN,FLASHINFER,…; unset: every one.", panel=MODEL, parse=parse_names
+    )
+    isolate: bool = option(False, "Measure each backend in a process of its own.", panel=RUN)
+    micro: bool = option(
+        False,
+        "Time attention alone with this tower's heads, over segment lengths and slots; no workload is run.",
+        panel=RUN,
+    )
+
+    @property
+    def shell(self) -> ShellSpec:
+        """How the command talks."""
+        return self.bench.shell
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.micro:
+            return
+        for name, is_given in (("--isolate", self.isolate), ("--dry-run", self.shell.dry_run)):
+            if is_given:
+                raise UsageError(f"--micro times attention alone, in this process and without a plan; leave {name} out")
+        if self.bench.parallel.ranks > 1:
+            raise UsageError("--micro times attention alone, on one GPU; leave --tensor-parallel-size out")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings in the shape of run.json."""
+        settings = self.bench.as_dict()
+        settings["model"]["attn_backend"] = None
+        return settings | {"compare": {"backends": list(self.backends), "isolate": self.isolate}}
+
+
+@dataclass(frozen=True)
+class TuneSpec(Spec):
+    """A `tune-budgets` run: the traffic, what is wanted of it, and how the result is measured."""
+
+    bench: BenchSpec = part(
+        BenchSpec,
+        without=(
+            *("compile", "token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "compilation_config"),
+            *("packing", "slot_tiers", "video_pruning_rate", "rounds", "baseline", "monolithic_crops"),
+            *("fail_on_slower", "parallel", "compile_rows", "num_warmups", "dry_run"),
+        ),
+        num_warmups=0,
+    )
+    objective: str = option("mean", "mean, p99, throughput, or a weighted mix: mean=0.7,p99=0.3.", panel=GRAPHS)
+    max_graphs: int | None = option(None, "Graphs to capture at most.", panel=GRAPHS, rule=at_least(1))
+    max_graph_memory: float | None = option(
+        None,
+        "GiB of pool and buffers at most.",
+        panel=GRAPHS,
+        rule=between(0, 1e6, "above 0 GiB, for example 4", open_ends=True),
+    )
+    max_capture_time: float | None = option(
+        None,
+        "Seconds of capturing at most.",
+        panel=GRAPHS,
+        rule=between(0, 1e6, "above 0 seconds, for example 30", open_ends=True),
+    )
+    target: str = option("vitgraph", "Whose manager runs the settings: vitgraph or vllm.", panel=GRAPHS)
+    verifies: bool = option(True, "Predict only; measure nothing.", "--no-verify", turns_off=True, panel=RUN)
+    verify_calls: int = option(100, "Calls to measure every strategy with.", panel=RUN, rule=at_least(1))
+    time_limit: float = option(
+        240.0,
+        "Seconds after which no new measurement begins.",
+        panel=RUN,
+        rule=between(0, 1e6, "above 0 seconds, for example 240", open_ends=True),
+    )
+
+    @property
+    def shell(self) -> ShellSpec:
+        """How the command talks."""
+        return self.bench.shell
+
+
+@dataclass(frozen=True)
+class CalibrateSpec(Spec):
+    """A `calibrate` run."""
+
+    model: ModelSpec = part(ModelSpec)
+    graph: GraphSpec = part(GraphSpec, only=("max_model_len", "max_num_batched_tokens"))
+    output: Path | None = option(None, "File of the profile; unset: under runs/.", panel=RUN)
+    overwrite: bool = overwrite_option("that file")
+    time_limit: float = option(
+        90.0,
+        "Seconds after which no new measurement begins.",
+        panel=RUN,
+        rule=between(0, 1e6, "above 0 seconds, for example 90", open_ends=True),
+    )
+    shell: ShellSpec = part(ShellSpec)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model.model:
+            raise UsageError(NO_MODEL)
+
+
+@dataclass(frozen=True)
+class PlanSpec(Spec):
+    """A `plan`: a workload, or one call, and the graphs that would take it."""
+
+    items: tuple[Size, ...] = option(
+        (),
+        "One call instead of a workload: 336x336 (width x height), 20*336x336, 640x360x8 (a video), with commas.",
+        panel=WORKLOAD,
+        parse=parse_items,
+    )
+    bench: BenchSpec = part(
+        BenchSpec,
+        without=(
+            *("load_format", "dtype", "device", "attn_backend", "flash_attn_version", "compile", "compile_rows"),
+            *("rounds", "baseline", "monolithic_crops", "fail_on_slower", "output_dir", "overwrite", "num_warmups"),
+            *("rank_timeout_s", "dry_run", "quiet"),
+        ),
+        num_warmups=0,
+    )
+
+    @property
+    def shell(self) -> ShellSpec:
+        """How the command talks."""
+        return self.bench.shell
+
+
+@dataclass(frozen=True)
+class VerifySpec(Spec):
+    """A `verify` run."""
+
+    models: tuple[str, ...] = option(
+        (),
+        "Preset, hub id or local checkpoint folder, or several with commas.",
+        "--model",
+        panel=MODEL,
+        parse=parse_names,
+    )
+    every_row: bool = option(False, "Every row of `vitgraph models`.", "--all", panel=MODEL)
+    debug_size: bool = option(False, "With --all: the small presets.", panel=MODEL)
+    calls: int = option(200, "Random calls to compare with eager.", panel=RUN, rule=at_least(0, most=10**7))
+    model: ModelSpec = part(ModelSpec, without=("model", "mm_processor_kwargs"), load_format="dummy")
+    graph: GraphSpec = part(
+        GraphSpec, only=("token_budgets", "max_vision_items_per_batch"), max_vision_items_per_batch=8
+    )
+    parallel: ParallelSpec = part(ParallelSpec, without=("assignment",))
+    output_dir: Path | None = option(None, "Folder of the record; unset: none is kept.", panel=RUN)
+    overwrite: bool = overwrite_option()
+    shell: ShellSpec = part(ShellSpec)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.models) == self.every_row:
+            raise UsageError("pass --model with a preset, hub id or folder (or several, with commas), or --all")
+        if self.debug_size and not self.every_row:
+            raise UsageError("--debug-size chooses among the rows of --all; leave it out, or name small presets")
+
+
+@dataclass(frozen=True)
+class ProfileSpec(Spec):
+    """A profile of one call, given by its items, or drawn as random-mm does."""
+
+    model: ModelSpec = part(ModelSpec, load_format="dummy")
+    graph: GraphSpec = part(
+        GraphSpec, only=("token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "packing")
+    )
+    items: tuple[Size, ...] = option(
+        (),
+        "The call: 336x336 (width x height), 20*336x336, 640x360x8 (a video), with commas; 1024x768 where a GPU is.",
+        panel=WORKLOAD,
+        parse=parse_items,
+    )
+    workload: WorkloadSpec = part(
+        WorkloadSpec,
+        only=("random_mm_base_items_per_request", "random_mm_bucket_config", "random_mm_limit_mm_per_prompt", "seed"),
+        num_prompts=1,
+        num_warmups=0,
+    )
+    repeats: int = option(5, "Traces to average in each mode.", panel=RUN, rule=at_least(1, most=10**6))
+    chrome_trace: bool = option(False, "Also write a trace of host and device.", panel=RUN)
+    output_dir: Path | None = folder_option()
+    overwrite: bool = overwrite_option()
+    shell: ShellSpec = part(ShellSpec)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model.model:
+            raise UsageError(NO_MODEL)
+
+
+WHOLE_TRACE = 10**9
+"""Requests of `workload inspect` and `convert` where no number is asked for: all that there are."""
+
+
+@dataclass(frozen=True)
+class WorkloadInspectSpec(Spec):
+    """A `workload inspect`."""
+
+    models: tuple[str, ...] = option(
+        ("qwen3-vl-30b-a3b",),
+        "Preset, hub id or folder whose tokens to count.",
+        "--model",
+        is_repeatable=True,
+        panel=MODEL,
+    )
+    model: ModelSpec = part(ModelSpec, only=("mm_processor_kwargs", "revision"), load_format="dummy", device="cpu")
+    workload: WorkloadSpec = part(
+        WorkloadSpec, without=("num_warmups", "shuffle_trace"), dataset_name=TRACE, num_warmups=0
+    )
+    output_dir: Path | None = option(None, "Folder for workload.json and plots of sizes and tokens.", panel=RUN)
+    overwrite: bool = overwrite_option("files that are there")
+    shell: ShellSpec = part(ShellSpec, without=("dry_run", "quiet"))
+
+    @classmethod
+    def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A trace is read whole."""
+        is_trace = given.get("dataset_name", TRACE) == TRACE and "num_prompts" not in given
+        return {"num_prompts": WHOLE_TRACE} if is_trace else {}
+
+
+@dataclass(frozen=True)
+class WorkloadMakeSpec(Spec):
+    """A `workload make`."""
+
+    output: Path = option(MISSING, "The CSV file to write.", "--output", "-o")
+    workload: WorkloadSpec = part(
+        WorkloadSpec,
+        only=(
+            *("num_prompts", "seed", "random_mm_base_items_per_request", "random_mm_num_mm_items_range_ratio"),
+            *("random_mm_limit_mm_per_prompt", "random_mm_bucket_config"),
+        ),
+        num_warmups=0,
+    )
+    overwrite: bool = overwrite_option("that file")
+    shell: ShellSpec = part(ShellSpec, without=("dry_run", "quiet"))
+
+
+@dataclass(frozen=True)
+class WorkloadConvertSpec(Spec):
+    """A `workload convert`."""
+
+    source: str = option(
+        MISSING,
+        "Folder of images, hub data set, folder of parquet files or one of them, or request log.",
+        is_argument=True,
+    )
+    output: Path = option(MISSING, "The CSV file to write.", "--output", "-o")
+    kind: str = option("auto", "auto, hf, images, json-lines or text.")
+    pattern: str | None = option(
+        None,
+        "Where a line of a text log names a size: 'size=WxH', 'WxHxF' with frames, or a regular expression with the "
+        "groups width and height.",
+    )
+    height_first: bool = option(False, "Pairs in a JSON log are height before width.")
+    num_prompts: int | None = option(
+        None, "Requests; unset: 1000 of a data set, everything of other sources.", rule=at_least(1)
+    )
+    workload: WorkloadSpec = part(
+        WorkloadSpec,
+        only=("hf_name", "hf_subset", "hf_split", "stream", "disable_shuffle", "seed"),
+        dataset_name=HF,
+        num_warmups=0,
+    )
+    overwrite: bool = overwrite_option("that file")
+    shell: ShellSpec = part(ShellSpec, without=("dry_run", "quiet"))
+
+
+@dataclass(frozen=True)
+class ExportSpec(Spec):
+    """An `export`."""
+
+    runs: tuple[Path, ...] = option(
+        (), "Folders of saved runs, or their run.json.", is_argument=True, is_repeatable=True, metavar="RUN"
+    )
+    compare: tuple[Path, Path] | None = option(
+        None, "Two runs of the same requests on the same device: B against A.", metavar="A B"
+    )
+    across: str | None = option(
+        None, "What may differ between the two, for example backend,dtype; unset: any one thing."
+    )
+    formats: str | None = option(None, "Some of csv, parquet, markdown, latex, plots, html; unset: all of them.")
+    markdown: bool = option(
+        False, "Print one Markdown table, a bench run (or one with --compile-rows) a line; write no files."
+    )
+    output_dir: Path | None = option(
+        None, "Folder of the files; unset: export/ in the run's folder, or a new one under runs/ for several."
+    )
+    overwrite: bool = overwrite_option("files of an earlier export")
+    shell: ShellSpec = part(ShellSpec, without=("dry_run", "quiet"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.runs) == (self.compare is not None):
+            raise UsageError("give one or more runs, or --compare with two of them (and not both)")
+        if self.across is not None and self.compare is None:
+            raise UsageError(f"--across is {self.across!r}, but only --compare compares runs")
+        if self.markdown and (self.compare or self.formats or self.output_dir or self.overwrite or self.shell.json):
+            raise UsageError("--markdown prints one table of the runs and writes no files; give it runs alone")
+
+
+@dataclass(frozen=True)
+class ModelsSpec(Spec):
+    """A `models` list."""
+
+    markdown: bool = option(False, "Print the README's matrix.")
+    shell: ShellSpec = part(ShellSpec, without=("config", "dry_run", "quiet"))
+
+
+@dataclass(frozen=True)
+class DoctorSpec(Spec):
+    """A `doctor` report."""
+
+    shell: ShellSpec = part(ShellSpec, without=("config", "dry_run", "quiet"))
+
+
+@dataclass(frozen=True)
+class ImportSpec(Spec):
+    """An `import` of another server's settings."""
+
+    line: str = option(
+        MISSING,
+        "A `vllm serve` or SGLang command in quotes, the JSON of --compilation-config, or - (stdin).",
+        is_argument=True,
+    )
+    shell: ShellSpec = part(ShellSpec, without=("config", "dry_run", "quiet"))

@@ -1,0 +1,307 @@
+"""What commands have in common: which encoder, its graphs, the workload, the measuring, the ranks, and the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from vitgraph.errors import UsageError
+from vitgraph.specs.fields import Option, Spec, at_least, between, one_of, option
+from vitgraph.specs.values import (
+    options_of_compilation_config,
+    parse_buckets,
+    parse_limits,
+    parse_processor_kwargs,
+    parse_token_budgets,
+    parse_tokens,
+)
+
+MODEL, WORKLOAD, GRAPHS, RANKS, RUN = "Model", "Workload", "Graph settings", "Several GPUs", "Run and output"
+
+DEFAULT_MAX_MODEL_LEN = 32768
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 16384
+"""vLLM's defaults of what one encoder call may hold on a large GPU; they only bound automatic budgets."""
+
+DEFAULT_TRACE = "mixed-chat"
+RANDOM_MM, HF, TRACE = DATASETS = ("random-mm", "hf", "trace")
+MOST_LIMIT = 2**20
+"""Items and frames that a replay may be asked to hold."""
+
+
+def seed_option() -> Any:
+    return option(0, "Seed of the workload, of random pixels and of dummy weights.", rule=at_least(0))
+
+
+def folder_option() -> Any:
+    """The field of the folder of a record."""
+    return option(None, "Folder of the record; default: a new one under runs/.", panel=RUN)
+
+
+def overwrite_option(what: str = "a record in that folder") -> Any:
+    """The field that lets a result replace one."""
+    return option(False, f"Replace {what}.", panel=RUN)
+
+
+@dataclass(frozen=True)
+class ModelSpec(Spec):
+    """Which encoder, and how it runs."""
+
+    model: str = option(
+        "", "Preset (see `vitgraph models`), hub id or local checkpoint folder; unset: a first look.", panel=MODEL
+    )
+    revision: str | None = option(None, "Hub revision.", panel=MODEL)
+    load_format: str = option(
+        "auto",
+        "`auto` reads the encoder's tensors from the checkpoint, `dummy` draws seeded random weights.",
+        panel=MODEL,
+        rule=one_of("auto", "dummy"),
+    )
+    dtype: str = option("auto", "auto (bfloat16 on a GPU), bfloat16, float16 or float32.", panel=MODEL)
+    device: str = option("auto", "auto, cuda, cuda:N or cpu.", panel=MODEL)
+    attn_backend: str = option(
+        "auto",
+        "auto, FLASH_ATTN, TORCH_SDPA, … (see `vitgraph models`).",
+        "--mm-encoder-attn-backend",
+        panel=MODEL,
+    )
+    flash_attn_version: int | None = option(
+        None, "Force this FlashAttention generation for FLASH_ATTN.", panel=MODEL, rule=at_least(1)
+    )
+    mm_processor_kwargs: Mapping[str, Any] = option(
+        dict,
+        'Overrides of the image processor, JSON: {"max_pixels": 1003520}.',
+        panel=MODEL,
+        parse=parse_processor_kwargs,
+    )
+    compile: bool = option(
+        False,
+        "torch.compile the repeated block, in every mode alike; its code is kept in TORCHINDUCTOR_CACHE_DIR, or in "
+        "~/.cache/vitgraph.",
+        panel=MODEL,
+    )
+    seed: int = seed_option()
+
+
+@dataclass(frozen=True)
+class GraphSpec(Spec):
+    """Graph settings as given; empty, 0 and None mean automatic, as in vLLM's compilation config."""
+
+    ALIASES: ClassVar[Mapping[str, Option]] = {
+        "compilation_config": Option(
+            "vLLM's JSON; its encoder_cudagraph fields are read.",
+            GRAPHS,
+            ("--compilation-config", "-cc"),
+            options_of_compilation_config,
+        )
+    }
+
+    token_budgets: tuple[int, ...] = option(
+        (), "Budgets, 512,1024,…; empty: automatic doubling.", panel=GRAPHS, parse=parse_token_budgets
+    )
+    max_vision_items_per_batch: int = option(
+        0, "Items in one replay; 0: automatic.", panel=GRAPHS, rule=at_least(0, most=MOST_LIMIT)
+    )
+    max_frames_per_batch: int | None = option(
+        None,
+        "Video frames (attention segments) in one replay; unset: automatic, 0: image-only graphs.",
+        panel=GRAPHS,
+        rule=at_least(0, most=MOST_LIMIT),
+    )
+    packing: str = option(
+        "greedy", "greedy, greedy-defer (vLLM 0.33), exact, or optimal (needs --calibration).", panel=GRAPHS
+    )
+    calibration: str | None = option(
+        None, "Profile of `vitgraph calibrate`: a file, or the name of one that comes with vitgraph.", panel=GRAPHS
+    )
+    max_model_len: int = option(
+        DEFAULT_MAX_MODEL_LEN,
+        "Tokens that a prompt may have; caps automatic budgets.",
+        panel=GRAPHS,
+        parse=lambda value: parse_tokens(value, "--max-model-len"),
+        rule=at_least(1, " token"),
+    )
+    max_num_batched_tokens: int = option(
+        DEFAULT_MAX_NUM_BATCHED_TOKENS,
+        "Tokens that a call may have; caps automatic budgets.",
+        panel=GRAPHS,
+        parse=lambda value: parse_tokens(value, "--max-num-batched-tokens"),
+        rule=at_least(1, " token"),
+    )
+    video_limit_per_prompt: int | None = None
+    """Videos that a prompt may hold; None takes it from the workload."""
+    video_pruning_rate: float = option(
+        0.0,
+        "Video-token pruning of the server; above 0, videos run eagerly, as in vLLM.",
+        panel=GRAPHS,
+        rule=lambda rate: None if 0.0 <= rate < 1.0 else "it must be at least 0 and below 1",
+    )
+    slot_tiers: bool = option(
+        True,
+        "Capture each budget with its largest number of segment slots only, as vLLM does.",
+        "--single-slot-tier",
+        panel=GRAPHS,
+        turns_off=True,
+    )
+
+    @property
+    def max_call_tokens(self) -> int:
+        """Output tokens that one encoder call may hold; bounds automatic budgets."""
+        return min(self.max_model_len, self.max_num_batched_tokens)
+
+
+@dataclass(frozen=True)
+class WorkloadSpec(Spec):
+    """Every option of a workload, with the defaults of `vllm bench mm-processor`."""
+
+    dataset_name: str = option(
+        RANDOM_MM, "random-mm, hf (hub or local parquet), or trace (CSV of sizes).", panel=WORKLOAD
+    )
+    dataset_path: str | None = option(
+        None,
+        "hf: hub id, folder or .parquet file. trace: CSV file or a shipped trace (mixed-chat, documents, screenshots, "
+        "videos).",
+        panel=WORKLOAD,
+    )
+    hf_name: str | None = option(None, "Public name of a local copy.", panel=WORKLOAD)
+    hf_subset: str | None = option(None, "Configuration of the data set.", panel=WORKLOAD)
+    hf_split: str | None = option(None, "Split; train by default.", panel=WORKLOAD)
+    stream: bool = option(True, "Load the whole data set.", "--no-stream", panel=WORKLOAD, turns_off=True)
+    disable_shuffle: bool = option(False, "Keep the data set's order.", panel=WORKLOAD)
+    no_oversample: bool = option(False, "Do not repeat rows of a short data set.", panel=WORKLOAD)
+    num_prompts: int = option(1000, "Requests to measure.", panel=WORKLOAD, rule=at_least(1, ", for example 1000"))
+    num_warmups: int = option(1, "Other requests to warm up with.", panel=WORKLOAD, rule=at_least(0, ", for example 1"))
+    seed: int = seed_option()
+    random_mm_base_items_per_request: int = option(1, "Items of a random-mm request.", panel=WORKLOAD)
+    random_mm_num_mm_items_range_ratio: float = option(0.0, "Spread of that count, 0 to 1.", panel=WORKLOAD)
+    random_mm_limit_mm_per_prompt: dict[str, int] = option(
+        lambda: {"image": 255, "video": 1},
+        'Most items of each modality: {"image": 8}.',
+        panel=WORKLOAD,
+        parse=parse_limits,
+    )
+    random_mm_bucket_config: dict[tuple[int, int, int], float] = option(
+        lambda: {(256, 256, 1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0},
+        'Probability by (height, width, frames): {"(336,336,1)": 1.0}.',
+        panel=WORKLOAD,
+        parse=parse_buckets,
+    )
+    max_pixels_per_item: int | None = option(
+        None,
+        "Shrink larger items first, as chat front ends do.",
+        panel=WORKLOAD,
+        rule=at_least(1, ", for example 2000000"),
+    )
+    video_fps: float | None = option(
+        None,
+        "Frame rate of trace videos, which the model's loader then samples; unset: frames are already sampled.",
+        panel=WORKLOAD,
+        rule=between(0.001, 1e6, "a number of frames a second from 0.001 to 1,000,000, for example 29.97"),
+    )
+    shuffle_trace: bool = option(False, "Permute a trace with the seed.", panel=WORKLOAD)
+
+    @classmethod
+    def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of random-mm ask for it; a trace without a path is the shipped mixed one."""
+        if "dataset_name" not in given and any(name.startswith("random_mm_") for name in given):
+            return {"dataset_name": RANDOM_MM}
+        is_trace = given.get("dataset_name", TRACE) == TRACE
+        return {"dataset_path": DEFAULT_TRACE} if is_trace and "dataset_path" not in given else {}
+
+
+EAGER_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = ("eager", "hf", "monolithic")
+"""What graphs are measured against: eager alone, transformers' stock forward too, or one graph of both paths too."""
+
+
+@dataclass(frozen=True)
+class RunSpec(Spec):
+    """How the measuring is done and where its result goes."""
+
+    rounds: int = option(2, "Times that every request is measured in every mode.", panel=RUN, rule=at_least(1))
+    requests_per_call: int = option(1, "Requests that are encoded together.", panel=RUN, rule=at_least(1))
+    baseline: str = option(
+        EAGER_BASELINE,
+        "eager; hf, to measure transformers' stock forward too; or monolithic, to measure one graph of both paths of a "
+        "two-path model too.",
+        panel=RUN,
+        rule=one_of(*BASELINES),
+    )
+    monolithic_crops: int | None = option(
+        None,
+        "Crops that the monolithic graph computes for every image; default: the most that the workload needs.",
+        panel=RUN,
+        rule=at_least(1, " crop", most=4096),
+    )
+    output_dir: Path | None = folder_option()
+    overwrite: bool = overwrite_option()
+    fail_on_slower: bool = option(False, "Exit with 5 when graphs are slower.", panel=RUN)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.monolithic_crops is not None and self.baseline != MONOLITHIC_BASELINE:
+            raise UsageError(
+                f"--monolithic-crops is {self.monolithic_crops}, but no monolithic graph is measured; add "
+                f"--baseline {MONOLITHIC_BASELINE} or leave it out"
+            )
+
+
+ASSIGNMENTS = ("size", "cost")
+"""Who encodes what: by input size as vLLM does, or by predicted latency, which needs a calibration."""
+
+
+@dataclass(frozen=True)
+class ParallelSpec(Spec):
+    """How many processes encode a call together, each on a device of its own."""
+
+    ranks: int = option(
+        1,
+        "GPUs, each with a process and a whole encoder of its own.",
+        "--tensor-parallel-size",
+        "-tp",
+        panel=RANKS,
+        rule=at_least(1, most=1024),
+    )
+    tp_mode: str = option(
+        "weights",
+        "data: the GPUs share the items of a call; the only mode for several.",
+        "--mm-encoder-tp-mode",
+        panel=RANKS,
+        rule=one_of("data", "weights"),
+    )
+    assignment: str = option(
+        "size",
+        "Who encodes what: size (pixel rows, as vLLM), or cost (predicted latency, see --calibration).",
+        "--dp-assignment",
+        panel=RANKS,
+        rule=one_of(*ASSIGNMENTS),
+    )
+    rank_timeout_s: float = option(
+        60.0,
+        "Seconds that a process waits for another before it gives up.",
+        "--rank-timeout",
+        panel=RANKS,
+        rule=between(0, 1e6, "above 0 seconds, and at most 1,000,000", open_ends=True),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranks > 1 and self.tp_mode != "data":
+            raise UsageError(
+                f"--tensor-parallel-size is {self.ranks} with --mm-encoder-tp-mode {self.tp_mode}, which splits the "
+                "tower over the GPUs and is not supported; add --mm-encoder-tp-mode data, where each GPU runs the "
+                "whole encoder on a share of the items"
+            )
+
+
+@dataclass(frozen=True)
+class ShellSpec(Spec):
+    """How a command talks; no setting of what it does."""
+
+    config: Path | None = option(
+        None, "YAML file of these options (see configs/); flags given here win over it.", panel=RUN
+    )
+    dry_run: bool = option(False, "Check everything, print the resolved settings and the plan; run nothing.", panel=RUN)
+    json: bool = option(False, "Print one JSON object on stdout instead of tables.", panel=RUN)
+    quiet: bool = option(False, "No progress bars on stderr.", "--quiet", "--disable-tqdm", panel=RUN)
+    debug: bool = option(False, "Show the traceback of an unexpected error.", panel=RUN, variable="VITGRAPH_DEBUG")

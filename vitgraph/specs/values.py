@@ -1,0 +1,239 @@
+"""Reads the values of options that are more than a number or a name: lists, JSON, sizes; as text or out of a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitgraph.errors import UsageError
+
+MOST_TOKENS = 2**24
+"""Output tokens that a budget may have: sixteen million, thousands of times the largest of any model."""
+
+MOST_ITEMS = 4096
+"""Items that `--items` may name."""
+
+Size = tuple[int, int, int]
+"""Width and height in pixels, and frames (1 for an image)."""
+
+_ITEM = re.compile(r"(?:(?P<count>\d{1,9})\s*\*\s*)?(?P<width>\d{1,9})x(?P<height>\d{1,9})(?:x(?P<frames>\d{1,9}))?")
+_HUMAN_NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([kmgKMG]?)")
+_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+ENCODER_FIELDS = {
+    "encoder_cudagraph_token_budgets": "token_budgets",
+    "encoder_cudagraph_max_vision_items_per_batch": "max_vision_items_per_batch",
+    "encoder_cudagraph_max_frames_per_batch": "max_frames_per_batch",
+}
+"""Fields of vLLM's compilation config that set the encoder's graphs, each with the option that it stands for."""
+
+ENABLED_FIELD = "cudagraph_mm_encoder"
+
+COMPILATION_FIELDS = frozenset({
+    "backend", "bs_to_padded_graph_size", "cache_dir", "compilation_time", "compile_cache_save_format",
+    "compile_mm_encoder", "compile_ranges_endpoints", "compile_ranges_split_points", "compile_sizes",
+    "cudagraph_capture_sizes", "cudagraph_copy_inputs", "cudagraph_decoder_replay", "cudagraph_mode",
+    "cudagraph_num_of_warmups", "cudagraph_specialize_lora", "custom_ops", "debug_dump_path",
+    "decoder_replay_cudagraph_capture_sizes", "decoder_replay_trim_threshold", "disabled_custom_ops",
+    "dynamic_shapes_config", "enabled_custom_ops", "encoder_compilation_time", "fast_moe_cold_start",
+    "full_cuda_graph", "inductor_compile_config", "inductor_passes", "ir_enable_torch_wrap", "level",
+    "local_cache_dir", "max_capture_size", "max_cudagraph_capture_size", "mode", "pass_config", "splitting_ops",
+    "static_all_moe_layers", "static_forward_context", "traced_files", "use_cudagraph", "use_inductor",
+    "use_inductor_graph_partition",
+})  # fmt: skip
+"""Its other fields, which shape the language model."""
+
+
+class IgnoredSetting(UserWarning):
+    """A setting of another server that is taken and changes nothing here; its text says so in one line."""
+
+
+def read_json(option: str, value: Any) -> dict[str, Any]:
+    """A JSON object, or the mapping that a file holds.
+
+    Raises:
+        UsageError: Something else.
+    """
+    found = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{option} is not valid JSON ({_reason(error)}): {_short(value)}") from error
+    if not isinstance(found, dict):
+        kind = "a mapping or its JSON text" if not isinstance(value, str) else "a JSON object"
+        raise UsageError(f"{option} takes {kind}, got {_short(value)}")
+    return found
+
+
+def parse_processor_kwargs(value: Any) -> dict[str, Any]:
+    """Overrides of a processor's settings.
+
+    Raises:
+        UsageError: Not a JSON object, or a number in it that no setting of a processor can have.
+    """
+    settings = read_json("--mm-processor-kwargs", value)
+    for name, entry in settings.items():
+        numbers = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, list) else [entry]
+        for number in numbers:
+            if isinstance(number, int | float) and not (math.isfinite(number) and 0 <= number <= MOST_TOKENS * 2**20):
+                raise UsageError(f"--mm-processor-kwargs: {name} is {number!r}; it must be a finite number, at least 0")
+    return settings
+
+
+def parse_compilation_config(value: Any) -> dict[str, Any]:
+    """Reads the encoder-graph fields of vLLM's `--compilation-config`.
+
+    Args:
+        value: Its JSON, or the mapping.
+
+    Returns:
+        Those of `ENCODER_FIELDS` and of `ENABLED_FIELD` that are given.
+
+    Raises:
+        UsageError: Not a JSON object, a field that vLLM does not have, or one of the wrong type.
+    """
+    config = read_json("--compilation-config", value)
+    known = {ENABLED_FIELD, *ENCODER_FIELDS}
+    others = [name for name in config if name not in known]
+    for name in others:
+        if name not in COMPILATION_FIELDS:
+            raise UsageError(f"--compilation-config: unknown field {name!r}; {near(name, known | COMPILATION_FIELDS)}")
+    if others:
+        warnings.warn(
+            IgnoredSetting(f"--compilation-config: {', '.join(others)} is about the language model; ignored"),
+            stacklevel=2,
+        )
+    found = {name: config[name] for name in config if name in known and config[name] is not None}
+    for name, entry in found.items():
+        kind = bool if name == ENABLED_FIELD else list if name == "encoder_cudagraph_token_budgets" else int
+        if not isinstance(entry, kind) or (kind is int and isinstance(entry, bool)):
+            raise UsageError(f"--compilation-config: {name} is {entry!r}; it must be of type {kind.__name__}")
+        if isinstance(entry, list) and not all(
+            isinstance(budget, int) and not isinstance(budget, bool) for budget in entry
+        ):
+            raise UsageError(f"--compilation-config: token budgets must be integers, got {entry}")
+    return found
+
+
+def options_of_compilation_config(value: Any) -> dict[str, Any]:
+    """The options that a compilation config stands for, by name.
+
+    Raises:
+        UsageError: See `parse_compilation_config`; or graphs are switched off.
+    """
+    fields = parse_compilation_config(value)
+    if fields.pop(ENABLED_FIELD, True) is False:
+        raise UsageError(
+            f"--compilation-config has {ENABLED_FIELD} false, but graph mode is what this command measures; set it to "
+            "true or leave the option out"
+        )
+    return {ENCODER_FIELDS[name]: entry for name, entry in fields.items()}
+
+
+def parse_tokens(value: Any, option: str = "a number of tokens") -> int:
+    """A number of tokens as vLLM reads it: 32k is 32,000 and 32K is 32,768.
+
+    Raises:
+        UsageError: Something else.
+    """
+    match = _HUMAN_NUMBER.fullmatch(str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise UsageError(f"{option} is {value!r}; it must be a number of tokens, for example 32768 or 32k")
+    return int(float(match[1]) * _FACTORS[match[2]]) if "." in match[1] else int(match[1]) * _FACTORS[match[2]]
+
+
+def parse_token_budgets(value: Any) -> tuple[int, ...]:
+    """Reads `512,1024,2k`, `[512, 1024]`, `512 1024`, or a list of integers.
+
+    Raises:
+        UsageError: Something in the list is not a number of tokens.
+    """
+    if isinstance(value, str):
+        parts: Sequence[Any] = value.strip().strip("[]").replace(",", " ").split()
+    else:
+        parts = value if isinstance(value, list | tuple) else [value]
+    budgets = []
+    for each in parts:
+        match = _HUMAN_NUMBER.fullmatch(each) if isinstance(each, str) else None
+        if (isinstance(each, str) and match is None) or not isinstance(each, str | int) or isinstance(each, bool):
+            raise UsageError(
+                f"--token-budgets takes a list of integers, for example 512,1024,2048; got {_short(value)}"
+            )
+        budgets.append(parse_tokens(each))
+        if not 1 <= budgets[-1] <= MOST_TOKENS:
+            raise UsageError(f"--token-budgets has {each}; a budget is from 1 to {MOST_TOKENS:,} output tokens")
+    return tuple(budgets)
+
+
+def parse_items(value: Any) -> tuple[Size, ...]:
+    """Reads the items of a call: `336x336`, `20*336x336`, `1024x768,640x360x8`.
+
+    Args:
+        value: Width x height in pixels, x frames of a video, each with how often before a star; separated by commas.
+
+    Raises:
+        UsageError: Something else.
+    """
+    items: list[Size] = []
+    for each in str(value).split(","):
+        match = _ITEM.fullmatch(each.strip().lower())
+        numbers = {name: int(text) for name, text in match.groupdict().items() if text} if match else {}
+        if not numbers or min(numbers.values()) < 1:
+            raise UsageError(
+                f"--items has {each.strip()!r}; give width x height, for example 336x336, 20*336x336 for twenty of "
+                "them, or 640x360x8 for a video of eight frames"
+            )
+        count = numbers.get("count", 1)
+        if len(items) + count > MOST_ITEMS:
+            raise UsageError(f"--items names more than {MOST_ITEMS} items; give a smaller call")
+        items += [(numbers["width"], numbers["height"], numbers.get("frames", 1))] * count
+    return tuple(items)
+
+
+def parse_names(value: Any) -> tuple[str, ...]:
+    """Reads `a,b`, or a list of texts.
+
+    Raises:
+        UsageError: No name in it.
+    """
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    names = tuple(str(each).strip() for each in parts if str(each).strip())
+    if not names:
+        raise UsageError(f"{value!r} names nothing; give one or more names, with commas between")
+    return names
+
+
+def parse_buckets(value: Any) -> dict[tuple[int, int, int], float]:
+    """`--random-mm-bucket-config`; see `vitgraph.workloads.random_mm.parse_bucket_config`."""
+    from vitgraph.workloads.random_mm import parse_bucket_config
+
+    return parse_bucket_config(value)
+
+
+def parse_limits(value: Any) -> dict[str, int]:
+    """`--random-mm-limit-mm-per-prompt`; see `vitgraph.workloads.random_mm.parse_limit_mm_per_prompt`."""
+    from vitgraph.workloads.random_mm import parse_limit_mm_per_prompt
+
+    return parse_limit_mm_per_prompt(value)
+
+
+def near(name: str, known: Any) -> str:
+    """The known names that are like `name`, for an error; all of them where none is."""
+    import difflib
+
+    found = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(found)}?" if found else f"known: {', '.join(sorted(known))}"
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
