@@ -220,11 +220,6 @@ def thinned(x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool_]:
     return keep
 
 
-def short_number(value: float) -> str:
-    """A figure for a label: two decimals, one from a hundred on, none from a thousand."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
-
-
 def bar_labels(axes: Axes, bars: Any, labels: Sequence[str], **options: Any) -> None:
     """A figure at the end of each bar."""
     axes.bar_label(bars, labels=list(labels), fontsize=_POINTS, padding=2, **options)

@@ -23,9 +23,8 @@ from vitgraph.report.charts import (
     new_axes,
     new_figure,
     series_label,
-    short_number,
 )
-from vitgraph.report.columns import clean
+from vitgraph.report.columns import clean, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40
 _LEAST_NAMED_SHARE = 0.11
 _BAR: dict[str, Any] = {"height": 0.7, "edgecolor": "#ffffff"}
-_OUTLIER_RATIO = 3.0
-_OUTLIER_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +141,13 @@ class Series:
 
     Attributes:
         mean_ms: Mean, milliseconds a request.
-        p50_ms: Median.
         tail_ms: P99, or the maximum of too few requests for one.
-        max_ms: Maximum.
-        n: Requests.
+        mark: What its bars must be marked with: that one request moves them; empty for most.
     """
 
     mean_ms: float
-    p50_ms: float
     tail_ms: float
-    max_ms: float
-    n: int
-
-
-def outliers(series: Mapping[Any, Series]) -> set[Any]:
-    """The series in which one request moves the mean by itself: its maximum is out of line with those of the others."""
-    ratios = {key: one.max_ms / one.p50_ms for key, one in series.items() if one.p50_ms > 0}
-    usual = float(np.median(list(ratios.values()))) if ratios else 0.0
-    return {
-        key
-        for key, ratio in ratios.items()
-        if ratio > _OUTLIER_RATIO * usual
-        and (series[key].max_ms - series[key].p50_ms) / series[key].n > _OUTLIER_SHARE * series[key].mean_ms
-    }
+    mark: str = ""
 
 
 def draw_backends(
@@ -188,12 +169,11 @@ def draw_backends(
         tail_name: What the tail is.
     """
     figure = new_figure(title, subtitle, 2.2 + 1.5 * len(names))
-    marked = outliers(series)
     for axes, field, label in zip(new_axes(figure, 2), ("mean_ms", "tail_ms"), ("Mean", tail_name), strict=True):
-        usual = [getattr(one, field) for key, one in series.items() if key not in marked]
+        usual = [getattr(one, field) for one in series.values() if not one.mark]
         end = 1.35 * max(usual or [getattr(one, field) for one in series.values()])
         for place, mode in ((-0.2, "eager"), (0.2, "graph")):
-            _mode_bars(axes, names, mode, place, field, series, missing, marked, end)
+            _mode_bars(axes, names, mode, place, field, series, missing, end)
         axes.set_yticks(range(len(names)), list(map(clean, names)))
         axes.set(xlabel=f"{label} of a request (ms)", ylim=(len(names) - 0.45, -0.55), xlim=(0.0, end))
         axes.tick_params(axis="y", length=0)
@@ -209,7 +189,6 @@ def _mode_bars(
     field: str,
     series: Mapping[tuple[str, str], Series],
     missing: Mapping[tuple[str, str], str],
-    marked: set[tuple[str, str]],
     end: float,
 ) -> None:
     look = MODE_LOOKS[mode]
@@ -219,7 +198,7 @@ def _mode_bars(
     axes.barh([row + place for row in rows], np.minimum(values, 0.98 * end), label=mode, **style)
     for row, value in zip(rows, values, strict=True):
         one = series[names[row], mode]
-        mark = f" ! one of {one.n:,} took {short_number(one.max_ms)}" if (names[row], mode) in marked else ""
+        mark = f" ! {one.mark}" if one.mark else ""
         is_long = value > 0.5 * end and bool(mark)
         options: dict[str, Any] = {"ha": "right", "bbox": _LABEL_BOX} if is_long else {"ha": "left"}
         at = min(value, 0.98 * end) + (-0.01 if is_long else 0.01) * end

@@ -25,10 +25,9 @@ from vitgraph.report.charts import (
     new_figure,
     scale_axis,
     series_label,
-    short_number,
     thinned,
 )
-from vitgraph.report.columns import clean
+from vitgraph.report.columns import clean, short_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -231,7 +230,7 @@ def draw_pareto(
             axes.plot(getattr(one, field) / scale, one.mean_ms, marker, color=color, markersize=size, label=name)
         mean, low, high = eager
         if high > low:
-            axes.axhspan(low, high, color=VERMILLION, alpha=0.16, linewidth=0, label="eager, in doubt by")
+            axes.axhspan(low, high, color=VERMILLION, alpha=0.16, linewidth=0, label="eager ± its error")
         axes.axhline(mean, color=VERMILLION, linestyle=(0, (5, 2)), linewidth=1.4, label="eager")
         axes.axhline(oracle_ms, color=GREEN, linestyle=(0, (1, 1)), linewidth=1.4, label="oracle")
         axes.set(xlabel=label, ylabel="Mean of a request (ms)")

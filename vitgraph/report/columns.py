@@ -51,6 +51,11 @@ def ms_text(value: Any) -> str:
     return number_text(value, 3 if is_number(value) and abs(value) < 0.995 else 2)
 
 
+def short_number(value: float) -> str:
+    """A figure for a label: two decimals, one from a hundred on, none from a thousand."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+
+
 def pct_text(value: Any) -> str:
     """Percent with its sign and one decimal."""
     if not is_number(value) or not math.isfinite(value):

@@ -81,7 +81,9 @@ def _print_block(block: Block, console: Console) -> None:
     elif isinstance(block, Table):
         if block.heading:
             console.print(line(block.heading, "bold"))
-        for grid in _grids(block, console.width):
+        for number, grid in enumerate(_grids(block, console.width)):
+            if number:
+                console.print()
             console.print(grid)
         for note in block.notes:
             console.print(line(note, "dim"))
@@ -145,6 +147,13 @@ def _parts(least: Sequence[int], width: int) -> list[list[int]]:
         if taken + least[column] > width and len(groups[-1]) > 1:
             groups.append([0])
         groups[-1].append(column)
+    # A column alone is little of a table; it takes its neighbour with it.
+    if len(groups) > 1 and len(groups[-1]) == 2 and len(groups[-2]) > 3:
+        moved = groups[-2].pop()
+        if sum(least[i] + _GAP for i in (0, moved)) + least[groups[-1][1]] <= width:
+            groups[-1].insert(1, moved)
+        else:
+            groups[-2].append(moved)
     return groups
 
 

@@ -12,13 +12,14 @@ import pytest
 from made_up_document import ODD, SPEC, made_up_document, terminal_text
 
 from vitgraph.errors import UsageError
+from vitgraph.records.sections import Latency
 from vitgraph.report.charts import chart_files
-from vitgraph.report.charts_of_bars import Series, outliers
 from vitgraph.report.columns import Column, clean, gap_text, join_tables
 from vitgraph.report.to_files import FORMATS, csv_bytes, parse_formats, write
 from vitgraph.report.to_html import to_html
 from vitgraph.report.to_latex import to_latex
 from vitgraph.report.to_markdown import to_markdown
+from vitgraph.report.views.claims import moved_by_one
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 PAGE_WORDS = re.compile(r"<(script|link|img|iframe|object|base)\b|@import|url\((?!#)|\ssrc=")
@@ -149,10 +150,13 @@ def test_no_impossible_launch_gap_is_printed() -> None:
 
 
 def test_a_series_that_one_request_moves_is_told_from_a_slow_one() -> None:
-    usual = {name: Series(5.0, 4.8, 9.0, 12.0, 400) for name in "abc"}
-    slow = {"slow": Series(50.0, 48.0, 90.0, 120.0, 400)}
-    moved = {"moved": Series(12.0, 4.8, 9.0, 2670.0, 400)}
-    assert outliers(usual | slow | moved) == {"moved"}
+    def latency(mean: float, p50: float, largest: float) -> Latency:
+        times = {"mean_ms": mean, "p50_ms": p50, "p90_ms": p50, "p99_ms": p50, "max_ms": largest, "std_ms": 1.0}
+        return Latency(**times, p99_supported=False, requests=400, calls=400, outliers=0)
+
+    usual = {name: latency(5.0, 4.8, 12.0) for name in "abc"}
+    found = moved_by_one(usual | {"slow": latency(50.0, 48.0, 120.0), "moved": latency(12.0, 4.8, 2670.0)})
+    assert found == {"moved": "one of 400 took 2,670 ms"}
 
 
 def test_formats_are_read_or_refused_with_the_known_ones() -> None:

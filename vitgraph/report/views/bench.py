@@ -50,6 +50,7 @@ from vitgraph.report.views.claims import (
     headline_of,
     improvement_cells,
     improvement_columns,
+    moved_by_one,
     slower_text,
 )
 from vitgraph.report.views.conditions import (
@@ -258,6 +259,8 @@ def _latency_section(record: BenchRecord) -> Section:
         blocks.append(Text("No request was measured in both modes, so there is nothing to compare."))
     table = Table(LATENCY, tuple(_latency_rows(result.latency)), notes=tuple(_latency_notes(record)))
     blocks.append(table.without_empty("p99_ms", "gpu_mean_ms", "times_speed_of_light"))
+    for series, text in moved_by_one(result.latency).items():
+        blocks.append(Text(f"{series}: {text}, which alone moves its mean.", "warning"))
     return section("Latency", *blocks, Facts.of(_measured_facts(record)))
 
 

@@ -5,12 +5,14 @@ Improvements are positive where the second is faster, as everywhere in reports a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
 
 from vitgraph.records.sections import Improvement, Latency, Pair
 from vitgraph.records.stats import P99_MIN_SAMPLES
-from vitgraph.report.columns import Cell, Column, interval_text, ms_text, pct_text, share_text
+from vitgraph.report.columns import Cell, Column, interval_text, ms_text, pct_text, share_text, short_number
 from vitgraph.report.document import NO_VERDICT
 
 TAIL_OF_FEW = f"max (n<{P99_MIN_SAMPLES})"
@@ -19,6 +21,8 @@ IMPROVEMENT_NOTE = "Positive = graph faster; milliseconds a request, eager→gra
 GAP_MEANING = "wall time of a replay over its GPU-busy time"
 NOT_A_GPU = "not a GPU"
 METRICS = ("mean", "p50", "p99")
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,25 @@ def headline_of(verdict: str, subject: str, both: str) -> str:
         "undecided": "Undecided",
         "invalid": "No verdict: the measurement is not valid",
     }[verdict]
+
+
+_OUTLIER_RATIO = 3.0
+_OUTLIER_SHARE = 0.02
+
+
+def moved_by_one(latencies: Mapping[Key, Latency]) -> dict[Key, str]:
+    """The series in which one request moves the mean by itself, each with what is to be said of it.
+
+    A workload of many sizes has large maxima in every series, so a maximum counts as one only against the others.
+    """
+    ratios = {key: one.max_ms / one.p50_ms for key, one in latencies.items() if one.max_ms and one.p50_ms}
+    found = {}
+    for key, ratio in ratios.items():
+        one, others = latencies[key], [of for other, of in ratios.items() if other != key]
+        excess = ((one.max_ms or 0.0) - (one.p50_ms or 0.0)) / one.requests
+        if others and ratio > _OUTLIER_RATIO * median(others) and excess > _OUTLIER_SHARE * (one.mean_ms or 0.0):
+            found[key] = f"one of {one.requests:,} took {short_number(one.max_ms or 0.0)} ms"
+    return found
 
 
 def slower_text(pair: Pair | None) -> str:

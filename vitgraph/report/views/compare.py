@@ -1,0 +1,414 @@
+"""The document of a backend comparison: one table of backends, the advice, and the reasons of what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from vitgraph.records.kinds.compare import Candidate, CandidateMode, Reference
+from vitgraph.records.record import CompareRecord
+from vitgraph.records.sections import Latency
+from vitgraph.report.charts import CPU_NOTE
+from vitgraph.report.charts_of_bars import Series, draw_backends
+from vitgraph.report.columns import (
+    NO_VALUE,
+    NOT_MEASURED,
+    Cell,
+    Column,
+    Row,
+    Table,
+    TableSpec,
+    bytes_text,
+    count_text,
+    error_text,
+    gap_text,
+    interval_text,
+    ms_text,
+    number_text,
+    pct_text,
+    share_text,
+)
+from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section, sections
+from vitgraph.report.views.claims import (
+    GAP_MEANING,
+    NOT_A_GPU,
+    TAIL_OF_FEW,
+    claim_of,
+    improvement_cells,
+    improvement_columns,
+    moved_by_one,
+)
+from vitgraph.report.views.conditions import (
+    conditions,
+    device_of,
+    dropped_lines,
+    environment_facts,
+    model_of,
+    skipped_text,
+    subtitle_of,
+    warning_of,
+    workload_of,
+)
+from vitgraph.report.views.ranks import ranks_table
+
+MODES = ("eager", "graph")
+_TIMES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "gpu_mean_ms")
+_NOTE = "Positive = graph faster than the same backend's eager; milliseconds a request, eager→graph."
+_BEST_NOTE = "Against the best: negative = slower than the fastest backend and mode."
+
+CANDIDATES = TableSpec(
+    "candidates",
+    "",
+    "an attention backend",
+    (
+        Column("name", "text", "", "attention backend", "Backend"),
+        Column("mean", "text", "", "improvement of the mean over its own eager", "Mean latency improvement"),
+        Column(
+            "p99", "text", "", "improvement of the P99, or of the maximum of few requests", "P99 latency improvement"
+        ),
+        Column("best", "text", "", "its faster mode against the fastest of all", "Against the best"),
+        Column("gpu_busy_ms", "number", "ms", "GPU-busy time of a replay", "GPU-busy ms"),
+        Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", gap_text),
+        Column("memory", "integer", "bytes", "pool and buffers of its graphs", "Graph memory", bytes_text),
+        Column("error", "number", "ratio", "largest relative L2 distance from float32", "Error", error_text),
+    ),
+    "requests",
+)
+BACKENDS = TableSpec(
+    "backends",
+    "",
+    "a backend and mode",
+    (
+        Column("backend", "text", "", "attention backend, or `plain` and `compiled`"),
+        Column("mode", "text", "", "`eager` or `graph`"),
+        Column("status", "text", "", "`ok`, or why there are no figures"),
+        Column("reason", "text", "", "the same in words"),
+        Column("implementation", "text", "", "what ran behind the name"),
+        Column("requests", "integer", "requests", "requests that the times describe"),
+        Column("mean_ms", "number", "ms", "mean latency of a request, wall clock"),
+        Column("p50_ms", "number", "ms", "median"),
+        Column("p90_ms", "number", "ms", "90th percentile"),
+        Column("p99_ms", "number", "ms", "99th percentile; below 300 requests a maximum in disguise"),
+        Column("max_ms", "number", "ms", "largest"),
+        Column("gpu_mean_ms", "number", "ms", "mean time between device events around the call"),
+        *improvement_columns(" of the mean over the same backend's eager; graph rows only", "_mean"),
+        *improvement_columns(" of the P99", "_p99"),
+        *improvement_columns(" of the mean over the fastest of all, negative = slower", "_best"),
+        Column("call_busy_ms", "number", "ms", "GPU-busy time of some whole calls"),
+        Column("call_busy_share", "number", "share", "its share of their latency"),
+        Column("replay_ms", "number", "ms", "a replay alone, wall clock; graph rows only"),
+        Column("replay_busy_ms", "number", "ms", "GPU-busy time of a replay"),
+        Column("launch_gap", "number", "ratio", GAP_MEANING),
+        Column("error_vs_float32", "number", "ratio", "largest relative L2 distance from float32"),
+        Column("hits", "integer", "items", "items replayed on every path; graph rows only"),
+        Column("misses", "integer", "items", "items with an eager path"),
+        Column("replays", "integer", "replays", "graph replays of one round"),
+        Column("waste", "number", "share", "padding among the replayed rows"),
+        Column("pool_bytes", "integer", "bytes", "memory of the graphs' pool"),
+        Column("buffer_bytes", "integer", "bytes", "memory of their static buffers"),
+        Column("capture_s", "number", "s", "time of all captures"),
+    ),
+    "requests",
+)
+
+
+def compare_document(record: CompareRecord) -> Document:
+    """The report of one comparison; an incomplete one shows what it has and why it ended."""
+    result = record.result
+    charts = _chart(record) if any(_measured(one) for one in result.candidates) else None
+    ranks = [table for one in result.candidates for table in [_ranks_of(one)] if table.rows]
+    return Document(
+        name="vitgraph compare-backends",
+        title=f"{model_of(record)} on {device_of(record)}, workload {workload_of(record)}",
+        what=conditions(record, with_backend=False),
+        verdict=_verdict(record),
+        warning=warning_of(record),
+        sections=sections(
+            section("Backends", _candidate_table(record), *_outlier_lines(record)),
+            section("", Facts.of([*reasons_of(result.candidates), *_facts(record)])),
+            section("", *(Text(line, "warning") for line in _dropped(result.candidates))),
+            section("Charts", charts),
+            section("Ranks", *ranks),
+            section("Environment", environment_facts(record), is_detail=True),
+        ),
+        tables=(backends_table(record), *ranks),
+        command=record.command,
+    )
+
+
+def is_cpu(record: CompareRecord) -> bool:
+    """True where graphs were stood in for on a CPU, which saves no launches."""
+    return record.result.comparison.mode == "cpu-replay"
+
+
+def _verdict(record: CompareRecord) -> Verdict:
+    advice = record.result.recommendation
+    word = NO_VERDICT if advice.name is None else "best" if advice.sure == "clear" else "undecided"
+    return Verdict(word, advice.text)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _candidate_table(record: CompareRecord) -> Table:
+    rows = [_candidate_row(record, one) for one in record.result.candidates]
+    notes = [_NOTE, _BEST_NOTE]
+    if not _has_p99(record):
+        notes.append(f"P99 latency improvement: of the {TAIL_OF_FEW}, of which nothing is claimed.")
+    return Table(CANDIDATES, tuple(rows), notes=tuple(notes))
+
+
+def _has_p99(record: CompareRecord) -> bool:
+    return any(latency.p99_supported for one in record.result.candidates for latency in _latencies(one).values())
+
+
+def _latencies(candidate: Candidate) -> dict[str, Latency]:
+    modes = {"eager": candidate.eager.latency, "graph": candidate.graph.latency}
+    return {mode: latency for mode, latency in modes.items() if latency is not None}
+
+
+def _measured(candidate: Candidate) -> bool:
+    return bool(_latencies(candidate))
+
+
+def _candidate_row(record: CompareRecord, one: Candidate) -> Row:
+    if not _measured(one):
+        return {"name": one.name, "mean": Cell(status_text(one.eager), tone="warning")}
+    graphs = one.graphs
+    sizes = [graphs.pool_bytes, graphs.buffer_bytes] if graphs else [None]
+    known = [size for size in sizes if size is not None]
+    errors = [mode.error_vs_float32 for mode in (one.eager, one.graph) if mode.error_vs_float32 is not None]
+    return {
+        "name": one.name,
+        **{metric: _gain_cell(record, one, metric) for metric in ("mean", "p99")},
+        "best": _standing_cell(record, one),
+        "gpu_busy_ms": graphs.gpu_busy_ms if graphs else None,
+        "launch_gap": graphs.launch_gap if graphs else None,
+        "memory": sum(known) if len(known) == len(sizes) else None,
+        "error": max(errors, default=None),
+    }
+
+
+def status_text(mode: CandidateMode) -> str:
+    """The status of a mode without figures, in words."""
+    return NOT_MEASURED if mode.status == "ok" else mode.status.replace("_", " ")
+
+
+def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
+    """Improvement and both latencies, and beneath them what may be claimed."""
+    latencies = _latencies(one)
+    if len(latencies) < len(MODES):
+        ((mode, latency),) = latencies.items()
+        missing = "graph" if mode == "eager" else "eager"
+        value = latency.mean_ms if metric == "mean" else latency.p99_ms if latency.p99_supported else latency.max_ms
+        status = status_text(getattr(one, missing))
+        return Cell(f"{mode} {ms_text(value)} ms", f"{missing} {status}" if metric == "mean" else "", "warning")
+    if one.gain is None:
+        return Cell(NO_VALUE)
+    claim = claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=is_cpu(record))
+    return Cell(claim.headline) if claim.is_tail_of_few else claim.cell
+
+
+def _standing_cell(record: CompareRecord, one: Candidate) -> Cell:
+    """The backend's faster mode against the fastest of all."""
+    if is_cpu(record):
+        return Cell(NOT_A_GPU)
+    own = next((standing for standing in record.result.comparison.standings if standing.name == one.name), None)
+    if own is None:
+        return Cell(NO_VALUE)
+    against = own.against_best
+    if against is None:
+        return Cell(f"best, {own.mode}", tone="best")
+    interval = interval_text(against.ci95) if against.verdict != "invalid" else ""
+    note = f"{against.verdict}{f', 95% CI {interval}' if interval else ''}"
+    return Cell(f"{own.mode} {pct_text(against.improvement_pct)}", note, against.verdict)
+
+
+def reasons_of(candidates: Sequence[Candidate]) -> Iterable[tuple[str, str]]:
+    """Why modes have no figures, once where both lack for the same reason."""
+    for one in candidates:
+        eager, graph = ((mode.status, mode.reason) for mode in (one.eager, one.graph))
+        if eager == graph and one.eager.status != "ok":
+            yield one.name, f"{status_text(one.eager)}: {one.eager.reason}"
+            continue
+        for name, mode in (("eager", one.eager), ("graph", one.graph)):
+            if mode.status != "ok":
+                yield f"{one.name} {name}", f"{status_text(mode)}: {mode.reason}"
+
+
+def _dropped(candidates: Sequence[Candidate]) -> Iterable[str]:
+    for one in candidates:
+        dropped = one.graphs.dropped if one.graphs and one.graphs.dropped else one.dropped
+        yield from (f"{one.name}: {line}" for line in dropped_lines(dropped))
+
+
+# -- what is beneath it ------------------------------------------------------------------------------------------------
+
+
+def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
+    comparison = record.result.comparison
+    measured = [one for one in record.result.candidates if _measured(one)]
+    if comparison.requests:
+        size = f"{count_text(comparison.requests, 'request')} in {count_text(comparison.calls, 'call')}"
+        ranks = record.resolved.ranks if record.resolved else 1
+        left_out = comparison.unpaired_samples
+        note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
+        rounds, how = count_text(comparison.rounds, "round"), _processes(comparison.isolated, ranks)
+        yield "Measured", f"{size} × {rounds}, {count_text(len(measured), 'backend')}, {how}{note}"
+        floors = ", ".join(f"{mode} {_floor(record, mode)}" for mode in MODES)
+        yield "Noise floor", f"mean {floors} (calls measured twice by the same backend in the same mode)"
+    yield "Checked", reference_text(comparison.reference)
+    yield "Hits", _per_backend(measured, _use_text)
+    busy = _per_backend(measured, _busy_text)
+    yield "GPU-busy share", f"{busy} of the latency of whole calls" if busy else None
+    slower = _per_backend(measured, _slower_text)
+    yield "Slower requests", f"{slower} slower than the backend's own eager by more than 2%" if slower else None
+    yield "Capture", _per_backend(measured, _capture_text)
+    yield "Ran", "; ".join(f"{one.name}: {one.implementation}" for one in measured if one.implementation)
+    yield "Skipped inputs", skipped_text(record.workload)
+
+
+def _floor(record: CompareRecord, mode: str) -> str:
+    floor = record.result.comparison.noise_floor.get(mode)
+    return NOT_MEASURED if floor is None or floor.mean is None else f"±{number_text(floor.mean, 2)}%"
+
+
+def _processes(is_isolated: bool, ranks: int) -> str:
+    """Which processes measured the backends."""
+    if is_isolated:
+        return "each backend in a process of its own" if ranks == 1 else f"each backend on {ranks} ranks of its own"
+    return "interleaved in one process" if ranks == 1 else f"interleaved on {ranks} ranks"
+
+
+def _per_backend(candidates: Sequence[Candidate], fact: Callable[[Candidate], str | None]) -> str:
+    """One fact a backend; backends that share it are named together, and not at all where it is everyone's."""
+    names: dict[str, list[str]] = {}
+    for one in candidates:
+        text = fact(one)
+        if text is not None:
+            names.setdefault(text, []).append(one.name)
+    if len(names) == 1 and len(next(iter(names.values()))) == len(candidates):
+        return next(iter(names))
+    return "; ".join(f"{', '.join(sharing)} {text}" for text, sharing in names.items())
+
+
+def reference_text(reference: Reference | None) -> str:
+    """What outputs were checked against."""
+    if reference is None:
+        return ""
+    return (
+        f"{count_text(reference.calls, 'call')} with every series against the same tower in {reference.dtype}; "
+        f"relative L2 up to {error_text(reference.limit)} passes ({reference.backend} in this dtype: "
+        f"{error_text(reference.own_error)})"
+    )
+
+
+def _use_text(one: Candidate) -> str | None:
+    if one.graphs is None or not one.graphs.items:
+        return None
+    waste = f", waste {share_text(one.graphs.waste)}" if one.graphs.waste is not None else ""
+    graphs = one.graphs
+    return f"{graphs.hits:,} of {count_text(graphs.items, 'item')}, {count_text(graphs.replays, 'replay')}{waste}"
+
+
+def _busy_text(one: Candidate) -> str | None:
+    shares = [mode.busy.share if mode.busy else None for mode in (one.eager, one.graph)]
+    return None if all(share is None for share in shares) else "→".join(map(share_text, shares))
+
+
+def _slower_text(one: Candidate) -> str | None:
+    slower = one.gain.slower if one.gain else None
+    return None if slower is None else f"{slower.over_2pct_count:,} of {slower.requests:,} requests"
+
+
+def _capture_text(one: Candidate) -> str | None:
+    graphs = one.graphs
+    if graphs is None or graphs.capture_s is None:
+        return None
+    dropped = f" (-{len(graphs.dropped)})" if graphs.dropped else ""
+    return f"{count_text(graphs.graphs, 'graph')}{dropped} in {number_text(graphs.capture_s, 2)} s"
+
+
+def _ranks_of(one: Candidate) -> Table:
+    return ranks_table(_latencies(one), f"{one.name}, ")
+
+
+def _all_latencies(record: CompareRecord) -> dict[tuple[str, str], Latency]:
+    return {(one.name, mode): of for one in record.result.candidates for mode, of in _latencies(one).items()}
+
+
+def _outlier_lines(record: CompareRecord) -> Iterable[Text]:
+    for (name, mode), text in moved_by_one(_all_latencies(record)).items():
+        yield Text(f"{name} {mode}: {text}, which alone moves its mean and its maximum.", "warning")
+
+
+# -- chart and file ----------------------------------------------------------------------------------------------------
+
+
+def _chart(record: CompareRecord) -> Chart:
+    has_p99 = _has_p99(record)
+    latencies, marks = _all_latencies(record), moved_by_one(_all_latencies(record))
+    series = {
+        key: Series(of.mean_ms or 0.0, (of.p99_ms if has_p99 else of.max_ms) or 0.0, marks.get(key, ""))
+        for key, of in latencies.items()
+    }
+    names = [one.name for one in record.result.candidates]
+    missing = {
+        (one.name, mode): f"{mode}: {status_text(getattr(one, mode))}"
+        for one in record.result.candidates
+        for mode in MODES
+        if (one.name, mode) not in series
+    }
+    subtitle = subtitle_of(record, CPU_NOTE if is_cpu(record) else "", with_backend=False)
+    tail = "P99" if has_p99 else f"M{TAIL_OF_FEW[1:]}"
+    title = "Attention backends, eager and graph"
+    draw = partial(draw_backends, title, subtitle, names, series, missing, tail)
+    return Chart("backends", "Mean and tail latency of every backend, eager and graph", draw)
+
+
+def backends_table(record: CompareRecord) -> Table:
+    """One row a backend and mode."""
+    return BACKENDS.table(_backend_rows(record))
+
+
+def _backend_rows(record: CompareRecord) -> Iterable[Mapping[str, Any]]:
+    standings = {(entry.name, str(entry.mode)): entry for entry in record.result.comparison.standings}
+    for one in record.result.candidates:
+        for mode, state in (("eager", one.eager), ("graph", one.graph)):
+            standing = standings.get((one.name, mode))
+            cells: dict[str, Any] = {
+                "backend": one.name,
+                "mode": mode,
+                "status": state.status,
+                "reason": state.reason,
+                "implementation": one.implementation,
+                "requests": state.latency.requests if state.latency else None,
+                **{name: getattr(state.latency, name, None) for name in _TIMES},
+                **({"verdict_best": "best", "improvement_best_pct": 0.0} if standing else {}),
+                **improvement_cells(standing.against_best if standing else None, "_best"),
+                "call_busy_ms": state.busy.gpu_busy_ms if state.busy else None,
+                "call_busy_share": state.busy.share if state.busy else None,
+                "error_vs_float32": state.error_vs_float32,
+            }
+            if mode == "graph":
+                cells |= improvement_cells(one.gain.mean if one.gain else None, "_mean")
+                cells |= improvement_cells(one.gain.p99 if one.gain else None, "_p99")
+                cells |= {name: getattr(one.graphs, name, None) for name in _GRAPH_ONLY}
+                cells["replay_busy_ms"] = one.graphs.gpu_busy_ms if one.graphs else None
+            yield cells
+
+
+_GRAPH_ONLY = (
+    *("replay_ms", "launch_gap", "hits", "misses", "replays", "waste"),
+    *("pool_bytes", "buffer_bytes", "capture_s"),
+)
+
+
+def availability_facts(backends: Sequence[Mapping[str, Any]]) -> Facts:
+    """Which backends could run on this device, for a dry run; rows as `describe_backends` gives them."""
+    here = [(str(row["name"]), "available") for row in backends if not row["unavailable_reason"]]
+    gone = [
+        (str(row["name"]), f"unavailable: {row['unavailable_reason']}") for row in backends if row["unavailable_reason"]
+    ]
+    return Facts.of([*here, *gone])

@@ -1,0 +1,194 @@
+"""The documents of a workload: what it is made of, and the trace that was saved of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vitgraph.report.charts_of_times import draw_distribution, draw_sizes
+from vitgraph.report.columns import NO_VALUE, Column, Table, TableSpec, count_text, is_number, share_text
+from vitgraph.report.document import Chart, Code, Document, Section, Text, section, sections
+
+_QUANTILES = ("min", "p5", "p25", "p50", "p75", "p95", "p99", "max", "mean")
+_LISTED = 5
+_BAR = 30
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+DISTRIBUTIONS = TableSpec(
+    "distributions",
+    "",
+    "a quantity",
+    (
+        Column("quantity", "text", "", "what is distributed", " "),
+        *(Column(name, "number", "", f"{name} of it", name, str) for name in _QUANTILES),
+    ),
+    "items",
+)
+HISTOGRAM = TableSpec(
+    "histogram",
+    "",
+    "a range of output tokens",
+    (
+        Column("tokens", "text", "tokens", "the range", "Tokens"),
+        Column("items", "integer", "items", "items in it", "Items"),
+        Column("share", "number", "share", "share of the items", "Share"),
+        Column("bar", "text", "", "the same as a bar", " "),
+    ),
+    "items",
+)
+
+
+def workload_document(
+    facts: Mapping[str, Any],
+    sizes: Mapping[tuple[int, int, int], int] | None = None,
+    tokens: Mapping[str, Sequence[int]] | None = None,
+) -> Document:
+    """The report of a workload.
+
+    Args:
+        facts: `WorkloadFacts.as_dict()`.
+        sizes: How many items have each (width, height, frames), for the chart; None draws none.
+        tokens: Output tokens of every item, by model; for the chart.
+    """
+    statement = facts["provenance"].get("statement")
+    what = (
+        count_text(facts["requests"], "request"),
+        count_text(facts["images"], "image"),
+        count_text(facts["videos"], "video"),
+        f"{len(facts['skipped'])} left out",
+        count_text(facts["distinct_sizes"], "distinct size"),
+        f"fingerprint {facts['fingerprint']}",
+    )
+    return Document(
+        name="vitgraph workload",
+        title=str(facts["name"]),
+        what=what,
+        sections=sections(
+            section("", Text(str(statement), "dim") if statement else None, _distributions(facts), _common(facts)),
+            section("", *_left_out(facts["skipped"])),
+            *(_model_section(model) for model in facts["models"]),
+            section("Charts", *_charts(str(facts["name"]), sizes or {}, tokens or {})),
+        ),
+        tables=(DISTRIBUTIONS.table(_distribution_rows(facts)),),
+    )
+
+
+def saved_trace_document(facts: Mapping[str, Any]) -> Document:
+    """What was written as a trace, what was left out, and how to replay it.
+
+    Args:
+        facts: `path`, `requests`, `items`, `videos`, `fingerprint`, `skipped` and `provenance` of the workload.
+    """
+    without = facts["provenance"].get("lines_without_size")
+    named = f"{count_text(without, 'line')} of {facts['provenance']['lines']} named no size" if without else ""
+    command = shlex.join(["vitgraph", "bench", "--dataset-name", "trace", "--dataset-path", str(facts["path"])])
+    items = f"{count_text(facts['items'], 'item')} ({count_text(facts['videos'], 'video')})"
+    return Document(
+        name="vitgraph workload",
+        title=f"saved {facts['path']}",
+        what=(count_text(facts["requests"], "request"), items, f"fingerprint {facts['fingerprint']}"),
+        sections=sections(
+            section("", Text(named, "warning") if named else None, *_left_out(facts["skipped"])),
+            section("", Text("Replay it with:"), Code(command)),
+        ),
+    )
+
+
+_QUANTITIES = (
+    ("items a request", "items_per_request", 0),
+    ("width, px", "width", 0),
+    ("height, px", "height", 0),
+    ("megapixels", "megapixels", 2),
+    ("width / height", "aspect_ratio", 2),
+    ("frames a video", "frames_per_video", 0),
+)
+_TOKEN_QUANTITIES = (
+    ("tokens an item", "tokens_per_item", 0),
+    ("tokens a request", "tokens_per_request", 0),
+    ("segments an item", "segments_per_item", 0),
+)
+
+
+def _distributions(facts: Mapping[str, Any], quantities: Sequence[tuple[str, str, int]] = _QUANTITIES) -> Table:
+    rows = [
+        {"quantity": name, **{column: _figure(facts[key][column], decimals, column) for column in _QUANTILES}}
+        for name, key, decimals in quantities
+        if facts[key]["n"]
+    ]
+    return DISTRIBUTIONS.table(rows)
+
+
+def _distribution_rows(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
+    for name, key, _ in _QUANTITIES:
+        yield {"quantity": name, **{column: facts[key].get(column) for column in _QUANTILES}}
+    for model in facts["models"]:
+        for name, key, _ in _TOKEN_QUANTITIES:
+            values = {column: model[key].get(column) for column in _QUANTILES}
+            yield {"quantity": f"{name}, {model['model']}", **values}
+
+
+def _figure(value: Any, decimals: int, column: str) -> str:
+    if not is_number(value):
+        return NO_VALUE
+    # A percentile of whole numbers may lie between two of them; the mean nearly always does.
+    places = decimals if decimals or float(value).is_integer() or (column != "mean" and value >= 100) else 1
+    return f"{value:.{places}f}"
+
+
+def _common(facts: Mapping[str, Any]) -> Text:
+    parts = []
+    for size in facts["common_sizes"][:_LISTED]:
+        frames = "" if size["frames"] == 1 else f"x{size['frames']}"
+        parts.append(f"{size['width']}x{size['height']}{frames} ({share_text(size['share'])})")
+    return Text(f"Most frequent: {', '.join(parts)}")
+
+
+def _left_out(skipped: Sequence[Mapping[str, Any]]) -> Iterable[Text]:
+    for item in skipped[:_LISTED]:
+        yield Text(f"Left out: {item['source']}: {item['reason']}", "warning")
+    if len(skipped) > _LISTED:
+        yield Text(f"Left out: {len(skipped) - _LISTED} more; --json names all", "warning")
+
+
+def _model_section(model: Mapping[str, Any]) -> Section:
+    title = f"Output tokens with {model['model']} ({model['row']})"
+    refused = None
+    if model["refused"]:
+        count = count_text(sum(model["refused"].values()), "item")
+        refused = Text(f"{count} not taken, for example: {next(iter(model['refused']))}", "warning")
+    if not model["tokens_per_item"]["n"]:
+        return section(title, refused, Text("The model takes none of the items."))
+    common = ", ".join(f"{one['tokens']} ({share_text(one['share'])})" for one in model["common_tokens"][:_LISTED])
+    text = Text(f"{count_text(model['distinct_tokens'], 'distinct count')}; most frequent: {common}")
+    table = _distributions(model, _TOKEN_QUANTITIES)
+    return section(title, refused, table, text, HISTOGRAM.table(_histogram_rows(model["histogram"])))
+
+
+def _histogram_rows(histogram: Sequence[Mapping[str, int]]) -> Iterable[dict[str, Any]]:
+    most = max(entry["items"] for entry in histogram)
+    total = sum(entry["items"] for entry in histogram)
+    for entry in histogram:
+        low, high, items = entry["low"], entry["high"], entry["items"]
+        name = f"{low}" if low == high else f"{low}–{high}"
+        yield {"tokens": name, "items": items, "share": items / total, "bar": _bar(items / most * _BAR)}
+
+
+def _bar(length: float) -> str:
+    eighths = round(length * 8) or (1 if length else 0)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _charts(
+    name: str, sizes: Mapping[tuple[int, int, int], int], tokens: Mapping[str, Sequence[int]]
+) -> Iterable[Chart]:
+    if sizes:
+        title = f"{name} · {count_text(sum(sizes.values()), 'item')}"
+        yield Chart("sizes", "Height over width of the items", partial(draw_sizes, title, sizes))
+    series = {model.rsplit("/", 1)[-1]: np.asarray(of, dtype=np.float64) for model, of in tokens.items() if of}
+    if series:
+        of = ("Output tokens of an item", name, "Output tokens of an item", "items", series, "")
+        yield Chart("tokens", "Cumulative share of items over their output tokens", partial(draw_distribution, *of))
