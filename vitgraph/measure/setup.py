@@ -26,15 +26,9 @@ def resolve_source(spec: ModelSpec) -> ModelSource:
     """The model that a spec names, with the processor's overrides applied; needs no torch."""
     source = resolve_model(spec.model, revision=spec.revision)
     if spec.mm_processor_kwargs:
-        changed = source.row.encoder_class().read_processor_config(spec.mm_processor_kwargs)
-        if not changed:
-            raise UsageError(
-                f"--mm-processor-kwargs {dict(spec.mm_processor_kwargs)} sets nothing that {source.name}'s size rule "
-                f"reads; its settings are {', '.join(source.processor)}"
-            )
-        if "size" in changed and "size" in source.processor:
-            changed["size"] = {**source.processor["size"], **changed["size"]}
-        source = replace(source, processor={**source.processor, **changed})
+        from vitgraph.models.processors import override_processor
+
+        source = override_processor(source, spec.mm_processor_kwargs)
     return source
 
 

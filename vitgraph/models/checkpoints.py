@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitgraph.errors import ModelError
+from vitgraph.errors import InputError, ModelError, VitgraphError
 from vitgraph.models.files import CONFIG_FILE, download, read_json
-from vitgraph.models.registry import ModelSource, preset_of, row_of_config
+from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE, resolve_processor
+from vitgraph.models.registry import ModelSource, architecture_of, preset_of, row_of_config
 
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-VIDEO_PROCESSOR_FILE = "video_preprocessor_config.json"
+if TYPE_CHECKING:
+    from vitgraph.models.encoder import VisionEncoder
+
+HIDDEN_SIZE, TEXT_WIDTH = "hidden_size", "text_hidden_size"
+SOME_SIZE = (640, 480)
 
 
 def rename_key(key: str, patterns: Sequence[tuple[str, str]], prefix: str = "") -> str | None:
@@ -59,30 +64,70 @@ def _source_from_files(
     config = read(CONFIG_FILE)
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}; give a transformers checkpoint folder, a hub id or a preset")
+    architecture = architecture_of(config)
+    from vitgraph.models.encoder import vision_language_part
+
     row = row_of_config(config)
     encoder = row.encoder_class()
     # What a checkpoint's files leave open is taken from the preset that documents the architecture.
-    preset = preset_of(row, config["architectures"][0])
-    processor: dict[str, Any] = dict(preset["processor"])
-    video = read(VIDEO_PROCESSOR_FILE)
-    for file in PROCESSOR_FILES:
-        found = read(file) or {}
-        video = video or found.get("video_processor")
-        changed = encoder.read_processor_config(found.get("image_processor", found))
-        if "size" in changed:
-            changed["size"] = {**processor.get("size", {}), **changed["size"]}
-        processor.update(changed)
-    if video is not None and "video" in processor:
-        processor["video"] = {**processor["video"], **encoder.read_video_processor_config(video)}
-    vision_config, extra = encoder.read_model_config(config)
-    return ModelSource(
+    preset = preset_of(row, architecture)
+    files = {file: read(file) for file in (IMAGE_FILE, VIDEO_FILE, PROCESSOR_FILE)}
+    with _fields_named(name):
+        part = vision_language_part(config)
+        if not isinstance(part.get("vision_config", {}), dict):
+            raise ModelError(f"{name}: vision_config of {CONFIG_FILE} is {part['vision_config']!r}, not an object")
+        vision_config, extra = encoder.read_model_config(config)
+        vision_config = _filled(encoder, vision_config)
+    processor = resolve_processor(encoder, name, files, preset["processor"], vision_config)
+    # The language model's width is a fact of this checkpoint, never of the preset's.
+    known = {fact: value for fact, value in preset["extra"].items() if fact != TEXT_WIDTH}
+    source = ModelSource(
         row=row,
         name=name,
         vision_config=vision_config,
         processor=processor,
-        extra={**preset["extra"], **extra},
+        extra={**known, **extra},
         weights=weights,
-        architecture=config["architectures"][0],
+        architecture=architecture,
         config_source=config_source,
         revision=revision,
     )
+    with _fields_named(name):
+        # Everything that the tower and its rule read, read once.
+        rule = source.rule()
+        rule.graph_config()
+        with suppress(InputError):
+            rule.flops(rule.image_geometry(*SOME_SIZE))
+        encoder.head_width(vision_config)
+    return source
+
+
+def _filled(encoder: type[VisionEncoder], vision_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The tower's config with the defaults of transformers' config class for what it leaves out."""
+    config_class = encoder.vision_config_class()
+    if config_class is None:
+        return dict(vision_config)
+    from transformers import PreTrainedConfig
+
+    given = {field: value for field, value in vision_config.items() if value is not None}
+    filled = config_class(**given)
+    own = {field for parent in config_class.__mro__ for field in vars(parent).get("__annotations__", ())}
+    own -= {field for parent in PreTrainedConfig.__mro__ for field in vars(parent).get("__annotations__", ())}
+    defaults = {field: value for field in own if (value := getattr(filled, field, None)) is not None}
+    return {**defaults, **given}
+
+
+@contextmanager
+def _fields_named(name: str) -> Iterator[None]:
+    """Turns what goes wrong with a config.json into one line that names the field."""
+    try:
+        yield
+    except VitgraphError:
+        raise
+    except KeyError as error:
+        field = f"text_config.{HIDDEN_SIZE}" if error.args[0] == TEXT_WIDTH else error.args[0]
+        raise ModelError(f"{name}: {CONFIG_FILE} has no field {field!r}; copy it again from the model") from error
+    except Exception as error:
+        # transformers' classes check their fields with several libraries, and a rule computes with what they hold.
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelError(f"{name}: {CONFIG_FILE} cannot be used ({what}); copy it again from the model") from error

@@ -50,6 +50,14 @@ def vision_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((config[name] for name in VISION_LANGUAGE_PARTS if config.get(name)), config)
 
 
+def pixel_range(settings: Mapping[str, Any]) -> dict[str, int]:
+    """Pixel bounds of a processor as `shortest_edge` and `longest_edge`; a plain `min_pixels` or `max_pixels` wins."""
+    size = settings.get("size") or {}
+    edges = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
+    found = {edge: settings.get(plain) or size.get(edge) or size.get(plain) for edge, plain in edges.items()}
+    return {edge: int(bound) for edge, bound in found.items() if bound}
+
+
 class VisionEncoder(ABC):
     """Base of the family adapters; implements `SupportsEncoderCudaGraph`.
 
@@ -69,6 +77,18 @@ class VisionEncoder(ABC):
     """The forward attends within segments of a list; False where it only attends within equal tiles."""
     compiled_functions: ClassVar[Sequence[str]] = ()
     """Attributes that hold functions of tensors which regional compilation compiles beside the blocks."""
+    image_processor: ClassVar[str | None] = None
+    """transformers' image processor of the family, `module:class` under `transformers.models`; without torchvision."""
+    video_processor: ClassVar[str | None] = None
+    """transformers' video processor of the family."""
+    resize_switch: ClassVar[tuple[str, ...]] = ()
+    """The setting that turns resizing off, where the rule follows it."""
+    resample: ClassVar[int] = 3
+    """PIL's number of the filter that `preprocess` resizes with, where transformers has no processor for it."""
+    follows_pixels: ClassVar[bool] = False
+    """`preprocess` gives the rule's `pixels` settings to transformers' image processor."""
+    processor_names: ClassVar[Sequence[str]] = ()
+    """Further image and video processors of transformers whose settings mean the same as those of the family's own."""
     block_scale: ClassVar[str | None] = None
     """Attribute of the repeated block that holds the factor `[K]` of its last branch, where `run_block` is used."""
 
@@ -119,6 +139,11 @@ class VisionEncoder(ABC):
         return {name: tensor} if name is not None else {}
 
     @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        """transformers' config class of the tower, whose defaults fill what `vision_config` leaves out."""
+        return None
+
+    @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """`vision_config` and the facts outside it (`extra`) of a config.json."""
         config = vision_language_part(config)
@@ -132,24 +157,32 @@ class VisionEncoder(ABC):
         return True
 
     @classmethod
+    def image_processor_class(cls) -> type[Any] | None:
+        """The class that `image_processor` names."""
+        from vitgraph.models.processors import transformers_class
+
+        return transformers_class(cls.image_processor) if cls.image_processor else None
+
+    @classmethod
+    def video_processor_class(cls) -> type[Any] | None:
+        """The class that `video_processor` names."""
+        from vitgraph.models.processors import transformers_class
+
+        return transformers_class(cls.video_processor) if cls.video_processor else None
+
+    @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of preprocessor_config.json that the family's rule reads, in the presets' shape."""
-        found = {
-            name: processor[name]
-            for name in ("patch_size", "temporal_patch_size", "merge_size", "size", "image_mean", "image_std")
-            if processor.get(name) is not None
-        }
-        bounds = {"shortest_edge": processor.get("min_pixels"), "longest_edge": processor.get("max_pixels")}
-        bounds = {edge: bound for edge, bound in bounds.items() if bound is not None}
-        if bounds:
-            found["size"] = {**(found.get("size") or {}), **bounds}
-        return found
+        """The settings of an image processor that the family's rule reads, in the presets' shape."""
+        names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", *cls.resize_switch)
+        found = {name: processor[name] for name in names if processor.get(name) is not None}
+        return {**found, **({"size": size} if (size := pixel_range(processor)) else {})}
 
     @classmethod
     def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of video_preprocessor_config.json that the family's rule reads, in the presets' shape."""
-        found = {name: processor[name] for name in ("fps", "min_frames", "max_frames") if processor.get(name)}
-        return {**found, **(processor.get("size") or {})}
+        """The settings of a video processor that the family's rule reads, in the presets' shape."""
+        names = ("fps", "min_frames", "max_frames", *cls.resize_switch, "cap_pixels_per_frame", "max_video_tokens")
+        found = {name: processor[name] for name in names if processor.get(name) is not None}
+        return {**found, **pixel_range(processor)}
 
     @classmethod
     def head_width(cls, vision_config: Mapping[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,8 @@ def download(hub_id: str, file: str, revision: str | None, *, required: bool) ->
             f"{hub_id}: {file} could not be fetched: {error}. Use --load-format dummy with a preset "
             f"({', '.join(all_presets())}) or a local checkpoint folder"
         ) from error
+
+
+def say(message: str) -> None:
+    """Tells the user on the error stream what a checkpoint's files leave open or what of them is not used."""
+    logging.getLogger("vitgraph").warning("%s", message)

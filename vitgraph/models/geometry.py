@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -259,6 +259,20 @@ class TowerShape(NamedTuple):
         return transformer_flops(rows, pairs, self.depth, self.width, self.mlp_width, self.mlp_matrices)
 
 
+def fixed_frames(frames: int, wanted: int) -> int:
+    """Frames that a processor takes which spreads a fixed number of them over a file.
+
+    Raises:
+        InputError: The file has fewer; transformers' processors refuse it too.
+    """
+    if frames < wanted:
+        raise InputError(
+            f"a video file of {frames} frames cannot be sampled: the processor's num_frames is {wanted}; give "
+            "frames that already are sampled (no fps), or lower num_frames"
+        )
+    return wanted
+
+
 class MergedGridRule(GeometryRule):
     """Families with a `t x h x w` patch grid, a square spatial merge and one attention segment a frame.
 
@@ -293,9 +307,27 @@ class MergedGridRule(GeometryRule):
         return int(size["shortest_edge"]), int(size["longest_edge"])
 
     def image_geometry(self, width: int, height: int) -> GridGeometry:
-        low, high = self.image_pixel_range
-        new_height, new_width = smart_resize(height, width, self.factor, low, high)
-        return GridGeometry(IMAGE, 1, new_height // self.patch, new_width // self.patch)
+        return self.sized_grid(
+            IMAGE, 1, width, height, lambda: smart_resize(height, width, self.factor, *self.image_pixel_range)
+        )
+
+    def sized_grid(
+        self, modality: str, steps: int, width: int, height: int, resize: Callable[[], tuple[int, int]]
+    ) -> GridGeometry:
+        """The grid of an item after `resize`, which gives height and width in pixels; as it is with `do_resize` off.
+
+        Raises:
+            InputError: It is not resized, and a side is not a whole number of output tokens.
+        """
+        settings = self.processor["video"] if modality == VIDEO else self.processor
+        if settings.get("do_resize", True):
+            height, width = resize()
+        elif width % self.factor or height % self.factor:
+            raise InputError(
+                f"{modality} of {width}x{height}: the processor's do_resize is false, so both sides must be multiples "
+                f"of {self.factor} pixels"
+            )
+        return GridGeometry(modality, steps, height // self.patch, width // self.patch)
 
     def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
         grid = self.checked_grid(geometry)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PUBLISHED_PREFIX = re.compile(r"^(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.")
 """What stands before the names of a tower's tensors in published files."""
 
-PROCESSOR_SETTINGS = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
+PROCESSOR_SETTINGS = ("do_resize", "size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
 """Settings of a preset's processor that transformers' patch-packing image processors take."""
 
 
@@ -36,12 +36,13 @@ class GridTowerEncoder(VisionEncoder):
 
     rule: MergedGridRule
     vision_defaults: ClassVar[Mapping[str, Any]] = {}
+    image_processor: ClassVar[str | None] = "qwen2_vl.image_processing_pil_qwen2_vl:Qwen2VLImageProcessorPil"
+    resize_switch: ClassVar[tuple[str, ...]] = ("do_resize",)
+    follows_pixels: ClassVar[bool] = True
     taps: ClassVar[int] = 0
     """Rows of a learned position table that a patch's position is summed of; 0 where the tower has no such table."""
     position_merge: ClassVar[int | None] = None
     """Side of the blocks in whose order patches come, where it is not the merge."""
-    default_pixel_range: ClassVar[tuple[int, int]]
-    default_video_pixel_range: ClassVar[tuple[int, int]]
 
     @classmethod
     @abstractmethod
@@ -49,11 +50,8 @@ class GridTowerEncoder(VisionEncoder):
         """transformers' config and model classes of the tower."""
 
     @classmethod
-    def image_processor_class(cls) -> type[Any]:
-        """transformers' image processor of the family that needs neither torchvision nor a GPU."""
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        return Qwen2VLImageProcessorPil
+    def vision_config_class(cls) -> type[Any] | None:
+        return cls.tower_class()[0]
 
     @classmethod
     def build_modules(
@@ -77,17 +75,6 @@ class GridTowerEncoder(VisionEncoder):
         # Older files call the channels `in_chans`, which transformers ignores.
         channels = {"in_channels": vision_config["in_chans"]} if "in_chans" in vision_config else {}
         return {**cls.vision_defaults, **channels, **vision_config}, extra
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        found = super().read_processor_config(processor)
-        found.pop("size", None)
-        return {**found, **image_settings(processor, cls.default_pixel_range)}
-
-    @classmethod
-    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        found = {name: processor[name] for name in ("fps", "min_frames", "max_frames") if processor.get(name)}
-        return {**found, **pixel_range(processor, cls.default_video_pixel_range)}
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
@@ -157,33 +144,9 @@ class GridTowerEncoder(VisionEncoder):
         return list(tower.blocks)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        return preprocess_patches(self, self.image_processor_class(), images)
-
-
-def pixel_range(settings: Mapping[str, Any], default: tuple[int, int]) -> dict[str, int]:
-    """Pixel bounds of a processor file as `shortest_edge` and `longest_edge`; empty where it names none.
-
-    Files give them as `size.shortest_edge`, as `size.min_pixels` or as a plain `min_pixels`; the plain one wins, and
-    a bound that is left out has its class default, as in transformers.
-
-    Args:
-        settings: preprocessor_config.json or video_preprocessor_config.json.
-        default: Bounds of the processor's class.
-    """
-    size = settings.get("size") or {}
-    found = {}
-    for edge, plain in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-        value = settings.get(plain) or size.get(edge) or size.get(plain)
-        if value:
-            found[edge] = int(value)
-    return {"shortest_edge": default[0], "longest_edge": default[1], **found} if found else {}
-
-
-def image_settings(processor: Mapping[str, Any], default: tuple[int, int]) -> dict[str, Any]:
-    """`size`, `image_mean` and `image_std` of a processor file, in the presets' shape; absent ones are left out."""
-    found: dict[str, Any] = {name: processor[name] for name in ("image_mean", "image_std") if processor.get(name)}
-    size = pixel_range(processor, default)
-    return {**found, "size": size} if size else found
+        processor_class = self.image_processor_class()
+        assert processor_class is not None
+        return preprocess_patches(self, processor_class, images)
 
 
 def preprocess_patches(
@@ -209,7 +172,8 @@ def preprocess_patches(
     expected = [rule.image_geometry(image.width, image.height) for image in images]
     settings = {name: rule.processor[name] for name in PROCESSOR_SETTINGS if name in rule.processor}
     # The processor's constructor writes into `size`.
-    processor = processor_class(**{**settings, "size": dict(rule.processor["size"])})
+    settings |= {"size": dict(rule.processor["size"]), **rule.processor.get("pixels", {})}
+    processor = processor_class(**settings)
     batch = processor(images=list(images), return_tensors="np")
     grids: list[ItemGeometry] = [GridGeometry(IMAGE, int(t), int(h), int(w)) for t, h, w in batch["image_grid_thw"]]
     if grids != expected:

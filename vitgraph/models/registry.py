@@ -76,13 +76,34 @@ def all_presets() -> dict[str, ModelRow]:
     return {preset: row for row in ROWS for preset in row_presets(row.name)}
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The architecture that a config.json names, or the one that transformers has for its `model_type`.
+
+    Raises:
+        ModelError: It names neither.
+    """
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str):
+        return named[0]
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    model_type = config.get("model_type")
+    found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type if isinstance(model_type, str) else "")
+    if not isinstance(found, str):
+        raise ModelError(
+            f"config.json names no model: architectures is {named!r} and model_type {model_type!r}; give the config of "
+            "a vision-language checkpoint"
+        )
+    return found
+
+
 def row_of_config(config: Mapping[str, Any]) -> ModelRow:
     """The row that a config.json belongs to, by its architecture and, where rows share one, by the row's own test.
 
     Raises:
         ModelError: No row takes it.
     """
-    architecture = (config.get("architectures") or ["(none)"])[0]
+    architecture = architecture_of(config)
     for row in ROWS:
         if architecture in row.architectures and row.encoder_class().accepts_model_config(config):
             return row

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
-import importlib.util
 import json
 import subprocess
 import sys
-import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +26,7 @@ from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
 from vitgraph.models.loading import load_encoder
+from vitgraph.models.processors import torchvision_names, transformers_class
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.planning.budgets import BudgetSettings, plan_budgets
 from vitgraph.planning.items import IMAGE, VIDEO
@@ -212,40 +207,15 @@ def check_flops(encoder: VisionEncoder) -> None:
 # -- processors ----------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _torchvision_names() -> Iterator[None]:
-    """Empty torchvision modules where it is not installed: the video processors import it, sizing never calls it."""
-    import transformers.video_processing_utils  # noqa: F401 (remembers that torchvision is absent)
-
-    names = (
-        "torchvision",
-        "torchvision.transforms",
-        "torchvision.transforms.v2",
-        "torchvision.transforms.v2.functional",
-    )
-    missing = importlib.util.find_spec("torchvision") is None
-    if missing:
-        for name in names:
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
-        for parent, child in pairwise(names):
-            setattr(sys.modules[parent], child.rpartition(".")[2], sys.modules[child])
-    try:
-        yield
-    finally:
-        for name in names if missing else ():
-            del sys.modules[name]
-
-
 def processor_module(name: str) -> Any:
     """A module of transformers' models that imports torchvision, whether it is installed or not."""
-    with _torchvision_names():
+    with torchvision_names():
         return importlib.import_module(f"transformers.models.{name}")
 
 
 def video_processor(module: str, class_name: str, **settings: Any) -> Any:
     """transformers' video processor, whose sizing and sampling need no torchvision."""
-    return getattr(processor_module(module), class_name)(**settings)
+    return transformers_class(f"{module}:{class_name}")(**settings)
 
 
 def image_processor(name: str, size: Mapping[str, int], **settings: Any) -> Any:

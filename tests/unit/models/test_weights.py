@@ -19,6 +19,7 @@ from vitgraph.errors import ModelError
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import resolve_preset
+from vitgraph.models.weights import encoder_tensors
 
 Tensors = dict[str, torch.Tensor]
 PRESET = "qwen3.5-debug"
@@ -261,8 +262,12 @@ def test_wrapped_prefixes_load(prefix: str, tmp_path: Path) -> None:
 
 def test_other_prefixes_are_named_with_their_count(tmp_path: Path) -> None:
     count = len(tower())
+    other, names = (
+        write(tmp_path / "other", renamed("encoder.vit.")),
+        [key.replace(PREFIX, "visual.") for key in tower()],
+    )
     with pytest.raises(ModelError, match=rf"{count} under 'encoder\.vit\.'"):
-        load(write(tmp_path / "other", renamed("encoder.vit.")))
+        list(encoder_tensors(str(other), lambda key: key.startswith("visual."), names=names))
     with pytest.raises(ModelError, match=rf"{count} under 'a\.', {count} under 'b\.'"):
         load(write(tmp_path / "twice", {**renamed("a." + PREFIX), **renamed("b." + PREFIX, 2.0)}))
     with pytest.raises(ModelError, match=r"it has 1 others: lm_head\.weight.*language-model-only"):

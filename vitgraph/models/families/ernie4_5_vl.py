@@ -80,8 +80,9 @@ class Ernie45VLRule(MergedGridRule):
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         kept = frames if fps is None else self.sampled_frames(frames, fps)
         kept += kept % MERGED_FRAMES
-        new_height, new_width = smart_resize(height, width, self.factor, *self.video_pixel_range)
-        return GridGeometry(VIDEO, kept, new_height // self.patch, new_width // self.patch)
+        return self.sized_grid(
+            VIDEO, kept, width, height, lambda: smart_resize(height, width, self.factor, *self.video_pixel_range)
+        )
 
     def sampled_frames(self, frames: int, file_fps: float) -> int:
         """Frames that the processor takes from a file: `fps` a second where set, else all, within its limits."""
@@ -164,8 +165,17 @@ class Ernie45VLEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Ernie45VLRule
     rule: Ernie45VLRule
-    default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 6177)
-    default_video_pixel_range: ClassVar[tuple[int, int]] = (299 * 28 * 28, 1196 * 28 * 28)
+    image_processor: ClassVar[str | None] = (
+        "ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe:Ernie4_5_VLMoeImageProcessorPil"
+    )
+    video_processor: ClassVar[str | None] = (
+        "ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe:Ernie4_5_VLMoeVideoProcessor"
+    )
+    processor_names: ClassVar[Sequence[str]] = (
+        "Ernie4_5_VL_MoeImageProcessor",
+        "Ernie4_5_VLImageProcessor",
+        "Ernie4_5_VLVideoProcessor",
+    )
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -175,14 +185,6 @@ class Ernie45VLEncoder(GridTowerEncoder):
         )
 
         return Ernie4_5_VLMoeVisionConfig, Ernie4_5_VLMoeVisionTransformerPretrainedModel
-
-    @classmethod
-    def image_processor_class(cls) -> type[Any]:
-        from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
-            Ernie4_5_VLMoeImageProcessorPil,
-        )
-
-        return Ernie4_5_VLMoeImageProcessorPil
 
     @classmethod
     def build_modules(

@@ -60,6 +60,14 @@ class Gemma3Encoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Gemma3Rule
     rule: Gemma3Rule
+    image_processor: ClassVar[str | None] = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
+    follows_pixels: ClassVar[bool] = True
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        from transformers.models.siglip import SiglipVisionConfig
+
+        return SiglipVisionConfig
 
     @classmethod
     def build_modules(
@@ -119,5 +127,6 @@ class Gemma3Encoder(TileEncoder):
 
         settings = {name: self.rule.processor[name] for name in (*PAN_AND_SCAN, "image_mean", "image_std")}
         side = self.rule.tile_side
-        processor = Gemma3ImageProcessorPil(size={"height": side, "width": side}, **settings)
+        settings |= {"size": {"height": side, "width": side}, **self.rule.processor.get("pixels", {})}
+        processor = Gemma3ImageProcessorPil(**settings)
         return processor(images=list(images), return_tensors="pt")["pixel_values"]

@@ -33,6 +33,7 @@ from vitgraph.models.geometry import (
     ItemGeometry,
     MergedGridRule,
     TowerShape,
+    fixed_frames,
     tower_shape,
 )
 from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
@@ -123,7 +124,7 @@ class Gemma4Rule(MergedGridRule):
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         # The loader spreads a fixed number of frames over a file of any rate.
-        kept = frames if fps is None else min(frames, int(self.processor["video"]["num_frames"]))
+        kept = frames if fps is None else fixed_frames(frames, int(self.processor["video"]["num_frames"]))
         return self._row_geometry(VIDEO, width, height, kept)
 
     def _row_geometry(self, modality: str, width: int, height: int, rows: int) -> GridGeometry:
@@ -189,6 +190,14 @@ class Gemma4Encoder(VisionEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Gemma4Rule
     rule: Gemma4Rule
+    image_processor: ClassVar[str | None] = "gemma4.image_processing_pil_gemma4:Gemma4ImageProcessorPil"
+    follows_pixels: ClassVar[bool] = True
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
+
+        return Gemma4VisionConfig
 
     @classmethod
     def build_modules(
@@ -223,11 +232,13 @@ class Gemma4Encoder(VisionEncoder):
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
         names = ("patch_size", "pooling_kernel_size", "max_soft_tokens")
+        processor.get("size")  # has no effect, whatever it is
         return {name: processor[name] for name in names if processor.get(name) is not None}
 
     @classmethod
     def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: processor[name] for name in ("max_soft_tokens", "num_frames") if processor.get(name) is not None}
+        names = ("max_soft_tokens", "num_frames", "patch_size", "pooling_kernel_size")
+        return {name: processor[name] for name in names if processor.get(name) is not None}
 
     @classmethod
     def head_width(cls, vision_config: Mapping[str, Any]) -> int:
@@ -343,7 +354,10 @@ class Gemma4Encoder(VisionEncoder):
 
         rule = self.rule
         processor = Gemma4ImageProcessorPil(
-            max_soft_tokens=rule.row_tokens(IMAGE), patch_size=rule.patch, pooling_kernel_size=rule.merge
+            max_soft_tokens=rule.row_tokens(IMAGE),
+            patch_size=rule.patch,
+            pooling_kernel_size=rule.merge,
+            **rule.processor.get("pixels", {}),
         )
         items = [rule.image_geometry(*image.size) for image in images]
         rows = processor(list(images), return_tensors="np")["pixel_values"]

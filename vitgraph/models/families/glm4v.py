@@ -95,9 +95,13 @@ class Glm4vRule(MergedGridRule):
         return self._sized(VIDEO, width, height, kept, (int(video["shortest_edge"]), int(video["longest_edge"])))
 
     def _sized(self, modality: str, width: int, height: int, frames: int, bounds: tuple[int, int]) -> GridGeometry:
-        new_height, new_width = smart_resize_video(frames, height, width, self.temporal, self.factor, *bounds)
-        steps = -(-frames // self.temporal)
-        return GridGeometry(modality, steps, new_height // self.patch, new_width // self.patch)
+        return self.sized_grid(
+            modality,
+            -(-frames // self.temporal),
+            width,
+            height,
+            lambda: smart_resize_video(frames, height, width, self.temporal, self.factor, *bounds),
+        )
 
     def _sampled(self, frames: int, file_fps: float) -> int:
         video = self.processor["video"]
@@ -142,6 +146,9 @@ class Glm4vEncoder(GridTowerEncoder):
     rule_class: ClassVar[type[GeometryRule]] = Glm4vRule
     rule: Glm4vRule
     taps: ClassVar[int] = 16
+    image_processor: ClassVar[str | None] = "glm4v.image_processing_pil_glm4v:Glm4vImageProcessorPil"
+    video_processor: ClassVar[str | None] = "glm4v.video_processing_glm4v:Glm4vVideoProcessor"
+    processor_names: ClassVar[Sequence[str]] = ("Glm46VImageProcessor", "Glm46VVideoProcessor")
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_act": "silu",
         "attention_bias": False,
@@ -154,8 +161,6 @@ class Glm4vEncoder(GridTowerEncoder):
         "out_hidden_size": 4096,
         "intermediate_size": 13696,
     }
-    default_pixel_range: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 15000)
-    default_video_pixel_range: ClassVar[tuple[int, int]] = (112 * 112, 28 * 28 * 2 * 30000)
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -163,12 +168,6 @@ class Glm4vEncoder(GridTowerEncoder):
         from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
 
         return Glm4vVisionConfig, Glm4vVisionModel
-
-    @classmethod
-    def image_processor_class(cls) -> type[Any]:
-        from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-
-        return Glm4vImageProcessorPil
 
     @classmethod
     def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
 from vitgraph.models.checkpoints import rename_key
-from vitgraph.models.geometry import GeometryRule, TileGeometry
+from vitgraph.models.geometry import GeometryRule, TileGeometry, fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -50,6 +50,17 @@ EXTRA_FIELDS = (
 
 ORIGINAL_VISION_FIELDS = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}
 """Names that the original repositories' config.json has for them."""
+
+PROCESSOR_FIELDS = {
+    "image_mean": "image_mean",
+    "image_std": "image_std",
+    "min_patches": "min_dynamic_patch",
+    "max_patches": "max_dynamic_patch",
+    "min_dynamic_patch": "min_dynamic_patch",
+    "max_dynamic_patch": "max_dynamic_patch",
+    "use_thumbnail": "use_thumbnail",
+}
+"""Settings of transformers' processor, and of the original repositories and vLLM, and the presets' names."""
 
 ORIGINAL_KEYS = (
     (r"^vision_model\.embeddings\.class_embedding$", "visual.embeddings.cls_token"),
@@ -122,7 +133,7 @@ class InternVLRule(TileRule):
         return tiles + 1 if tiles > 1 and self.setting("use_thumbnail") else tiles
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> TileGeometry:
-        return TileGeometry(VIDEO, frames if fps is None else min(frames, self.most_video_frames))
+        return TileGeometry(VIDEO, frames if fps is None else fixed_frames(frames, self.most_video_frames))
 
     def projector_flops(self) -> float:
         text, merged = self.output_width, self.vision_config["hidden_size"] * self.merge**2
@@ -134,7 +145,16 @@ class InternVLEncoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = InternVLRule
     rule: InternVLRule
+    image_processor: ClassVar[str | None] = "got_ocr2.image_processing_pil_got_ocr2:GotOcr2ImageProcessorPil"
+    video_processor: ClassVar[str | None] = "internvl.video_processing_internvl:InternVLVideoProcessor"
+    follows_pixels: ClassVar[bool] = True
     block_scale: ClassVar[str | None] = "lambda_2"
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        from transformers.models.internvl import InternVLVisionConfig
+
+        return InternVLVisionConfig
 
     @classmethod
     def build_modules(
@@ -189,10 +209,11 @@ class InternVLEncoder(TileEncoder):
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        found = {name: processor[name] for name in ("image_mean", "image_std") if processor.get(name) is not None}
-        for theirs, ours in (("min_patches", "min_dynamic_patch"), ("max_patches", "max_dynamic_patch")):
-            if processor.get(theirs) is not None:
-                found[ours] = processor[theirs]
+        found = {
+            ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None
+        }
+        if processor.get("dynamic_image_size") is False:
+            found["min_dynamic_patch"] = found["max_dynamic_patch"] = 1
         return found
 
     @classmethod
@@ -240,8 +261,11 @@ class InternVLEncoder(TileEncoder):
             crop_to_patches=True,
             min_patches=rule.setting("min_dynamic_patch"),
             max_patches=rule.setting("max_dynamic_patch"),
-            image_mean=rule.processor["image_mean"],
-            image_std=rule.processor["image_std"],
+            **{
+                "image_mean": rule.processor["image_mean"],
+                "image_std": rule.processor["image_std"],
+                **rule.processor.get("pixels", {}),
+            },
         )
         return processor(images=list(images), return_tensors="pt")["pixel_values"]
 

@@ -128,6 +128,9 @@ class KimiVLEncoder(GridTowerEncoder):
     rule: KimiVLRule
     taps: ClassVar[int] = 16
     position_merge: ClassVar[int | None] = 1
+    image_processor: ClassVar[str | None] = None
+    follows_pixels: ClassVar[bool] = False
+    resize_switch: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:

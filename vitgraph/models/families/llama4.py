@@ -107,6 +107,13 @@ class Llama4Encoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Llama4Rule
     rule: Llama4Rule
+    resample: ClassVar[int] = 2
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        from transformers.models.llama4 import Llama4VisionConfig
+
+        return Llama4VisionConfig
 
     @classmethod
     def build_modules(

@@ -118,7 +118,10 @@ class MiniCPMVEncoder(VisionEncoder):
                 f"MiniCPM-V {model_version(config)} was given to the adapter of {', '.join(cls.versions)}; "
                 "2.5, 2.6, 4.0 and 4.5 have adapters"
             )
-        published = {**TOWER_DEFAULTS, **config["vision_config"]}
+        from transformers.models.siglip import SiglipVisionConfig
+
+        # The published code reads its file with this class, whose defaults hold for what is left out.
+        published = {**SiglipVisionConfig().to_dict(), **TOWER_DEFAULTS, **config["vision_config"]}
         vision_config = {name: published[name] for name in TOWER_FIELDS}
         if config.get("drop_vision_last_layer"):
             vision_config["num_hidden_layers"] -= 1

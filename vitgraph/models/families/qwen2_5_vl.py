@@ -105,14 +105,13 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen2_5VLRule
     rule: Qwen2_5VLRule
+    video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         **Qwen2VLEncoder.vision_defaults,
         "hidden_act": "silu",
         "window_size": 112,
         "fullatt_block_indexes": (7, 15, 23, 31),
     }
-    default_pixel_range: ClassVar[tuple[int, int]] = Qwen2VLEncoder.default_pixel_range
-    default_video_pixel_range: ClassVar[tuple[int, int]] = Qwen2VLEncoder.default_video_pixel_range
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:

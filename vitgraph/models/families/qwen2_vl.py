@@ -27,12 +27,13 @@ class FrameSizedVideos(MergedGridRule):
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         video = self.processor["video"]
         kept = frames if fps is None else self._sampled(frames, fps)
-        new_height, new_width = smart_resize(
-            height, width, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
-        )
+        low, high = int(video["shortest_edge"]), int(video["longest_edge"])
+        if video.get("cap_pixels_per_frame"):
+            total = int(video.get("max_video_tokens", 128000) * self.factor**2 * 0.9)
+            high = max(min(high, total * self.temporal // kept), int(low * 1.05))
         # The processor repeats the last frame until the temporal patch divides the count.
         steps = -(-kept // self.temporal)
-        return GridGeometry(VIDEO, steps, new_height // self.patch, new_width // self.patch)
+        return self.sized_grid(VIDEO, steps, width, height, lambda: smart_resize(height, width, self.factor, low, high))
 
     def _sampled(self, frames: int, file_fps: float) -> int:
         """Frames that the processor samples from a file, its rounding included."""
@@ -68,6 +69,7 @@ class Qwen2VLEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen2VLRule
     rule: Qwen2VLRule
+    video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_act": "quick_gelu",
         "in_channels": 3,
@@ -75,8 +77,6 @@ class Qwen2VLEncoder(GridTowerEncoder):
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-    default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
-    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 28 * 28, 768 * 28 * 28)
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:

@@ -34,11 +34,18 @@ class Qwen3VLRule(MergedGridRule):
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         video = self.processor["video"]
         kept = sampled_frames(frames, fps, video["fps"], video["min_frames"], video["max_frames"])
+        low, high = int(video["shortest_edge"]), int(video["longest_edge"])
+        if video.get("cap_pixels_per_frame"):
+            frame = int(video.get("max_video_tokens", 768)) * self.factor**2
+            high = kept * max(min(frame, high // kept), int(low * 1.05))
         # The processor sizes the frames that it was given, and only then repeats the last one of an odd count.
-        new_height, new_width = smart_resize_video(
-            kept, height, width, self.temporal, self.factor, int(video["shortest_edge"]), int(video["longest_edge"])
+        return self.sized_grid(
+            VIDEO,
+            -(-kept // self.temporal),
+            width,
+            height,
+            lambda: smart_resize_video(kept, height, width, self.temporal, self.factor, low, high),
         )
-        return GridGeometry(VIDEO, -(-kept // self.temporal), new_height // self.patch, new_width // self.patch)
 
     @property
     def deepstack_levels(self) -> int:
@@ -63,8 +70,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen3VLRule
     rule: Qwen3VLRule
-    default_pixel_range: ClassVar[tuple[int, int]] = (56 * 56, 28 * 28 * 1280)
-    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 32 * 32, 32 * 32 * 768)
+    video_processor: ClassVar[str | None] = "qwen3_vl.video_processing_qwen3_vl:Qwen3VLVideoProcessor"
     has_deepstack: ClassVar[bool] = True
     taps: ClassVar[int] = 4
     compiled_functions: ClassVar[Sequence[str]] = ("position_rows",)

@@ -215,6 +215,7 @@ class Step3VLEncoder(TwoPathEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Step3VLRule
     rule: Step3VLRule
+    resample: ClassVar[int] = 2
 
     def __init__(self, modules: nn.ModuleDict, rule: Step3VLRule, attention: AttentionBackend) -> None:
         from vitgraph.models.families.step3_vl_modules import perception_positions

@@ -1,0 +1,258 @@
+"""What config.json, the processor's files and --mm-processor-kwargs say is what runs, or is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vitgraph.errors import InputError, ModelError, UsageError
+from vitgraph.measure.setup import resolve_source
+from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE
+from vitgraph.models.registry import ModelSource, resolve_model, resolve_preset
+from vitgraph.specs import ModelSpec
+
+QWEN = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "hidden_size": 64,
+    "vision_config": {"depth": 2, "hidden_size": 96, "num_heads": 4, "intermediate_size": 156, "out_hidden_size": 64},
+}
+IMAGE, VIDEO = {"image_processor_type": "Qwen2VLImageProcessor"}, {"video_processor_type": "Qwen2VLVideoProcessor"}
+
+
+def preset_config(name: str) -> dict[str, Any]:
+    """A config.json of a preset's model."""
+    source = resolve_preset(name)
+    assert source is not None
+    width = source.extra.get("text_hidden_size", 64)
+    facts = {fact: value for fact, value in source.extra.items() if fact != "text_hidden_size"}
+    text: dict[str, Any] = {"text_config": {"hidden_size": width}}
+    if "query_num" in facts:
+        text["hidden_size"] = width
+    return {"architectures": [source.architecture], **text, **facts, "vision_config": dict(source.vision_config)}
+
+
+def folder(path: Path, config: Mapping[str, Any] = QWEN, **files: Mapping[str, Any]) -> Path:
+    """A checkpoint's small files; `files` by their names without `.json`."""
+    for file, content in {"config": config, **files}.items():
+        (path / f"{file}.json").write_text(json.dumps(content))
+    return path
+
+
+def resolve(path: Path, config: Mapping[str, Any] = QWEN, **files: Mapping[str, Any]) -> ModelSource:
+    return resolve_model(str(folder(path, config, **files)))
+
+
+def bounds(most: int) -> dict[str, Any]:
+    return {"size": {"shortest_edge": 3136, "longest_edge": 784 * most}}
+
+
+@pytest.mark.parametrize(
+    ("files", "grid"),
+    [
+        ({IMAGE_FILE: {**IMAGE, "min_pixels": 3136, "max_pixels": 12845056}}, [3, 52, 92]),
+        ({IMAGE_FILE: {**IMAGE, "max_pixels": 78400}}, [3, 14, 26]),
+        ({IMAGE_FILE: IMAGE, VIDEO_FILE: {**VIDEO, **bounds(100)}}, [3, 14, 26]),
+        ({IMAGE_FILE: {**IMAGE, **bounds(400)}, VIDEO_FILE: {**VIDEO, "max_pixels": 78400}}, [3, 14, 26]),
+        ({VIDEO_FILE: {**VIDEO, **bounds(400)}, PROCESSOR_FILE: {"video_processor": bounds(100)}}, [3, 14, 26]),
+        ({PROCESSOR_FILE: {"image_processor": bounds(400)}, VIDEO_FILE: bounds(100)}, [3, 14, 26]),
+        ({IMAGE_FILE: {**IMAGE, "do_resize": False}}, [3, 52, 92]),
+    ],
+    ids=["one file", "one bound in one file", "own file", "flat in own file", "nested first", "apart", "not resized"],
+)
+def test_bounds_of_videos_come_from_where_transformers_takes_them(
+    files: dict[str, Any], grid: list[int], tmp_path: Path
+) -> None:
+    source = resolve(tmp_path, **{file.removesuffix(".json"): content for file, content in files.items()})
+    size = (1288, 728) if "not resized" in str(files) or "do_resize" in str(files) else (1280, 720)
+    found: Any = source.rule().geometry(*size, 5)
+    assert [found.t, found.h, found.w] == grid
+
+
+def test_bounds_of_images_come_from_where_transformers_takes_them(tmp_path: Path) -> None:
+    def tokens(**files: Any) -> int:
+        for file in (IMAGE_FILE, PROCESSOR_FILE):
+            (tmp_path / file).unlink(missing_ok=True)
+        rule = resolve(tmp_path, **files).rule()
+        return rule.final_tokens(rule.geometry(4000, 3000))
+
+    own, nested = {"preprocessor_config": bounds(100)}, {"processor_config": {"image_processor": bounds(400)}}
+    assert tokens(**own) == 88
+    assert tokens(**nested) == tokens(**own, **nested) == 391
+    # Without a file, the class says: 1280 tokens at most.
+    assert tokens() == 1230
+
+
+def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resolve(tmp_path)
+    assert "has no preprocessor_config.json: the defaults of Qwen2VLImageProcessorPil are used" in caplog.text
+    resolve(tmp_path, preset_config("kimi-vl-debug"))
+    assert "the published model's settings are used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "words"),
+    [
+        (None, {"do_center_crop": True, "crop_size": 224}, "crop"),
+        (None, {"do_pad": True}, "do_pad"),
+        (None, {"size": {"longest_edge": "large", "shortest_edge": 1}}, "size|longest"),
+        ("gemma3-debug", {"do_resize": False}, "do_resize"),
+        ("gemma3-debug", {"size": {"height": 10, "width": 10}}, "size"),
+        ("internvl-debug", {"do_resize": False}, "do_resize"),
+        ("gemma-4-debug", {"do_resize": False}, "do_resize"),
+        ("kimi-vl-debug", {"do_normalize": False}, "do_normalize"),
+        ("kimi-vl-debug", {"do_rescale": False}, "do_rescale"),
+        ("minicpm-v-2.5-debug", {"rescale_factor": 1.0}, "rescale_factor"),
+    ],
+)
+def test_settings_that_no_rule_follows_are_refused_by_name(
+    preset: str | None, settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        resolve(tmp_path, preset_config(preset) if preset else QWEN, preprocessor_config=settings)
+
+
+def test_settings_without_meaning_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    resolve(tmp_path, preprocessor_config={**IMAGE, "max_pixel": 4, "do_convert_rgb": True, "processor_class": "X"})
+    assert "settings of its processor that no size rule reads: max_pixel\n" in caplog.text
+
+
+def test_pixels_per_frame_are_capped_where_the_video_file_asks_for_it(tmp_path: Path) -> None:
+    config = preset_config("qwen3-vl-debug")
+    size = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}}
+
+    def tokens(**video: Any) -> int:
+        source = resolve(tmp_path, config, video_preprocessor_config={**size, **video})
+        return source.rule().final_tokens(source.rule().geometry(1920, 1080, 4))
+
+    assert tokens() == 4080
+    assert tokens(cap_pixels_per_frame=True) == 1440
+    assert tokens(cap_pixels_per_frame=True, max_video_tokens=100) < 200
+
+
+@pytest.mark.parametrize("preset", ["internvl-debug", "gemma-4-debug"])
+def test_a_file_with_too_few_frames_is_refused_as_by_transformers(preset: str) -> None:
+    rule = resolve_model(preset).rule()
+    assert rule.geometry(640, 480, 20) is not None  # frames that already are sampled
+    with pytest.raises(InputError, match=r"20 frames.*num_frames"):
+        rule.geometry(640, 480, 20, 30.0)
+
+
+# -- config.json ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({**QWEN, "vision_config": None}, "vision_config"),
+        ({name: value for name, value in QWEN.items() if name != "vision_config"}, "vision_config"),
+        ({**QWEN, "vision_config": [1]}, "vision_config"),
+        ({**QWEN, "vision_config": {"depth": "many"}}, "depth"),
+        ({"hidden_size": 3}, "architectures"),
+        ({"architectures": "Qwen", "model_type": 3}, "architectures"),
+        ({"architectures": ["BertModel"]}, "BertModel"),
+        ({**preset_config("gemma3-debug"), "text_config": {}}, r"text_config\.hidden_size"),
+        ({**preset_config("internvl-debug"), "text_config": None}, r"text_config\.hidden_size"),
+        ({"architectures": ["MiniCPMV"], "version": 9.9, "vision_config": {}}, "MiniCPMV"),
+        ({"architectures": ["MiniCPMV"], "version": "2.6", "vision_config": {}}, "hidden_size"),
+    ],
+)
+def test_a_config_that_says_too_little_is_refused_by_its_field(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        resolve(tmp_path, config, preprocessor_config={})
+
+
+@pytest.mark.parametrize("preset", ["qwen2.5-vl-debug", "qwen3-vl-debug", "glm-4v-debug", "llama4-debug"])
+def test_fields_that_are_left_out_have_transformers_defaults(preset: str, tmp_path: Path) -> None:
+    config = preset_config(preset)
+    config["vision_config"] = {}
+    source = resolve_preset(preset)
+    assert source is not None
+    defaults = source.row.encoder_class().vision_config_class()
+    assert defaults is not None
+    found = resolve(tmp_path, config, preprocessor_config={}).vision_config
+    patch = getattr(defaults(), "patch_size")  # noqa: B009 (a field of any class)
+    assert found["patch_size"] == patch
+
+
+def test_an_omni_model_and_one_without_architectures_resolve(tmp_path: Path) -> None:
+    config = preset_config("qwen3-vl-debug")
+    omni = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": config}
+    assert resolve(tmp_path, omni, preprocessor_config={}).row.name == "qwen3_vl"
+    unnamed = {**QWEN, "architectures": None, "model_type": "qwen2_5_vl"}
+    assert resolve(tmp_path, unnamed, preprocessor_config={}).row.name == "qwen2_5_vl"
+
+
+# -- overrides -----------------------------------------------------------------------------------------------------
+
+
+def tokens_with(model: str, kwargs: Mapping[str, Any], *size: int) -> int:
+    rule = resolve_source(ModelSpec(model, mm_processor_kwargs=kwargs)).rule()
+    return rule.final_tokens(rule.geometry(*size))
+
+
+@pytest.mark.parametrize(
+    ("model", "kwargs", "size", "tokens"),
+    [
+        # A bound that is given leaves the other as the checkpoint has it: small images still are enlarged.
+        ("qwen3-vl-30b-a3b", {"max_pixels": 1003520}, (200, 200), 64),
+        ("qwen3-vl-30b-a3b", {"size": {"longest_edge": 1003520}}, (200, 200), 64),
+        ("qwen2.5-vl-7b", {"max_pixels": 100352}, (1280, 720, 8), 480),
+        ("qwen2.5-vl-7b", {"videos_kwargs": {"max_pixels": 100352}}, (1280, 720, 8), 480),
+        ("qwen2.5-vl-7b", {"images_kwargs": {"max_pixels": 100352}}, (1280, 720), 120),
+        # Qwen3-VL's video processor takes no plain bounds.
+        ("qwen3-vl-30b-a3b", {"max_pixels": 100352}, (1280, 720, 8), 3520),
+        ("internvl3.5-8b", {"max_dynamic_patch": 4}, (1600, 1200), 1280),
+        ("internvl3.5-8b", {"max_patches": 4}, (1600, 1200), 1280),
+        ("internvl3.5-8b", {"dynamic_image_size": False}, (1600, 1200), 256),
+        ("internvl3.5-8b", {"use_thumbnail": False}, (1600, 1200), 3072),
+        ("gemma-4-26b-a4b", {"max_soft_tokens": 70}, (1600, 1200), 63),
+        ("minicpm-v-2.6", {"max_slice_nums": 1}, (1600, 1200), 64),
+    ],
+)
+def test_overrides_change_what_the_processor_would(
+    model: str, kwargs: dict[str, Any], size: tuple[int, ...], tokens: int
+) -> None:
+    assert tokens_with(model, kwargs, *size) == tokens
+
+
+def test_a_rate_changes_how_many_frames_of_a_file_are_taken() -> None:
+    def frames(kwargs: dict[str, Any]) -> int:
+        rule = resolve_source(ModelSpec("qwen3-vl-30b-a3b", mm_processor_kwargs=kwargs)).rule()
+        found: Any = rule.geometry(640, 480, 300, 30.0)
+        return int(found.t) * 2
+
+    assert (frames({}), frames({"fps": 1.0}), frames({"videos_kwargs": {"fps": 4}})) == (20, 10, 40)
+
+
+@pytest.mark.parametrize(
+    ("model", "kwargs", "words"),
+    [
+        ("qwen2.5-vl-7b", {"max_pixels": 100352, "mx_pixels": 3}, "'mx_pixels'.*did you mean 'max_pixels'"),
+        ("qwen2.5-vl-7b", {"max_pixels": -5}, "max_pixels to -5; it must be a positive integer"),
+        ("qwen2.5-vl-7b", {"max_pixels": 0}, "positive integer"),
+        ("qwen2.5-vl-7b", {"max_pixels": "1003520"}, "positive integer"),
+        ("qwen2.5-vl-7b", {"max_pixels": 1e6}, "positive integer"),
+        ("qwen2.5-vl-7b", {"max_pixels": True}, "positive integer"),
+        ("qwen2.5-vl-7b", {"max_pixels": 100}, "lower bound of 3136 pixels above the upper one of 100"),
+        ("qwen2.5-vl-7b", {"size": {"longest": 5}}, "object of positive integers"),
+        ("qwen2.5-vl-7b", {"size": 448}, "object of positive integers"),
+        ("qwen2.5-vl-7b", {"fps": -1}, "positive number"),
+        ("qwen2.5-vl-7b", {"do_resize": "no"}, "true or false"),
+        ("qwen2.5-vl-7b", {"num_frames": 8}, "num_frames, which the size rule of qwen2.5-vl-7b does not follow"),
+        ("qwen2.5-vl-7b", {"max_dynamic_patch": 4}, "'max_dynamic_patch'"),
+        ("internvl3.5-8b", {"size": {"height": 224, "width": 224}}, "size, which the size rule"),
+        ("internvl3.5-8b", {"max_dynamic_pach": 4}, "did you mean 'max_dynamic_patch'"),
+        ("gemma-3-4b", {"fps": 2}, "'fps'"),
+        ("kimi-vl-a3b", {"do_resize": False}, "do_resize, which the size rule"),
+        ("kimi-vl-a3b", {"in_token_limt": 5}, "did you mean 'in_token_limit'"),
+    ],
+)
+def test_overrides_that_no_processor_takes_are_refused(model: str, kwargs: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tokens_with(model, kwargs, 640, 480)

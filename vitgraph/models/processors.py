@@ -1,0 +1,392 @@
+"""What a checkpoint's processor files and `--mm-processor-kwargs` set, in the shape that the size rules read.
+
+transformers' own classes read the files where it has them: they fill defaults, take older spellings and refuse. What
+they hold then is followed by the rule or by the real processor, or refused by its name; nothing is passed over.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from vitgraph.errors import ModelError, UsageError
+from vitgraph.models.files import say
+from vitgraph.models.registry import ModelSource
+
+if TYPE_CHECKING:
+    from vitgraph.models.encoder import VisionEncoder
+
+IMAGE_FILE, VIDEO_FILE, PROCESSOR_FILE = (
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+)
+
+PIXELS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+"""Settings that change pixels and no size."""
+
+PLAIN_PIXELS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
+"""What the processors that are written here assume."""
+
+WITHOUT_EFFECT = frozenset(
+    [
+        "_valid_processor_keys",
+        "auto_map",
+        "data_format",
+        "default_to_square",
+        "device",
+        "disable_grouping",
+        "do_convert_rgb",
+        "do_sample_frames",
+        "feature_extractor_type",
+        "image_processor_type",
+        "image_seq_length",
+        "input_data_format",
+        "processor_class",
+        "return_metadata",
+        "return_tensors",
+        "video_metadata",
+        "video_processor_type",
+        "transformers_version",
+        "image_token",
+    ]
+)
+"""Settings that change neither sizes nor pixels here: names of classes, forms of input and output."""
+
+
+OF_TOWER = {
+    "size": "image_size",
+    "patch_size": "patch_size",
+    "temporal_patch_size": "temporal_patch_size",
+    "merge_size": "spatial_merge_size",
+}
+"""Settings of processors that must agree with the tower, and its names for them."""
+
+
+class ReadNames(dict[str, Any]):
+    """Settings that remember which of them were asked for, there or not."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self.names: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.names.add(str(name))
+        return super().__contains__(name)
+
+
+@contextmanager
+def torchvision_names() -> Iterator[None]:
+    """Empty torchvision modules where it is not installed: the video processors import it, settings never call it."""
+    import transformers.video_processing_utils  # noqa: F401 (remembers that torchvision is absent)
+
+    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
+    names.append(names[-1] + ".functional")
+    missing = importlib.util.find_spec("torchvision") is None
+    if missing:
+        for name in names:
+            sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+        for parent, child in pairwise(names):
+            setattr(sys.modules[parent], child.rpartition(".")[2], sys.modules[child])
+    try:
+        yield
+    finally:
+        for name in names if missing else ():
+            del sys.modules[name]
+
+
+def transformers_class(name: str) -> type[Any]:
+    """A processor class of transformers by `module:class` under `transformers.models`; needs no torchvision."""
+    module, class_name = name.split(":")
+    with torchvision_names():
+        return getattr(importlib.import_module(f"transformers.models.{module}"), class_name)
+
+
+def resolve_processor(
+    encoder: type[VisionEncoder],
+    name: str,
+    files: Mapping[str, Mapping[str, Any] | None],
+    preset: Mapping[str, Any],
+    vision_config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Processor settings of a checkpoint, in the shape of the presets.
+
+    As in transformers, what processor_config.json nests comes before a file of its own, and videos without either take
+    the image processor's file.
+
+    Args:
+        encoder: The family.
+        name: The checkpoint, for messages.
+        files: Contents of `IMAGE_FILE`, `VIDEO_FILE` and `PROCESSOR_FILE`; None where there is none.
+        preset: Settings of the family's preset: what neither a file nor a class says.
+        vision_config: The tower's config, with which the processor's tiles and patches must agree.
+
+    Raises:
+        ModelError: A setting that is not followed here, or that transformers' class does not take.
+    """
+    both = files.get(PROCESSOR_FILE) or {}
+    own = files.get(IMAGE_FILE)
+    image = both.get("image_processor") or own
+    video = both.get("video_processor") or files.get(VIDEO_FILE)
+    image_class, video_class = encoder.image_processor_class(), encoder.video_processor_class()
+    if image_class is None and "image_processor" not in both:
+        image = {**both, **(image or {})} if both or image is not None else None
+    if image is None:
+        source = f"the defaults of {image_class.__name__}" if image_class else "the published model's settings"
+        say(f"{name} has no {IMAGE_FILE}: {source} are used")
+    processor = dict(preset)
+    changed = _read(encoder, name, image or {}, vision_config, is_video=False)
+    processor.update(_with_size(processor, changed))
+    if "video" in processor:
+        source_of_video = video if video is not None or video_class is None else own
+        changed = _read(encoder, name, source_of_video or {}, vision_config, is_video=True)
+        processor["video"] = {**processor["video"], **changed}
+    return processor
+
+
+def _with_size(processor: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    size = {"size": {**processor.get("size", {}), **changed["size"]}} if "size" in changed else {}
+    return {**changed, **size}
+
+
+def side_of(size: Any) -> Any:
+    """Pixels on a side of a square that files give as a number, a pair, or an object with height and width."""
+    sides = (
+        list(size.values()) if isinstance(size, Mapping) else list(size) if isinstance(size, list | tuple) else [size]
+    )
+    return sides[0] if sides and all(side == sides[0] for side in sides) else size
+
+
+def _read(
+    encoder: type[VisionEncoder],
+    name: str,
+    given: Mapping[str, Any],
+    vision_config: Mapping[str, Any],
+    *,
+    is_video: bool,
+) -> dict[str, Any]:
+    """What one file sets, every setting of it followed, without effect, or refused."""
+    processor_class = encoder.video_processor_class() if is_video else encoder.image_processor_class()
+    read = encoder.read_video_processor_config if is_video else encoder.read_processor_config
+    is_named = _names_class(encoder, given, processor_class)
+    settings = ReadNames(_class_settings(name, given, processor_class) if processor_class and is_named else given)
+    plain = {**PLAIN_PIXELS, "resample": encoder.resample}
+    defaults = _class_settings(name, {}, processor_class) if processor_class else plain
+    try:
+        changed: dict[str, Any] = read(settings)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        read_names = ", ".join(sorted(settings.keys() & settings.names))
+        raise ModelError(f"{name}: its processor's settings ({read_names}) cannot be read: {error}") from error
+    for setting in sorted(settings.names & given.keys() & (defaults.keys() | {"min_pixels", "max_pixels"})):
+        rule = _broken_rule(setting, given[setting], defaults.get(setting)) if given[setting] is not None else None
+        if rule is not None:
+            raise ModelError(f"{name}: its processor sets {setting} to {given[setting]!r}; it must be {rule}")
+        own = vision_config.get(OF_TOWER[setting]) if setting in OF_TOWER and setting != "size" else None
+        if own is not None and side_of(settings[setting]) != side_of(own):
+            raise ModelError(
+                f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
+                "and the processor's file do not belong together"
+            )
+    # Pixels of videos are drawn at random.
+    follows_pixels = is_video or (encoder.follows_pixels and is_named)
+    strange = []
+    for setting in given.keys() - settings.names - WITHOUT_EFFECT:
+        value = settings.get(setting, given[setting])
+        own = vision_config.get(OF_TOWER.get(setting, ""))
+        if _is_same(value, defaults.get(setting)) or value is None or side_of(value) == side_of(own):
+            continue
+        if setting in PIXELS and follows_pixels:
+            continue
+        if setting in defaults and is_named:
+            raise ModelError(
+                f"{name}: its processor sets {setting} to {value!r}, which is not followed here (its default is "
+                f"{defaults[setting]!r}); remove the setting, or run the model where it is"
+            )
+        strange.append(setting)
+    if strange:
+        say(f"{name}: settings of its processor that no size rule reads: {', '.join(sorted(strange))}")
+    if follows_pixels and not is_video:
+        changed["pixels"] = {
+            setting: settings[setting]
+            for setting in PIXELS
+            if setting in settings and not _is_same(settings[setting], defaults.get(setting))
+        }
+    return changed
+
+
+def _names_class(encoder: type[VisionEncoder], given: Mapping[str, Any], processor_class: type[Any] | None) -> bool:
+    """Whether settings belong to the class that the family follows; settings that name none do."""
+    types = ("video_processor_type", "image_processor_type", "feature_extractor_type")
+    named = next((given[kind] for kind in types if given.get(kind)), None)
+    if named is None or processor_class is None:
+        return True
+    plain = str(named).removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")
+    own = processor_class.__name__.removesuffix("Pil")
+    return plain.removesuffix("Pil") in (own, own.replace("Video", "Image"), *encoder.processor_names) or (
+        # A file for images that stands for videos names the image processor.
+        processor_class is encoder.video_processor_class() and "video_processor_type" not in given
+    )
+
+
+def _class_settings(name: str, given: Mapping[str, Any], processor_class: type[Any]) -> dict[str, Any]:
+    """The settings that an object of transformers' class holds after reading `given`, defaults included."""
+    try:
+        found = processor_class.from_dict(dict(given))
+    except Exception as error:
+        # The classes validate with several libraries; each refusal concerns the file.
+        raise ModelError(f"{name}: {processor_class.__name__} refuses its settings: {error}") from error
+    names = {*processor_class.valid_kwargs.__annotations__, "video_processor_type"} - WITHOUT_EFFECT
+    settings = {setting: getattr(found, setting, None) for setting in names}
+    size = settings.get("size")
+    if size is not None:
+        settings["size"] = {side: value for side, value in dict(size).items() if value is not None}
+    settings["video_processor_type"] = given.get("video_processor_type")
+    return {setting: list(value) if isinstance(value, tuple) else value for setting, value in settings.items()}
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    if isinstance(value, list | tuple) and isinstance(default, list | tuple):
+        return list(value) == list(default)
+    if isinstance(value, float) and isinstance(default, int | float):
+        return abs(value - default) <= 1e-9
+    return bool(value == default)
+
+
+# -- overrides -----------------------------------------------------------------------------------------------------
+
+
+def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSource:
+    """The model with `--mm-processor-kwargs` applied: to images and to videos, each by the names that it takes.
+
+    Args:
+        source: The model, its settings as its files have them.
+        given: Names of the processor's or of vLLM's spelling; `images_kwargs` and `videos_kwargs` may nest them.
+
+    Raises:
+        UsageError: A name that neither processor takes, a setting that is not followed here, or a value that it cannot
+            have.
+    """
+    encoder = source.row.encoder_class()
+    nested = {name: given.get(name) or {} for name in ("images_kwargs", "videos_kwargs")}
+    flat = {name: value for name, value in given.items() if name not in nested}
+    image_names = _override_names(encoder, source.processor, encoder.image_processor_class(), "image")
+    has_video = "video" in source.processor
+    video_names = _override_names(encoder, source.processor, encoder.video_processor_class(), "video")
+    video_names = video_names if has_video else {}
+    for name, part, known in (
+        *((name, flat, image_names | video_names) for name in flat),
+        *((name, nested["images_kwargs"], image_names) for name in nested["images_kwargs"]),
+        *((name, nested["videos_kwargs"], video_names) for name in nested["videos_kwargs"]),
+    ):
+        _check_override(source.name, name, part[name], known)
+    of_images = {**_only(flat, image_names), **nested["images_kwargs"]}
+    of_videos = {**_only(flat, video_names), **nested["videos_kwargs"]}
+    processor, extra = dict(source.processor), dict(source.extra)
+    changed, read = _override(encoder.read_processor_config, of_images)
+    if has_video:
+        video_changed, video_read = _override(encoder.read_video_processor_config, of_videos)
+        processor["video"] = {**processor["video"], **video_changed}
+        read |= video_read
+    pixels = {name: value for name, value in of_images.items() if name in PIXELS and name not in changed}
+    if pixels and encoder.follows_pixels:
+        processor["pixels"] = {**processor.get("pixels", {}), **pixels}
+        read |= pixels.keys()
+    current = {**PLAIN_PIXELS, **image_names, **source.processor}
+    ignored = [n for n in {**of_images, **of_videos} if n not in read and not _is_same(given.get(n), current.get(n))]
+    if ignored:
+        raise UsageError(
+            f"--mm-processor-kwargs sets {', '.join(sorted(ignored))}, which the size rule of {source.name} does not "
+            f"follow; it follows {', '.join(sorted((read | _read_names(encoder)) - WITHOUT_EFFECT))}"
+        )
+    processor.update(_with_size(source.processor, changed))
+    for bounds in (processor.get("size") or {}, processor.get("video") or {}):
+        if bounds.get("shortest_edge", 0) > bounds.get("longest_edge", bounds.get("shortest_edge", 0)):
+            raise UsageError(
+                f"--mm-processor-kwargs leaves a lower bound of {bounds['shortest_edge']} pixels above the upper one "
+                f"of {bounds['longest_edge']}; give both, or another value"
+            )
+    return replace(source, processor=processor, extra={n: v for n, v in extra.items() if n not in changed})
+
+
+def _only(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name in names}
+
+
+def _override(read: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    recorded = ReadNames(settings)
+    return read(recorded), recorded.names
+
+
+def _read_names(encoder: type[VisionEncoder]) -> set[str]:
+    """Settings that the family's rule reads, in every spelling."""
+    return _override(encoder.read_processor_config, {})[1] | _override(encoder.read_video_processor_config, {})[1]
+
+
+def _override_names(
+    encoder: type[VisionEncoder], processor: Mapping[str, Any], processor_class: type[Any] | None, modality: str
+) -> dict[str, Any]:
+    """Names that the processor of a modality takes, with a value of the right kind (None where any may do)."""
+    read = encoder.read_processor_config if modality == "image" else encoder.read_video_processor_config
+    values = dict.fromkeys(_override(read, {})[1]) if processor_class is None or modality == "image" else {}
+    if processor_class is None:
+        values |= dict.fromkeys((*PLAIN_PIXELS, "image_mean", "image_std"))
+    else:
+        values |= _class_settings("", {}, processor_class)
+    current = processor if modality == "image" else processor.get("video", {})
+    values |= {name: value for name, value in current.items() if name in values and value is not None}
+    return {name: value for name, value in values.items() if name not in WITHOUT_EFFECT}
+
+
+BOOLEANS = ("do_", "use_", "dynamic_image_size", "crop_to_patches", "cap_pixels_per_frame", "pad_input", "crop_mode")
+FRACTIONS = ("fps", "rescale_factor", "ratio", "max_duration")
+
+
+def _check_override(model: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(sorted(known))}"
+        raise UsageError(f"--mm-processor-kwargs names {name!r}, which the processor of {model} does not take{hint}")
+    rule = _broken_rule(name, value, known[name])
+    if rule is not None:
+        raise UsageError(f"--mm-processor-kwargs sets {name} to {value!r}; it must be {rule}")
+
+
+def _broken_rule(name: str, value: Any, example: Any) -> str | None:
+    """What a setting must be where `value` is not that; told by another value of it, or by its name."""
+    if isinstance(example, Mapping) or name == "size":
+        sides = ("shortest_edge", "longest_edge", "height", "width", "min_pixels", "max_pixels")
+        parts = value.items() if isinstance(value, Mapping) else [("", 0)]
+        fits = bool(parts) and all(side in sides and _is_count(part) for side, part in parts)
+        rule = f"an object of positive integers such as {dict(example) if example else {'height': 448}}"
+    elif isinstance(example, bool) or (example is None and name.startswith(BOOLEANS)):
+        fits, rule = isinstance(value, bool), "true or false"
+    elif isinstance(example, list | tuple) or name.endswith(("_mean", "_std")):
+        fits = isinstance(value, list | tuple) and all(isinstance(part, int | float) for part in value)
+        rule = f"a list of numbers such as {list(example or (0.5, 0.5, 0.5))}"
+    elif isinstance(example, float) or any(part in name for part in FRACTIONS):
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+        rule = "a positive number"
+    else:
+        fits, rule = _is_count(value), "a positive integer"
+    return None if fits else rule
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**12
