@@ -194,7 +194,9 @@ def _read(
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         read_names = ", ".join(sorted(settings.keys() & settings.names))
         raise ModelError(f"{name}: its processor's settings ({read_names}) cannot be read: {error}") from error
-    for setting in sorted(settings.names & given.keys() & (defaults.keys() | {"min_pixels", "max_pixels"})):
+    for setting in sorted(
+        settings.names & given.keys() & (defaults.keys() | {"min_pixels", "max_pixels"}) - WITHOUT_EFFECT
+    ):
         rule = _broken_rule(setting, given[setting], defaults.get(setting)) if given[setting] is not None else None
         if rule is not None:
             raise ModelError(f"{name}: its processor sets {setting} to {given[setting]!r}; it must be {rule}")

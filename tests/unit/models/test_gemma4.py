@@ -102,7 +102,7 @@ def test_video_rows_are_frames_times_row_tokens(encoder: Gemma4Encoder, frames: 
 def test_loader_samples_a_file_to_the_processors_frames() -> None:
     rule = rule_of()
     assert rule.item_spec(rule.video_geometry(64, 64, 900, 30.0)).segments == 32
-    assert rule.item_spec(rule.video_geometry(64, 64, 12, 30.0)).segments == 12
+    assert rule.item_spec(rule.video_geometry(64, 64, 32, 30.0)).segments == 32
     assert rule.item_spec(rule.video_geometry(64, 64, 40, None)).segments == 40
 
 

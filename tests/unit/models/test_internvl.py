@@ -77,7 +77,7 @@ def test_token_counts_are_the_rows_of_the_forward(encoder: InternVLEncoder) -> N
 def test_video_files_are_sampled_and_given_frames_are_kept() -> None:
     rule = source("internvl3.5-8b").rule()
     assert rule.geometry(1920, 1080, 900, fps=30) == TileGeometry(VIDEO, 32)
-    assert rule.geometry(1920, 1080, 20, fps=30) == TileGeometry(VIDEO, 20)
+    assert rule.geometry(1920, 1080, 32, fps=30) == TileGeometry(VIDEO, 32)
     assert rule.geometry(1920, 1080, 100) == TileGeometry(VIDEO, 100)
 
 
