@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitgraph.measure.experiment import CONTROL_SHARE, MIN_CONTROL_CALLS, P99_CONTROL_CALLS
+from vitgraph.measure.experiment import Control
 from vitgraph.records.stats import MARGIN_PCT, Noise, conclude
 
 Rng = np.random.Generator
 SIZES = (30, 100, 300, 3000)
 IMPROVEMENTS_PCT = (0.0, 5.0)
-TRIALS = 400
+TRIALS = 300
+LONG_RUN = 1000
 SPREAD = 0.03
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-sure-is-a-verdict.md"
 
@@ -86,8 +87,7 @@ class Cell:
 def run_trials(noise: Callable[[Rng, int], np.ndarray], n: int, true_pct: float, trials: int, seed: int) -> Cell:
     """Draws and judges `trials` runs of `n` calls whose second series is `true_pct` faster."""
     cell, rng = Cell(), np.random.default_rng(seed)
-    least = P99_CONTROL_CALLS if n >= P99_CONTROL_CALLS else MIN_CONTROL_CALLS
-    every = max(1, n // max(least, int(n * CONTROL_SHARE)))
+    every = Control.of(["eager"], calls=n, rounds=1).every
     for _ in range(trials):
         sizes = rng.lognormal(1.5, 0.5, n)
         eager, other, repeat = sizes * noise(rng, n) * [[1.0], [1.0 - true_pct / 100.0], [1.0]]
@@ -142,8 +142,8 @@ HEADERS = (
 TEXT = f"""# How sure is a verdict?
 
 Measured by simulation: `python tests/drills/simulate_verdicts.py` draws series whose true difference is known, judges
-them as a run judges its own ([how](how-we-measure.md)), and writes this page. {{trials}} runs a cell; all shares are
-percent of them. Every run has eager, a second series and, on the calls on which a run measures it, eager again as the
+them as a run judges its own ([how](how-we-measure.md)), and writes this page. {{trials}} runs a cell
+(half as many above {LONG_RUN:,} calls); all shares are percent of them. Every run has eager, a second series and, on the calls on which a run measures it, eager again as the
 control; calls differ in size (lognormal, 0.5), and each series has noise of its own.
 
 - **none**: both series are the same. A *false claim* is `faster` or `slower`; `same` is right, `undecided` honest.
@@ -170,8 +170,9 @@ def main() -> None:
     lines = [f"| {' | '.join(HEADERS)} |", f"|---{'|---:' * (len(HEADERS) - 1)}|"]
     for name, noise in NOISES.items():
         for n in options.sizes:
-            cells = [run_trials(noise, n, true_pct, trials, seed=n) for true_pct in IMPROVEMENTS_PCT]
-            lines.append(row(name, n, *cells, trials))
+            runs = trials // 2 if n > LONG_RUN else trials
+            cells = [run_trials(noise, n, true_pct, runs, seed=n) for true_pct in IMPROVEMENTS_PCT]
+            lines.append(row(name, n, *cells, runs))
             sys.stdout.write(lines[-1] + "\n")
             sys.stdout.flush()
     if options.trials is None:
