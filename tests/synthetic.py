@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
+from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
 from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
@@ -130,6 +132,30 @@ def synthetic_profile(
         notes=["made of formulas for tests; nothing here was measured"],
         is_synthetic=True,
         created_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def two_path_cost(launch: float) -> TargetCost:
+    """Predicted times of a model of the paths `global` and `local`, each of which is the synthetic machine."""
+    profile = synthetic_profile(Machine(launch=launch))
+    paths = ("global", "local")
+    eager = [
+        replace(point, items=tuple(replace(s, path_output_tokens={"global": s.output_tokens}) for s in point.items))
+        for point in profile.eager
+    ]
+    return TargetCost(
+        CostModel(
+            replace(
+                profile,
+                encoder=replace(profile.encoder, path_minimums=dict.fromkeys(paths, 64)),
+                replays=[replace(point, path=path) for path in paths for point in profile.replays],
+                eager=eager,
+                holdout=[],
+                holdout_plans=[],
+                calls=[],
+            )
+        ),
+        TARGETS[VITGRAPH],
     )
 
 

@@ -142,9 +142,10 @@ HEADERS = (
 TEXT = f"""# How sure is a verdict?
 
 Measured by simulation: `python tests/drills/simulate_verdicts.py` draws series whose true difference is known, judges
-them as a run judges its own ([how](how-we-measure.md)), and writes this page. {{trials}} runs a cell
-(half as many above {LONG_RUN:,} calls); all shares are percent of them. Every run has eager, a second series and, on the calls on which a run measures it, eager again as the
-control; calls differ in size (lognormal, 0.5), and each series has noise of its own.
+them as a run judges its own ([how](how-we-measure.md)), and writes this page. {{trials}} runs a cell, half as many
+above {LONG_RUN:,} calls; all shares are percent of them. Every run has eager, a second series and, on the calls on
+which a run measures it, eager again as the control; calls differ in size (lognormal, 0.5), and each series has noise of
+its own.
 
 - **none**: both series are the same. A *false claim* is `faster` or `slower`; `same` is right, `undecided` honest.
 - **5 %**: the second series takes 5 % less. `faster` is right, `same` (within ±{MARGIN_PCT:g} %) and `slower` wrong.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vitgraph.errors import BudgetError
-from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 
 
 def generate_budgets(min_budget: int, max_budget: int) -> list[int]:
@@ -224,7 +224,8 @@ class BudgetPlan:
     Attributes:
         path_budgets: Ascending budgets of each path. A budget of 0 (the path may be absent) is never in here.
         max_items: Items a replay may hold.
-        max_frames: Segments a replay may hold when videos take part; 0 sends videos to eager.
+        max_frames: Segments a replay may hold when videos take part, also where images may bring more; 0 sends videos
+            to eager.
         slot_tiers: For each path and budget, the segment-slot counts that are captured, ascending.
         axes: Capture axes; graphs multiply by their keys.
         segment_free_paths: Paths of equal tiles, which tokens alone limit.
@@ -241,10 +242,24 @@ class BudgetPlan:
 
     @property
     def max_segments(self) -> int | None:
-        """Segments that any replay may hold; None where no path has a segment list."""
+        """Segments that a replay of images may hold; None where no path has a segment list."""
         if self.segment_free_paths.issuperset(self.path_budgets):
             return None
         return max(self.max_items, self.max_frames)
+
+    def segment_limit(self, has_video: bool) -> int | None:
+        """Segments that a replay may hold, with a video among its items or without; None for no limit."""
+        return self.max_frames if has_video else self.max_segments
+
+    def axis_key(self, items: Sequence[EncoderItemSpec]) -> tuple[int, ...] | None:
+        """Cheapest keys of all axes that cover every item, or None where an axis has none."""
+        joined: tuple[int, ...] = ()
+        for axis in self.axes:
+            key = axis.covering_key(item.axis_sizes[axis.name] for item in items)
+            if key is None:
+                return None
+            joined += key
+        return joined
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -82,6 +82,11 @@ class CallItems:
         counts = np.ones(self.segments.shape, dtype=np.int64)
         return Groups(self.features, counts, self.segments, self.is_video, self.needs)
 
+    def take_calls(self, start: int, stop: int) -> CallItems:
+        """Some of the calls, with all their items."""
+        features = {path: values[start:stop] for path, values in self.features.items()}
+        return CallItems(features, self.segments[start:stop], self.is_video[start:stop], self.needs[start:stop])
+
     def take(self, order: IntArray) -> CallItems:
         """The items of every call in another order, or a choice of them; `order` is `[N, k]`."""
         wide = order[..., None]
@@ -154,6 +159,12 @@ class GraphTables:
         )[..., 0]
         return np.where(column < tiers.shape[1], slots, 0)
 
+    def segments_fit(self, segments: IntArray, has_video: BoolArray) -> BoolArray:
+        """Whether each group keeps the plan's limit of segments, which is another one with a video in it."""
+        of_video, of_images = self.plan.segment_limit(True), self.plan.segment_limit(False)
+        in_images = True if of_images is None else segments <= of_images
+        return np.where(has_video, (segments <= of_video) & (of_video > 0), in_images)
+
     def axis_index(self, needs: IntArray) -> IntArray:
         """Place in `axis_keys` of the key that covers each group's needs `[..., A]`, or -1."""
         if not self.plan.axes:
@@ -204,15 +215,20 @@ class Groups:
     needs: IntArray
 
 
+def path_fits(tables: GraphTables, groups: Groups, path: str) -> BoolArray:
+    """Which groups a graph of the path holds, or have no rows there."""
+    tokens = groups.features[path][..., TOKENS].astype(np.int64)
+    fits = (tables.select(path, tokens, groups.segments)[1] > 0) & (tables.axis_index(groups.needs) >= 0)
+    return fits & tables.segments_fit(groups.segments, groups.has_video) | (tokens == 0)
+
+
 def path_replay_costs(tables: GraphTables, cost: PackingCost, groups: Groups, path: str) -> FloatArray:
     """Predicted replay of each group on one path: 0 where it has no rows there, infinite where no graph fits."""
     features = groups.features[path]
     tokens = features[..., TOKENS].astype(np.int64)
     budgets, slots = tables.select(path, tokens, groups.segments)
     axis = tables.axis_index(groups.needs)
-    fits = (axis >= 0) & (slots > 0)
-    if tables.plan.max_frames == 0:
-        fits &= ~groups.has_video
+    fits = path_fits(tables, groups, path)
     times = np.full(tokens.shape, np.inf)
     for index, key in enumerate(tables.axis_keys):
         times = np.where(fits & (axis == index), cost.group_ms(path, key, budgets, slots, features), times)
@@ -224,11 +240,7 @@ def replay_costs(tables: GraphTables, cost: PackingCost, groups: Groups) -> Floa
     total = np.zeros(groups.counts.shape)
     for path in groups.features:
         total = total + path_replay_costs(tables, cost, groups, path)
-    most = tables.plan.max_segments
-    allowed = groups.counts <= tables.plan.max_items
-    if most is not None:
-        allowed &= groups.segments <= most
-    return np.where(allowed, total, np.inf)
+    return np.where(groups.counts <= tables.plan.max_items, total, np.inf)
 
 
 def eager_costs(cost: PackingCost, features: Mapping[str, FloatArray]) -> tuple[FloatArray, FloatArray]:

@@ -2,23 +2,28 @@
 
 Up to `EXACT_ITEMS` items every partition is weighed, by dynamic programming over subsets. Larger calls are sorted by
 tokens and weighed over all partitions into neighbours, with one window of neighbours left to eager: no other partition
-is looked at, and calls of equal items lose nothing by it. Nothing here knows where the costs come from.
+is looked at, and calls of equal items lose nothing by it. Above `NEIGHBOURS` items the window's ends are some of the
+places only, and no group has more items than that. Nothing here knows where the costs come from.
+
+A model of several paths may replay some of them and run the others eagerly: what no graph of a path holds is eager
+there alone, and each packing is also weighed with a path left to eager for the whole call. Every packing that the
+greedy policies make is among those that are weighed.
 
 Shape legend: N calls of m items each, F feature columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
-from vitgraph.planning.budgets import BudgetPlan, GraphKey, select_budget
+from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import (
+    TOKENS,
     BoolArray,
     CallItems,
     FloatArray,
@@ -29,21 +34,18 @@ from vitgraph.planning.graph_tables import (
     call_items,
     eager_costs,
     graph_tables,
+    path_fits,
     replay_costs,
 )
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
-from vitgraph.planning.packing import (
-    AXIS_NOT_CAPTURED,
-    EAGER_IS_FASTER,
-    TOO_MANY_FRAMES,
-    TOO_MANY_TOKENS,
-    VIDEO_DISABLED,
-    PackedBatch,
-    PathRun,
-)
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.packing import PackedBatch, is_held, make_batch
 
 EXACT_ITEMS = 10
 """Items up to which all partitions are weighed: 30,000 pairs of subsets, about a millisecond."""
+NEIGHBOURS = 256
+"""Items up to which all windows of neighbours are weighed; a call of 200 takes a tenth of a second."""
+
+_CHUNK_WINDOWS = 200_000
 
 
 @dataclass(slots=True)
@@ -54,11 +56,53 @@ class Packing:
         latency_ms: Predicted latency.
         groups: For each call, the replayed groups as tuples of item places; None unless asked for.
         eager: For each call, the places left to eager; None unless asked for.
+        eager_paths: For each call, the paths that no group replays though graphs hold some; None unless asked for.
     """
 
     latency_ms: FloatArray
     groups: list[list[tuple[int, ...]]] | None = None
     eager: list[tuple[int, ...]] | None = None
+    eager_paths: list[tuple[str, ...]] | None = None
+
+
+@dataclass(slots=True)
+class _Task:
+    """Calls to pack, with what is eager in any case taken out of their items.
+
+    Attributes:
+        items: The rows that may be replayed.
+        always_eager: For each path, the summed features `[N, F]` of the rows that are not.
+        pattern: Which paths of each item are eager in any case, as a number `[N, m]`; a group has one pattern.
+        has_none: Items `[N, m]` without rows to replay.
+    """
+
+    items: CallItems
+    always_eager: dict[str, FloatArray]
+    pattern: IntArray
+    has_none: BoolArray
+
+    @classmethod
+    def of(cls, items: CallItems, tables: GraphTables, left: Sequence[str]) -> _Task:
+        """The task with the paths of `left` eager for every item."""
+        features, always, pattern = {}, {}, np.zeros(items.shape, dtype=np.int64)
+        has_none = np.ones(items.shape, dtype=bool)
+        alone = items.alone()
+        for number, (path, values) in enumerate(items.features.items()):
+            unfit = ~path_fits(tables, alone, path)
+            pattern += unfit << number
+            is_replayed = ~unfit & (path not in left)
+            features[path] = np.where(is_replayed[..., None], values, 0.0)
+            always[path] = (values - features[path]).sum(axis=1)
+            has_none &= features[path][..., TOKENS] == 0
+        return cls(CallItems(features, items.segments, items.is_video, items.needs), always, pattern, has_none)
+
+    def eager_parts(self, cost: PackingCost, chosen: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Host and device time of eager runs of items with those features, `[N, ..., F]`, and of what is always so."""
+        together = {}
+        for path, values in chosen.items():
+            always = self.always_eager[path]
+            together[path] = values + always.reshape(len(always), *[1] * (values.ndim - 2), -1)
+        return eager_costs(cost, together)
 
 
 def best_packing(
@@ -78,9 +122,32 @@ def best_packing(
         exact_items: Items up to which every partition is weighed.
         with_groups: Whether to return the groups, and not the latency alone.
     """
-    if items.shape[1] <= exact_items:
-        return _pack_subsets(items, tables, cost, with_groups)
-    return _pack_neighbours(items, tables, cost, with_groups)
+    pack = _pack_subsets if items.shape[1] <= exact_items else _pack_neighbours
+    calls, count = items.shape
+    chunk = calls if count <= exact_items else max(1, _CHUNK_WINDOWS // count**2)
+    found = []
+    for start in range(0, calls, chunk):
+        some = items.take_calls(start, start + chunk)
+        for left in _left_paths(tables.plan):
+            found.append((start, left, *pack(_Task.of(some, tables, left), tables, cost, with_groups)))
+    best = Packing(np.full(calls, np.inf))
+    if with_groups:
+        best = Packing(best.latency_ms, [[]] * calls, [()] * calls, [()] * calls)
+    weighed = best.latency_ms.copy()
+    for start, left, packing, doubted in found:
+        for place in np.flatnonzero(doubted < weighed[start : start + len(doubted)]):
+            call = start + int(place)
+            weighed[call], best.latency_ms[call] = doubted[place], packing.latency_ms[place]
+            if best.groups is not None and best.eager is not None and best.eager_paths is not None:
+                assert packing.groups is not None and packing.eager is not None
+                best.groups[call], best.eager[call] = packing.groups[place], packing.eager[place]
+                best.eager_paths[call] = left
+    return best
+
+
+def _left_paths(plan: BudgetPlan) -> list[tuple[str, ...]]:
+    """Paths to leave to eager for a whole call: none of them, and of several paths all but one or more."""
+    return [left for size in range(len(plan.paths)) for left in combinations(plan.paths, size)]
 
 
 # -- all partitions ----------------------------------------------------------------------------------------------------
@@ -123,34 +190,47 @@ def _layers(items: int) -> tuple[_SubsetLayer, ...]:
     return tuple(layers)
 
 
-def _pack_subsets(items: CallItems, tables: GraphTables, cost: PackingCost, with_groups: bool) -> Packing:
+def _pack_subsets(task: _Task, tables: GraphTables, cost: PackingCost, with_groups: bool) -> tuple[Packing, FloatArray]:
+    """The best packings, and their latencies with the doubt in them."""
+    items = task.items
     calls, count = items.shape
     member = _membership(count)
     weights = member.astype(np.float64)
     features = {path: np.matmul(weights, values) for path, values in items.features.items()}
-    needs = np.zeros((calls, len(member), items.needs.shape[-1]), dtype=np.int64)
-    for place in range(count) if needs.shape[-1] else ():
-        np.maximum(needs, items.needs[:, place, None, :], out=needs, where=member[None, :, place, None])
     groups = Groups(
         features,
         np.broadcast_to(member.sum(axis=1), (calls, len(member))),
         items.segments @ member.T.astype(np.int64),
         np.asarray((items.is_video[:, None, :] & member).any(axis=-1)),
-        needs,
+        _largest(items.needs, member),
     )
     groups_ms = replay_costs(tables, cost, groups)
+    groups_ms[(task.has_none[:, None, :] & member).any(axis=-1)] = np.inf
+    if len(items.features) > 1:
+        most, least = (_largest(sign * task.pattern[..., None] + 64, member)[..., 0] for sign in (1, -1))
+        groups_ms[most + least != 128] = np.inf
     best = np.zeros((calls, len(member)))
     for layer in _layers(count):
         pairs = groups_ms[:, layer.first_groups] + best[:, layer.rests]
         best[:, layer.subsets] = np.minimum.reduceat(pairs, layer.starts, axis=1)
     # Subset s goes eager and its complement is replayed.
-    replays, parts = best[:, ::-1], eager_costs(cost, features)
-    eager = cost.join_ms(replays * (1.0 + cost.doubt), *parts).argmin(axis=1)
-    latency = cost.join_ms(replays, *parts)[np.arange(calls), eager]
+    replays, parts = best[:, ::-1], task.eager_parts(cost, features)
+    doubted = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
+    eager = doubted.argmin(axis=1)
+    rows = np.arange(calls)
+    latency, doubted = cost.join_ms(replays, *parts)[rows, eager], doubted[rows, eager]
     if not with_groups:
-        return Packing(latency)
+        return Packing(latency), doubted
     chosen = [_split(groups_ms[call], best[call], int(eager[call]), count) for call in range(calls)]
-    return Packing(latency, chosen, [_places(int(subset)) for subset in eager])
+    return Packing(latency, chosen, [_places(int(subset)) for subset in eager]), doubted
+
+
+def _largest(values: IntArray, member: BoolArray) -> IntArray:
+    """Largest of the members' values `[N, m, A]` in every subset, at least 0: `[N, subsets, A]`."""
+    most = np.zeros((len(values), len(member), values.shape[-1]), dtype=np.int64)
+    for place in range(values.shape[1]) if values.shape[-1] else ():
+        np.maximum(most, values[:, place, None, :], out=most, where=member[None, :, place, None])
+    return most
 
 
 def _split(groups_ms: FloatArray, best: FloatArray, eager: int, count: int) -> list[tuple[int, ...]]:
@@ -176,46 +256,67 @@ def _places(subset: int) -> tuple[int, ...]:
 # -- partitions into neighbours ----------------------------------------------------------------------------------------
 
 
-def _pack_neighbours(items: CallItems, tables: GraphTables, cost: PackingCost, with_groups: bool) -> Packing:
+def _pack_neighbours(
+    task: _Task, tables: GraphTables, cost: PackingCost, with_groups: bool
+) -> tuple[Packing, FloatArray]:
+    """As `_pack_subsets`, of partitions into neighbours."""
+    items = task.items
     calls, count = items.shape
     total_tokens = sum((items.tokens(path) for path in items.features), np.zeros((calls, count), dtype=np.int64))
-    alone = replay_costs(tables, cost, items.alone())
     # What no graph holds goes last, where it can be added to any window of eager items.
-    order = np.lexsort((total_tokens, np.isinf(alone)), axis=1)
-    fitting = np.isfinite(alone).sum(axis=1)
+    order = np.lexsort((total_tokens, task.pattern, task.has_none), axis=1)
+    fitting = count - task.has_none.sum(axis=1)
     ordered = items.take(order)
-    ends = _prefix_sums(ordered)
-    group_ms = np.full((calls, count + 1, count + 1), np.inf)
-    for stop in range(1, count + 1):
-        first = max(0, stop - tables.plan.max_items)
-        group_ms[:, first:stop, stop] = _costs_of_windows_to(stop, first, ordered, ends, tables, cost)
+    ends = {path: _prefix_sums(values) for path, values in ordered.features.items()}
+    group_ms = _window_costs(ordered, ends, tables, cost)
+    pattern = np.take_along_axis(task.pattern, order, axis=1)
+    group_ms[:, :-1, 1:][(pattern[:, :, None] != pattern[:, None, :])] = np.inf
+    group_ms[np.arange(count + 1) > fitting[:, None, None].repeat(count + 1, axis=1)] = np.inf
     forward, came_from = _forward(group_ms)
     backward, goes_to = _backward(group_ms, fitting)
+    marks = np.unique([*range(0, count + 1, -(-count // NEIGHBOURS)), count, *fitting])
+    first, last = (grid.ravel() for grid in np.meshgrid(marks, marks, indexing="ij"))
+    first, last = first[first <= last], last[first <= last]
+    # Rows that no graph holds are always eager; their items have no others.
+    parts = task.eager_parts(cost, {path: values[:, last] - values[:, first] for path, values in ends.items()})
+    replays = np.where(last <= fitting[:, None], forward[:, first] + backward[:, last], np.inf)
+    doubted = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
+    window = doubted.argmin(axis=1)
     rows = np.arange(calls)
-    unfit = {path: values[:, -1] - values[rows, fitting] for path, values in ends.items()}
-    best, latency = np.full(calls, np.inf), np.full(calls, np.inf)
-    window = np.zeros((calls, 2), dtype=np.int64)
-    for start in range(count + 1):
-        eager = {path: values[:, start:] - (values[:, start] - unfit[path])[:, None] for path, values in ends.items()}
-        replays, parts = forward[:, start, None] + backward[:, start:], eager_costs(cost, eager)
-        totals = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
-        totals = np.where(np.arange(start, count + 1) <= fitting[:, None], totals, np.inf)
-        nearest = totals.argmin(axis=1)
-        least = totals[rows, nearest]
-        is_better = least < best
-        best = np.where(is_better, least, best)
-        latency = np.where(is_better, cost.join_ms(replays, *parts)[rows, nearest], latency)
-        window[is_better] = np.column_stack([np.full(calls, start), start + nearest])[is_better]
+    latency, doubted = cost.join_ms(replays, *parts)[rows, window], doubted[rows, window]
     if not with_groups:
-        return Packing(latency)
+        return Packing(latency), doubted
     groups, eager_places = [], []
     for call in range(calls):
-        first, last, end = int(window[call, 0]), int(window[call, 1]), int(fitting[call])
-        bounds = [*_walk_back(came_from[call], first), *_walk_on(goes_to[call], last, end)]
+        start, stop, end = int(first[window[call]]), int(last[window[call]]), int(fitting[call])
+        bounds = [*_walk_back(came_from[call], start), *_walk_on(goes_to[call], stop, end)]
         places = [int(place) for place in order[call]]
-        groups.append([tuple(places[start:stop]) for start, stop in bounds])
-        eager_places.append(tuple(sorted([*places[first:last], *places[end:]])))
-    return Packing(latency, groups, eager_places)
+        groups.append([tuple(places[low:high]) for low, high in bounds])
+        eager_places.append(tuple(sorted([*places[start:stop], *places[end:]])))
+    return Packing(latency, groups, eager_places), doubted
+
+
+def _window_costs(items: CallItems, ends: dict[str, FloatArray], tables: GraphTables, cost: PackingCost) -> FloatArray:
+    """Predicted replay `[N, m + 1, m + 1]` of the items from one place up to another; infinite where it cannot be."""
+    calls, count = items.shape
+    longest = min(count, tables.plan.max_items, NEIGHBOURS)
+    segments, videos = _prefix_sums(items.segments), _prefix_sums(items.is_video.astype(np.int64))
+    group_ms = np.full((calls, count + 1, count + 1), np.inf)
+    needs = items.needs
+    starts = np.concatenate([np.arange(count - size + 1) for size in range(1, longest + 1)])
+    stops = starts + np.repeat(np.arange(1, longest + 1), np.arange(count, count - longest, -1))
+    largest = [needs]
+    for size in range(1, longest if needs.shape[-1] else 1):
+        largest.append(np.maximum(largest[-1][:, :-1], needs[:, size:]))
+    groups = Groups(
+        {path: values[:, stops] - values[:, starts] for path, values in ends.items()},
+        np.broadcast_to(stops - starts, (calls, len(starts))),
+        segments[:, stops] - segments[:, starts],
+        videos[:, stops] > videos[:, starts],
+        np.concatenate(largest, axis=1) if needs.shape[-1] else np.zeros((calls, len(starts), 0), dtype=np.int64),
+    )
+    group_ms[:, starts, stops] = replay_costs(tables, cost, groups)
+    return group_ms
 
 
 def _forward(group_ms: FloatArray) -> tuple[FloatArray, IntArray]:
@@ -242,29 +343,9 @@ def _backward(group_ms: FloatArray, fitting: IntArray) -> tuple[FloatArray, IntA
     return best, goes_to
 
 
-def _prefix_sums(items: CallItems) -> dict[str, FloatArray]:
-    return {
-        path: np.concatenate([np.zeros_like(values[:, :1]), np.cumsum(values, axis=1)], axis=1)
-        for path, values in items.features.items()
-    }
-
-
-def _costs_of_windows_to(
-    stop: int, first: int, items: CallItems, ends: Mapping[str, FloatArray], tables: GraphTables, cost: PackingCost
-) -> FloatArray:
-    """Predicted replay `[N, stop - first]` of the items from `first`, or from a later one, up to `stop`."""
-
-    def backwards(combine: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return np.flip(combine.accumulate(np.flip(values[:, first:stop], axis=1), axis=1), axis=1)
-
-    groups = Groups(
-        {path: values[:, stop, None] - values[:, first:stop] for path, values in ends.items()},
-        np.broadcast_to(np.arange(stop - first, 0, -1), (len(items.segments), stop - first)),
-        backwards(np.add, items.segments),
-        backwards(np.logical_or, items.is_video),
-        backwards(np.maximum, items.needs),
-    )
-    return replay_costs(tables, cost, groups)
+def _prefix_sums(values: FloatArray) -> FloatArray:
+    """Sums of the first k along the second axis, for every k."""
+    return np.concatenate([np.zeros_like(values[:, :1]), np.cumsum(values, axis=1)], axis=1)
 
 
 def _walk_back(came_from: IntArray, stop: int) -> list[tuple[int, int]]:
@@ -301,55 +382,12 @@ def pack_optimally(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, cost: Pac
     """
     if not specs:
         return []
-    tables = graph_tables(plan)
-    packing = best_packing(call_items([specs], plan, cost), tables, cost, with_groups=True)
-    assert packing.groups is not None and packing.eager is not None
-    batches = [_batch(specs, tuple(sorted(group)), tables) for group in packing.groups[0]]
-    by_choice = [place for place in packing.eager[0] if _unfit_reason(specs[place], tables) is None]
-    if by_choice:
-        batches.append(_batch(specs, tuple(by_choice), tables, EAGER_IS_FASTER))
-    for place in packing.eager[0]:
-        reason = _unfit_reason(specs[place], tables)
-        if reason is not None:
-            batches.append(_batch(specs, (place,), tables, reason))
-    return batches
-
-
-def _batch(
-    specs: Sequence[EncoderItemSpec], members: tuple[int, ...], tables: GraphTables, miss_reason: str | None = None
-) -> PackedBatch:
-    plan = tables.plan
-    chosen = [specs[place] for place in members]
-    segments = sum(spec.segments for spec in chosen)
-    batch = PackedBatch(members)
-    axis_key: tuple[int, ...] = ()
-    for axis in plan.axes if miss_reason is None else ():
-        axis_key += axis.covering_key(spec.axis_sizes[axis.name] for spec in chosen) or ()
-    for path, budgets in plan.path_budgets.items():
-        tokens = sum(spec.tokens_on(path) for spec in chosen)
-        if not tokens:
-            continue
-        on_path = tuple(place for place in members if specs[place].tokens_on(path))
-        run = batch.runs[path] = PathRun(tokens, segments, miss_reason=miss_reason, items=on_path)
-        if miss_reason is None:
-            budget = select_budget(budgets, tokens)
-            slots = None if budget is None else plan.select_slots(path, budget, segments)
-            assert budget is not None and slots is not None
-            run.key = GraphKey(path, budget, slots, axis_key)
-    return batch
-
-
-def _unfit_reason(spec: EncoderItemSpec, tables: GraphTables) -> str | None:
-    """Why no graph holds the item alone, or None where one does."""
-    plan = tables.plan
-    if plan.max_frames == 0 and spec.modality == VIDEO:
-        return VIDEO_DISABLED
-    if any(spec.tokens_on(path) > budgets[-1] for path, budgets in plan.path_budgets.items()):
-        return TOO_MANY_TOKENS
-    if any(axis.covering_key([spec.axis_sizes[axis.name]]) is None for axis in plan.axes):
-        return AXIS_NOT_CAPTURED
-    for path, budgets in plan.path_budgets.items():
-        budget = select_budget(budgets, spec.tokens_on(path))
-        if budget is not None and plan.select_slots(path, budget, spec.segments) is None:
-            return TOO_MANY_FRAMES
-    return TOO_MANY_FRAMES if plan.max_segments is not None and spec.segments > plan.max_segments else None
+    packing = best_packing(call_items([specs], plan, cost), graph_tables(plan), cost, with_groups=True)
+    assert packing.groups is not None and packing.eager is not None and packing.eager_paths is not None
+    left, eager = packing.eager_paths[0], packing.eager[0]
+    by_choice = [place for place in eager if is_held(specs[place], plan)]
+    unheld = [(place,) for place in eager if place not in by_choice]
+    batches = [make_batch(specs, sorted(group), plan, eager_paths=left) for group in packing.groups[0]]
+    return batches + [
+        make_batch(specs, members, plan, eager_paths=plan.paths) for members in (by_choice, *unheld) if members
+    ]

@@ -1,19 +1,24 @@
 """Groups the items of one encoder call into replays: pure arithmetic, no device, no torch.
 
-A batch must stay within the largest budget of every path, the item limit and the segment (frame) limit. What no
-graph can hold becomes an eager batch with the reason. Policies:
+A batch must stay within the largest budget of every path, the item limit and the segment (frame) limits, and its items
+must have a key of every capture axis in common. An item that no graph holds alone is judged alone: it is a batch of its
+own with its own reason, and the others are packed as if it were not there. Policies:
 
 - `greedy`: items sorted by output tokens, smallest first, packed while they fit.
-- `greedy-defer`: as vLLM 0.33; an item whose own budget is at least the open batch's starts a new batch when the
-  two budgets together are smaller than the budget of the union.
+- `greedy-defer`: as vLLM 0.33; an item whose own budget is at least the open batch's starts a new batch when the two
+  budgets together are smaller than the budget of the union. As there, an item above the largest budget of some path
+  ends the open batch.
 - `exact`: no padding; a replay happens only where the tokens equal a budget.
 - `optimal`: the least predicted latency, eager included; it needs predicted times (`vitgraph.planning.optimal`).
+
+All of them mix images and videos in a replay. vLLM does not: see `split_by_modality`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vitgraph.errors import UsageError
@@ -79,70 +84,119 @@ class PackedBatch:
         return next((run.miss_reason for run in self.runs.values() if run.key is None and item in run.items), None)
 
 
+def miss_reason_on(spec: EncoderItemSpec, plan: BudgetPlan, path: str) -> str | None:
+    """Why no graph of `path` holds the item alone, or None where one does or the item has no rows there."""
+    tokens = spec.tokens_on(path)
+    if not tokens:
+        return None
+    if plan.max_frames == 0 and spec.modality == VIDEO:
+        return VIDEO_DISABLED
+    budget = select_budget(plan.path_budgets[path], tokens)
+    if budget is None:
+        return TOO_MANY_TOKENS
+    if plan.axis_key([spec]) is None:
+        return AXIS_NOT_CAPTURED
+    most = plan.segment_limit(spec.modality == VIDEO)
+    if most is not None and spec.segments > most:
+        return TOO_MANY_FRAMES
+    return TOO_MANY_FRAMES if plan.select_slots(path, budget, spec.segments) is None else None
+
+
+def is_held(spec: EncoderItemSpec, plan: BudgetPlan) -> bool:
+    """True where every path that the item has rows on has a graph that holds it."""
+    return all(miss_reason_on(spec, plan, path) is None for path in plan.paths)
+
+
+def split_by_modality(specs: Sequence[EncoderItemSpec]) -> list[tuple[int, ...]]:
+    """The encoder calls that vLLM 0.33 makes of these items: consecutive ones of one modality, as places in `specs`."""
+    places = groupby(range(len(specs)), key=lambda place: specs[place].modality)
+    return [tuple(run) for _, run in places]
+
+
 def group_items(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[list[int]]:
     """Indices of `specs` grouped by `policy`; the order inside a group is the packing's, not the input's."""
-    order = sorted(range(len(specs)), key=lambda index: specs[index].output_tokens)
-    if policy == "exact":
-        return _group_exact(specs, plan, order)
     if policy not in POLICIES:
         raise UsageError(f"unknown packing policy {policy!r}; known: {', '.join((*POLICIES, OPTIMAL))}")
-    return _group_greedily(specs, plan, order, defer=policy == "greedy-defer")
+    order = sorted(range(len(specs)), key=lambda index: specs[index].output_tokens)
+    alone = {index for index in order if not is_held(specs[index], plan)}
+    defer = policy == "greedy-defer"
+    if defer:
+        alone -= {index for index in alone if _is_too_large(specs[index], plan)}
+    held = [index for index in order if index not in alone]
+    groups = _group_exact(specs, plan, held) if policy == "exact" else _group_greedily(specs, plan, held, defer=defer)
+    return groups + [[index] for index in order if index in alone]
+
+
+def _is_too_large(spec: EncoderItemSpec, plan: BudgetPlan) -> bool:
+    return any(miss_reason_on(spec, plan, path) == TOO_MANY_TOKENS for path in plan.paths)
+
+
+class _OpenGroup:
+    """A group that items are added to while the plan allows it."""
+
+    def __init__(self, plan: BudgetPlan) -> None:
+        self.plan = plan
+        self.items: list[int] = []
+        self.chosen: list[EncoderItemSpec] = []
+        self.tokens = dict.fromkeys(plan.paths, 0)
+        self.segments = 0
+        self.has_video = False
+
+    def takes(self, spec: EncoderItemSpec) -> bool:
+        """True where the item can join what is in the group."""
+        most = self.plan.segment_limit(self.has_video or spec.modality == VIDEO)
+        return (
+            len(self.items) < self.plan.max_items
+            and (most is None or self.segments + spec.segments <= most)
+            and all(
+                have + spec.tokens_on(path) <= self.plan.path_budgets[path][-1] for path, have in self.tokens.items()
+            )
+            and (not self.plan.axes or self.plan.axis_key([*self.chosen, spec]) is not None)
+        )
+
+    def add(self, index: int, spec: EncoderItemSpec) -> None:
+        self.items.append(index)
+        self.chosen.append(spec)
+        self.tokens = {path: have + spec.tokens_on(path) for path, have in self.tokens.items()}
+        self.segments += spec.segments
+        self.has_video |= spec.modality == VIDEO
 
 
 def _group_greedily(
     specs: Sequence[EncoderItemSpec], plan: BudgetPlan, order: Sequence[int], *, defer: bool
 ) -> list[list[int]]:
-    paths = list(plan.path_budgets.items())
-    max_items, max_segments = plan.max_items, plan.max_segments
-    groups: list[list[int]] = []
-    open_group: list[int] = []
-    open_tokens = [0] * len(paths)
-    open_segments = 0
+    groups: list[_OpenGroup] = []
     for index in order:
         spec = specs[index]
-        tokens = [spec.tokens_on(path) for path, _ in paths]
-        fits = (
-            open_group
-            and len(open_group) < max_items
-            and (max_segments is None or open_segments + spec.segments <= max_segments)
-            and all(
-                have + more <= budgets[-1] for have, more, (_, budgets) in zip(open_tokens, tokens, paths, strict=True)
-            )
-        )
-        if fits and defer:
-            fits = not _is_cheaper_apart(open_tokens, tokens, [budgets for _, budgets in paths])
-        if not fits and open_group:
-            groups.append(open_group)
-            open_group, open_tokens, open_segments = [], [0] * len(paths), 0
-        open_group.append(index)
-        open_tokens = [have + more for have, more in zip(open_tokens, tokens, strict=True)]
-        open_segments += spec.segments
-    if open_group:
-        groups.append(open_group)
-    return groups
+        if not groups or not groups[-1].takes(spec) or (defer and _is_cheaper_apart(groups[-1], spec)):
+            groups.append(_OpenGroup(plan))
+        groups[-1].add(index, spec)
+    return [group.items for group in groups]
 
 
-def _is_cheaper_apart(open_tokens: list[int], tokens: list[int], budgets: list[tuple[int, ...]]) -> bool:
+def _is_cheaper_apart(group: _OpenGroup, spec: EncoderItemSpec) -> bool:
     """True where, on some path, the item's budget >= the open batch's and both sum to less than the union's."""
 
-    def budget_of(amount: int, path_budgets: tuple[int, ...]) -> int:
-        return (select_budget(path_budgets, amount) or amount) if amount else 0
+    def budget_of(amount: int, path: str) -> int:
+        return (select_budget(group.plan.path_budgets[path], amount) or amount) if amount else 0
 
-    for have, more, path_budgets in zip(open_tokens, tokens, budgets, strict=True):
-        own, opened = budget_of(more, path_budgets), budget_of(have, path_budgets)
-        if own >= opened and own + opened < budget_of(have + more, path_budgets):
+    for path, have in group.tokens.items():
+        more = spec.tokens_on(path)
+        own, opened = budget_of(more, path), budget_of(have, path)
+        if own >= opened and own + opened < budget_of(have + more, path):
             return True
     return False
 
 
 def _group_exact(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, order: Sequence[int]) -> list[list[int]]:
-    """The whole call where its tokens equal a budget, else every item by itself."""
-    segments = sum(spec.segments for spec in specs)
-    if 1 < len(specs) <= plan.max_items and (plan.max_segments is None or segments <= plan.max_segments):
-        totals = {path: sum(spec.tokens_on(path) for spec in specs) for path in plan.path_budgets}
-        if all(total == 0 or total in plan.path_budgets[path] for path, total in totals.items()):
-            return [list(order)]
-    return [[index] for index in order]
+    """All items together where their tokens equal a budget, else every item by itself."""
+    whole = _OpenGroup(plan)
+    for index in order:
+        if not whole.takes(specs[index]):
+            break
+        whole.add(index, specs[index])
+    is_exact = all(total == 0 or total in plan.path_budgets[path] for path, total in whole.tokens.items())
+    return [whole.items] if len(whole.items) == len(order) > 1 and is_exact else [[index] for index in order]
 
 
 def pack_items(
@@ -168,52 +222,49 @@ def pack_items(
         from vitgraph.planning.optimal import pack_optimally
 
         return pack_optimally(specs, plan, cost)
-    batches = []
-    for group in group_items(specs, plan, policy):
-        members = tuple(sorted(group))
-        chosen = [specs[index] for index in members]
-        segments = sum(spec.segments for spec in chosen)
-        batch = PackedBatch(members)
-        for path, budgets in plan.path_budgets.items():
-            on_path = tuple(index for index in members if specs[index].tokens_on(path))
-            if on_path:
-                tokens = sum(specs[index].tokens_on(path) for index in on_path)
-                run = PathRun(tokens, segments, items=on_path)
-                _select_graph(run, chosen, plan, path, budgets, policy == "exact")
-                batch.runs[path] = run
-        batches.append(batch)
-    return batches
+    is_exact = policy == "exact"
+    return [make_batch(specs, sorted(group), plan, is_exact) for group in group_items(specs, plan, policy)]
 
 
-def _select_graph(
-    run: PathRun,
+def make_batch(
     specs: Sequence[EncoderItemSpec],
+    members: Sequence[int],
     plan: BudgetPlan,
-    path: str,
-    budgets: Sequence[int],
-    exact: bool,
-) -> None:
-    """Gives the run its graph, or the reason why it has none."""
-    budget = select_budget(budgets, run.tokens)
-    if plan.max_frames == 0 and any(spec.modality == VIDEO for spec in specs):
-        run.miss_reason = VIDEO_DISABLED
-    elif budget is None:
-        run.miss_reason = TOO_MANY_TOKENS
-    elif exact and budget != run.tokens:
-        run.miss_reason = NOT_EXACT
-    else:
-        slots = plan.select_slots(path, budget, run.segments)
-        axis_key: tuple[int, ...] = ()
-        for axis in plan.axes:
-            key = axis.covering_key(spec.axis_sizes[axis.name] for spec in specs)
-            if key is None:
-                run.miss_reason = AXIS_NOT_CAPTURED
-                return
-            axis_key += key
-        if slots is None:
-            run.miss_reason = TOO_MANY_FRAMES
-        else:
-            run.key = GraphKey(path, budget, slots, axis_key)
+    is_exact: bool = False,
+    eager_paths: Sequence[str] = (),
+) -> PackedBatch:
+    """A batch of items with the graph of every path, or the reason why it has none.
+
+    Args:
+        specs: Items of the call, in input order.
+        members: Indices of its items, ascending; of several items the same paths have graphs that hold them together.
+        plan: Budgets, limits and axes.
+        is_exact: Whether only a budget of exactly the tokens is replayed.
+        eager_paths: Paths that are predicted to be faster eagerly.
+    """
+    batch = PackedBatch(tuple(members))
+    segments = sum(specs[index].segments for index in members)
+    for path in plan.paths:
+        on_path = tuple(index for index in members if specs[index].tokens_on(path))
+        if on_path:
+            tokens = sum(specs[index].tokens_on(path) for index in on_path)
+            run = batch.runs[path] = PathRun(tokens, segments, items=on_path)
+            run.miss_reason = miss_reason_on(specs[members[0]], plan, path)
+            budget = select_budget(plan.path_budgets[path], tokens)
+            if run.miss_reason is None and is_exact and budget != tokens:
+                run.miss_reason = NOT_EXACT
+            if run.miss_reason is None and path in eager_paths:
+                run.miss_reason = EAGER_IS_FASTER
+            if run.miss_reason is None:
+                run.key = _graph_of(plan, path, run, [specs[index] for index in members])
+    return batch
+
+
+def _graph_of(plan: BudgetPlan, path: str, run: PathRun, chosen: Sequence[EncoderItemSpec]) -> GraphKey:
+    budget, axis_key = select_budget(plan.path_budgets[path], run.tokens), plan.axis_key(chosen)
+    slots = None if budget is None else plan.select_slots(path, budget, run.segments)
+    assert budget is not None and slots is not None and axis_key is not None
+    return GraphKey(path, budget, slots, axis_key)
 
 
 POLICIES = ("greedy", "greedy-defer", "exact")

@@ -25,6 +25,7 @@ from vitgraph.planning.graph_tables import (
     Groups,
     IntArray,
     graph_tables,
+    path_fits,
     path_replay_costs,
 )
 from vitgraph.planning.optimal import best_packing
@@ -132,29 +133,48 @@ def group_ids(items: CallItems, tables: GraphTables, policy: str) -> IntArray:
 
 
 def _greedy_ids(items: CallItems, tables: GraphTables, *, defer: bool) -> IntArray:
-    plan = tables.plan
+    """A group is named by the place of its first item; items that no graph holds are groups of their own."""
+    plan, budgets = tables.plan, tables.budgets
     calls, count = items.shape
     ids = np.zeros((calls, count), dtype=np.int64)
     tokens = {path: items.tokens(path) for path in items.features}
-    open_tokens = {path: values[:, 0].copy() for path, values in tokens.items()}
-    open_items = np.ones(calls, dtype=np.int64)
-    open_segments = items.segments[:, 0].copy()
-    for place in range(1, count):
-        segments = items.segments[:, place]
-        fits = open_items < plan.max_items
-        if plan.max_segments is not None:
-            fits &= open_segments + segments <= plan.max_segments
+    is_alone = _is_alone(items, tables, defer=defer)
+    open_tokens = {path: np.zeros(calls, dtype=np.int64) for path in tokens}
+    open_id, open_items, open_segments = (np.zeros(calls, dtype=np.int64) for _ in range(3))
+    open_video, open_needs = np.zeros(calls, dtype=bool), np.zeros((calls, items.needs.shape[-1]), dtype=np.int64)
+    for place in range(count):
+        segments, has_video = open_segments + items.segments[:, place], open_video | items.is_video[:, place]
+        needs = np.maximum(open_needs, items.needs[:, place])
+        fits = (open_items > 0) & (open_items < plan.max_items) & (tables.axis_index(needs) >= 0)
+        fits &= tables.segments_fit(segments, has_video)
         for path, values in tokens.items():
-            fits &= open_tokens[path] + values[:, place] <= tables.budgets[path][-1]
-        if defer:
-            for path, values in tokens.items():
-                fits &= ~_is_cheaper_apart(tables.budgets[path], open_tokens[path], values[:, place])
-        ids[:, place] = ids[:, place - 1] + ~fits
+            fits &= open_tokens[path] + values[:, place] <= budgets[path][-1]
+            if defer:
+                fits &= ~_is_cheaper_apart(budgets[path], open_tokens[path], values[:, place])
+        apart = is_alone[:, place]
+        fits &= ~apart
+        ids[:, place] = np.where(fits, open_id, place)
+        open_id = np.where(apart, open_id, ids[:, place])
         for path, values in tokens.items():
-            open_tokens[path] = np.where(fits, open_tokens[path], 0) + values[:, place]
-        open_items = np.where(fits, open_items, 0) + 1
-        open_segments = np.where(fits, open_segments, 0) + segments
+            joined = np.where(fits, open_tokens[path], 0) + values[:, place]
+            open_tokens[path] = np.where(apart, open_tokens[path], joined)
+        open_items = np.where(apart, open_items, np.where(fits, open_items, 0) + 1)
+        open_segments = np.where(apart, open_segments, np.where(fits, segments, items.segments[:, place]))
+        open_video = np.where(apart, open_video, np.where(fits, has_video, items.is_video[:, place]))
+        open_needs = np.where(apart[:, None], open_needs, np.where(fits[:, None], needs, items.needs[:, place]))
     return ids
+
+
+def _is_alone(items: CallItems, tables: GraphTables, *, defer: bool = False) -> BoolArray:
+    """Items that are judged by themselves: no graph holds them. Deferring, too many tokens are no reason."""
+    is_held = np.ones(items.shape, dtype=bool)
+    is_too_large = np.zeros(items.shape, dtype=bool)
+    for path in items.features:
+        is_held &= path_fits(tables, items.alone(), path)
+        is_too_large |= items.tokens(path) > tables.budgets[path][-1]
+    if tables.plan.max_frames == 0:
+        is_too_large &= ~items.is_video
+    return ~is_held & ~is_too_large if defer else ~is_held
 
 
 def _is_cheaper_apart(budgets: IntArray, opened: IntArray, tokens: IntArray) -> BoolArray:
@@ -168,15 +188,18 @@ def _is_cheaper_apart(budgets: IntArray, opened: IntArray, tokens: IntArray) -> 
 
 
 def _exact_ids(items: CallItems, tables: GraphTables) -> IntArray:
-    plan = tables.plan
-    calls, count = items.shape
-    is_whole = np.full(calls, 1 < count <= plan.max_items)
-    if plan.max_segments is not None:
-        is_whole &= items.segments.sum(axis=1) <= plan.max_segments
+    """All items that a graph holds in the first one's group where their tokens are a budget, else each in its own."""
+    count = items.shape[1]
+    is_held = ~_is_alone(items, tables)
+    held = is_held.sum(axis=1)
+    is_whole = (held > 1) & (held <= tables.plan.max_items)
+    has_video = (items.is_video & is_held).any(axis=1)
+    is_whole &= tables.segments_fit(np.where(is_held, items.segments, 0).sum(axis=1), has_video)
+    is_whole &= tables.axis_index(np.where(is_held[..., None], items.needs, 0).max(axis=1)) >= 0
     for path in items.features:
-        total = items.tokens(path).sum(axis=1)
+        total = np.where(is_held, items.tokens(path), 0).sum(axis=1)
         is_whole &= (total == 0) | np.isin(total, tables.budgets[path])
-    return np.where(is_whole[:, None], 0, np.arange(count))
+    return np.where(is_whole[:, None] & is_held, is_held.argmax(axis=1)[:, None], np.arange(count))
 
 
 def grouped(items: CallItems, ids: IntArray) -> Groups:

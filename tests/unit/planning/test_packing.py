@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.accounting import count_calls
-from vitgraph.planning.budgets import BudgetPlan, plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
-from vitgraph.planning.packing import POLICIES, pack_items
+from vitgraph.planning.packing import POLICIES, pack_items, split_by_modality
 
 SEED_BUDGETS = [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864]
 
@@ -81,11 +79,48 @@ def test_a_video_with_more_frames_than_any_graph_is_a_miss_with_that_reason() ->
     assert batch.miss_reason == "too_many_frames"
 
 
-def test_videos_go_eager_when_the_frame_limit_is_zero_and_images_do_not() -> None:
-    batches = pack_items([video(2, 2), image(4)], plan([4, 16], 4, 0))
-    reasons = {index: batch.miss_reason for batch in batches for index in batch.items}
-    assert reasons[0] == "video_disabled"
-    assert "video_disabled" not in (batch.miss_reason for batch in batches if batch.items == (1,))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_videos_that_stay_eager_leave_the_images_to_the_graphs(policy: str) -> None:
+    batches = pack_items([video(2, 2), image(3), video(1, 1), image(1)], plan([4, 16], 4, 0), policy)
+    found = [
+        (batch.items, batch.miss_reason, [run.key and run.key.token_budget for run in batch.runs.values()])
+        for batch in batches
+    ]
+    assert found == [((1, 3), None, [4]), ((2,), "video_disabled", [None]), ((0,), "video_disabled", [None])]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_axis_that_is_not_covered_is_one_items_reason(policy: str) -> None:
+    axis = CaptureAxis("grid", ((4,),))
+    budget_plan = plan_budgets(resolve_budget_settings((1, 64), [64], 4, 0), axes=(axis,))
+    specs = [EncoderItemSpec(IMAGE, 4, 32, axis_sizes={"grid": (size,)}) for size in (4, 5, 3)]
+    batches = pack_items(specs, budget_plan, policy)
+    assert [(batch.items, batch.miss_reason) for batch in batches] == [((0, 2), None), ((1,), "axis_not_captured")]
+
+
+def test_items_that_need_different_keys_of_an_axis_are_replayed_apart() -> None:
+    axis = CaptureAxis("grid", ((2, 8), (8, 2)))
+    budget_plan = plan_budgets(resolve_budget_settings((1, 64), [64], 4, 0), axes=(axis,))
+    specs = [EncoderItemSpec(IMAGE, 4, 8, axis_sizes={"grid": size}) for size in ((1, 7), (7, 1))]
+    batches = pack_items(specs, budget_plan)
+    assert [[run.key.axis_key for run in batch.runs.values() if run.key] for batch in batches] == [[(2, 8)], [(8, 2)]]
+
+
+def test_a_frame_limit_below_the_items_holds_where_a_video_takes_part() -> None:
+    budget_plan = plan([64], 32, 4)
+    batches = pack_items([video(9, 1), video(9, 1), video(3, 1), image(1), image(1), *[image(2)] * 8], budget_plan)
+    assert {batch.items: batch.miss_reason for batch in batches if batch.miss_reason} == {
+        (0,): "too_many_frames",
+        (1,): "too_many_frames",
+    }
+    replayed = {batch.items: run.segments for batch in batches for run in batch.runs.values() if run.key}
+    assert [segments for items, segments in replayed.items() if 2 in items] == [3]
+    assert max(replayed.values()) == 10, "images alone are limited by their number"
+
+
+def test_vllm_encodes_consecutive_items_of_one_modality_together() -> None:
+    assert split_by_modality([image(1), image(1), video(2, 2), image(1)]) == [(0, 1), (2,), (3,)]
+    assert split_by_modality([]) == []
 
 
 def test_padding_waste_of_single_images_and_the_exact_policy() -> None:
@@ -138,26 +173,3 @@ def test_an_item_with_one_eager_path_is_a_miss_and_a_partial_hit() -> None:
     counters = count_calls([pack_items([huge], paths)])
     assert (counters.hits, counters.misses, counters.partial_hits) == (0, 1, 1)
     assert counters.path_replays == 1
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_no_item_is_lost_and_no_limit_broken_on_random_calls(policy: str) -> None:
-    drawn = random.Random(7)
-    for _ in range(300):
-        budgets = sorted(drawn.sample(range(8, 600), drawn.randint(1, 5)))
-        budget_plan = plan(budgets, drawn.randint(1, 8), drawn.choice([0, 4, 20]))
-        specs = [
-            video(drawn.randint(1, 6), drawn.randint(1, 60)) if drawn.random() < 0.3 else image(drawn.randint(1, 500))
-            for _ in range(drawn.randint(0, 12))
-        ]
-        batches = pack_items(specs, budget_plan, policy)
-        assert sorted(index for batch in batches for index in batch.items) == list(range(len(specs)))
-        for batch in batches:
-            for run in batch.runs.values():
-                assert (run.key is None) == (run.miss_reason is not None)
-                if run.key is not None:
-                    assert run.tokens <= run.key.token_budget
-                    assert run.segments <= run.key.segment_slots
-                    assert len(batch.items) <= budget_plan.max_items
-        counters = count_calls([batches])
-        assert counters.hits + counters.misses == counters.items == len(specs)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
-from synthetic import image, plan_of, synthetic_profile, video
+from plain_packing import random_call
+from synthetic import image, plan_of, synthetic_profile, two_path_cost, video
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, plan_budgets
@@ -56,14 +59,14 @@ def test_equals_predicting_call_by_call(name: str, policy: str, target: str) -> 
 
 @pytest.mark.parametrize("policy", ["greedy", "greedy-defer", "exact"])
 def test_groups_equal_those_of_the_packer(policy: str) -> None:
-    for seed in range(40):
-        rng = np.random.default_rng(seed)
-        count = int(rng.integers(1, 9))
-        specs = sorted((image(int(t)) for t in rng.integers(1, 300, size=count)), key=lambda s: s.output_tokens)
-        plan = plan_of(sorted({int(b) for b in rng.integers(40, 700, size=4)}), int(rng.integers(1, 5)))
-        ids = group_ids(call_items([specs], plan, COSTS[VITGRAPH]), graph_tables(plan), policy)[0]
-        groups = [sorted(group) for group in group_items(specs, plan, policy)]
-        assert [list(np.flatnonzero(ids == number)) for number in dict.fromkeys(ids)] == groups
+    drawn = random.Random(3)
+    for _ in range(150):
+        specs, plan = random_call(drawn)
+        if specs:
+            specs.sort(key=lambda spec: spec.output_tokens)
+            ids = group_ids(call_items([specs], plan, COSTS[VITGRAPH]), graph_tables(plan), policy)[0]
+            groups = sorted(sorted(group) for group in group_items(specs, plan, policy))
+            assert sorted(list(np.flatnonzero(ids == number)) for number in set(ids)) == groups
 
 
 def test_capture_axis_decides_what_is_eager() -> None:
@@ -90,18 +93,7 @@ def test_segment_free_path_ignores_segments() -> None:
 
 
 def test_two_paths_replay_what_fits_and_run_the_rest() -> None:
-    profile = synthetic_profile()
-    from dataclasses import replace
-
-    halves = {"global": 64, "local": 64}
-    profile.encoder = replace(profile.encoder, path_minimums=halves)
-    profile.replays = [replace(point, path=path) for path in halves for point in profile.replays]
-    profile.eager = [
-        replace(point, items=tuple(two_path(spec.output_tokens, 0) for spec in point.items)) for point in profile.eager
-    ]
-    profile.holdout, profile.holdout_plans = [], []
-    profile.calls = []
-    cost = TargetCost(CostModel(profile), TARGETS[VITGRAPH])
+    cost = two_path_cost(launch=18.0)
     plan = BudgetPlan({"global": (128,), "local": (256,)}, 2, 0, {("global", 128): (2,), ("local", 256): (2,)})
     calls = [(two_path(60, 100),), (two_path(60, 0), two_path(60, 200)), (two_path(60, 400),)]
     traffic = Traffic(calls)

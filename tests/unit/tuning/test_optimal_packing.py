@@ -6,13 +6,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
-from synthetic import Machine, image, plan_of, synthetic_profile, video
+from synthetic import Machine, image, plan_of, synthetic_profile, two_path_cost, video
 
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, plan_budgets
 from vitgraph.planning.graph_tables import call_items, graph_tables
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.planning.optimal import EAGER_IS_FASTER, best_packing, pack_optimally
-from vitgraph.planning.packing import AXIS_NOT_CAPTURED, TOO_MANY_FRAMES, TOO_MANY_TOKENS, VIDEO_DISABLED
+from vitgraph.planning.optimal import NEIGHBOURS, best_packing, pack_optimally
+from vitgraph.planning.packing import (
+    AXIS_NOT_CAPTURED,
+    EAGER_IS_FASTER,
+    TOO_MANY_FRAMES,
+    TOO_MANY_TOKENS,
+    VIDEO_DISABLED,
+)
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
 
@@ -142,3 +148,39 @@ def test_unfit_items_join_an_eager_run_in_large_calls() -> None:
 
 def test_empty_call_has_no_batches() -> None:
     assert pack_optimally([], PLAN, COST) == []
+
+
+def test_a_path_is_replayed_while_the_other_runs_eagerly() -> None:
+    """Six crops of 100 tokens are above 544; launching both paths eagerly takes 36 ms, one replay and one launch 18."""
+    cost = two_path_cost(launch=18.0)
+    plan = plan_budgets(
+        BudgetSettings((272, 544), 2, 0),
+        path_minimums={"global": 272, "local": 100},
+        segment_free_paths=frozenset({"global", "local"}),
+    )
+    crops = {"global": 272, "local": 600}
+    specs = [EncoderItemSpec("image", 7, 872, path_output_tokens=crops)]
+    (batch,) = pack_optimally(specs, plan, cost)
+    assert {path: run.miss_reason for path, run in batch.runs.items()} == {"global": None, "local": TOO_MANY_TOKENS}
+    optimal, greedy = (cost.predict_call(specs, plan, policy).graph_ms for policy in ("optimal", "greedy"))
+    assert optimal == pytest.approx(greedy) and optimal < 0.6 * cost.model.eager_ms(specs)
+
+
+def test_a_call_of_hundreds_of_items_is_weighed_in_bounded_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    weighed = []
+    measure = COST.model.replay["default"].replay_ms
+
+    def counted(*arguments: np.ndarray) -> np.ndarray:
+        weighed.append(np.size(arguments[1]))
+        return measure(*arguments)
+
+    monkeypatch.setattr(COST.model.replay["default"], "replay_ms", counted)
+    rng = np.random.default_rng(3)
+    plan = plan_of([400, 1000, 4096, 16384], 400)
+    for count in (200, 600):
+        weighed.clear()
+        specs = [image(int(tokens)) for tokens in rng.integers(64, 1300, size=count)]
+        batches = pack_optimally(specs, plan, COST)
+        assert sorted(index for batch in batches for index in batch.items) == list(range(count))
+        assert len(weighed) <= 2 and sum(weighed) <= count * NEIGHBOURS
+        assert COST.predict_call(specs, plan, "optimal").graph_ms <= COST.predict_call(specs, plan, "greedy").graph_ms
