@@ -161,9 +161,8 @@ class GraphTables:
 
     def segments_fit(self, segments: IntArray, has_video: BoolArray) -> BoolArray:
         """Whether each group keeps the plan's limit of segments, which is another one with a video in it."""
-        of_video, of_images = self.plan.segment_limit(True), self.plan.segment_limit(False)
-        in_images = True if of_images is None else segments <= of_images
-        return np.where(has_video, (segments <= of_video) & (of_video > 0), in_images)
+        frames, most = self.plan.max_frames, self.plan.max_segments
+        return np.where(has_video, (segments <= frames) & (frames > 0), True if most is None else segments <= most)
 
     def axis_index(self, needs: IntArray) -> IntArray:
         """Place in `axis_keys` of the key that covers each group's needs `[..., A]`, or -1."""

@@ -18,8 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import (
@@ -46,6 +48,8 @@ NEIGHBOURS = 256
 """Items up to which all windows of neighbours are weighed; a call of 200 takes a tenth of a second."""
 
 _CHUNK_WINDOWS = 200_000
+
+Number = TypeVar("Number", np.float64, np.int64)
 
 
 @dataclass(slots=True)
@@ -343,7 +347,7 @@ def _backward(group_ms: FloatArray, fitting: IntArray) -> tuple[FloatArray, IntA
     return best, goes_to
 
 
-def _prefix_sums(values: FloatArray) -> FloatArray:
+def _prefix_sums(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
     """Sums of the first k along the second axis, for every k."""
     return np.concatenate([np.zeros_like(values[:, :1]), np.cumsum(values, axis=1)], axis=1)
 

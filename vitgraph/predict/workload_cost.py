@@ -193,7 +193,7 @@ def _exact_ids(items: CallItems, tables: GraphTables) -> IntArray:
     is_held = ~_is_alone(items, tables)
     held = is_held.sum(axis=1)
     is_whole = (held > 1) & (held <= tables.plan.max_items)
-    has_video = (items.is_video & is_held).any(axis=1)
+    has_video = np.asarray((items.is_video & is_held).any(axis=1))
     is_whole &= tables.segments_fit(np.where(is_held, items.segments, 0).sum(axis=1), has_video)
     is_whole &= tables.axis_index(np.where(is_held[..., None], items.needs, 0).max(axis=1)) >= 0
     for path in items.features:
