@@ -11,7 +11,7 @@ import numpy as np
 from vitgraph import __version__
 from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
-from vitgraph.measure.setup import engine_notes, plan_graphs, planning_warnings, resolve_source
+from vitgraph.measure.setup import check_model, engine_notes, plan_graphs, planning_warnings, resolve_source
 from vitgraph.measure.sharing import choose_assigner, describe_sharing, sharing_notes
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
@@ -111,6 +111,7 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
         workload: Requests that are there already; None builds those of the settings.
     """
     source = resolve_source(spec.model)
+    check_model(source, spec.model)
     workload = build_workload(spec.workload) if workload is None else workload
     rule = source.rule()
     calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)

@@ -19,7 +19,11 @@ from vitgraph.specs import GraphSpec, ModelSpec
 if TYPE_CHECKING:
     import torch
 
+    from vitgraph.attention.base import AttentionBackend
     from vitgraph.models.encoder import VisionEncoder
+
+
+AUTO_BACKEND = "auto"
 
 
 def resolve_source(spec: ModelSpec) -> ModelSource:
@@ -65,6 +69,36 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name not in DTYPES:
         raise UsageError(f"--dtype is {name!r}; known: auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def check_model(source: ModelSource, spec: ModelSpec) -> None:
+    """Refuses what this machine cannot run, without loading anything; choices that are left open cannot be wrong.
+
+    Raises:
+        UsageError: A device that is not there, or an unknown dtype.
+        BackendError: An attention backend that is unknown, not available here, or unfit for the tower.
+    """
+    is_open = spec.attn_backend == AUTO_BACKEND and spec.flash_attn_version is None
+    if is_open and spec.device == spec.dtype == "auto":
+        return
+    device = resolve_device(spec.device)
+    dtype = resolve_dtype(spec.dtype, device)
+    if not is_open:
+        _create_backend(source, spec, device, dtype)
+
+
+def _create_backend(source: ModelSource, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AttentionBackend:
+    from vitgraph.attention.registry import create_backend
+
+    family = source.row.encoder_class()
+    return create_backend(
+        spec.attn_backend,
+        device,
+        flash_attn_version=spec.flash_attn_version,
+        head_width=family.head_width(source.vision_config),
+        heads=family.head_count(source.vision_config),
+        dtype=dtype,
+    )
 
 
 def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItemSpec]) -> BudgetPlan:
@@ -180,20 +214,11 @@ def load(
     Raises:
         VitgraphError: What cannot be loaded or run; nothing else is used instead.
     """
-    from vitgraph.attention.registry import create_backend
     from vitgraph.models.compile.aligned_mlp import parameter_count
     from vitgraph.models.compile.compilation import compile_encoder
     from vitgraph.models.loading import load_encoder
 
-    family = source.row.encoder_class()
-    attention = create_backend(
-        spec.attn_backend,
-        device,
-        flash_attn_version=spec.flash_attn_version,
-        head_width=family.head_width(source.vision_config),
-        heads=family.head_count(source.vision_config),
-        dtype=dtype,
-    )
+    attention = _create_backend(source, spec, device, dtype)
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
     facts = {
         **(compile_encoder(encoder) if spec.compile else {"compiled_blocks": 0}),

@@ -26,6 +26,7 @@ class ConsoleProgress:
             disable=not enabled,
         )
         self._task: TaskID | None = None
+        self._is_counted = False
 
     def __enter__(self) -> ConsoleProgress:
         self._bars.start()
@@ -34,14 +35,19 @@ class ConsoleProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None and kind is None:
-            self._bars.update(self._task, completed=self._bars.tasks[-1].total)
+        if kind is None:
+            self._end_phase()
         self._bars.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        if self._task is not None:
-            self._bars.update(self._task, completed=self._bars.tasks[-1].total)
+        self._end_phase()
+        self._is_counted = total is not None
         self._task = self._bars.add_task(name, total=total if total is not None else 1)
+
+    def _end_phase(self) -> None:
+        """Fills the bar of a phase without steps; one with steps stands where it came to, also where it was stopped."""
+        if self._task is not None and not self._is_counted:
+            self._bars.update(self._task, completed=1)
 
     def step(self) -> None:
         if self._task is not None:

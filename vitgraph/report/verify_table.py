@@ -15,7 +15,13 @@ from vitgraph.report.units import NO_VALUE, count_text, is_number, number_text
 _STATUS_STYLES = {"ok": "green", "failed": "bold red", "error": "bold red", "skipped": "dim"}
 
 
-def render_verify(results: Sequence[Mapping[str, Any]], console: Console, *, show_checks: bool | None = None) -> None:
+def render_verify(
+    results: Sequence[Mapping[str, Any]],
+    console: Console,
+    *,
+    show_checks: bool | None = None,
+    stopped: str | None = None,
+) -> None:
     """Prints what `verify` found.
 
     Args:
@@ -23,11 +29,12 @@ def render_verify(results: Sequence[Mapping[str, Any]], console: Console, *, sho
         console: Where to print.
         show_checks: List every check of every encoder; None does so where there is one encoder. Checks that failed
             are always listed.
+        stopped: Why the run is not complete, in words.
     """
     console.print(_result_table(results))
     for result in results:
         _print_details(result, console, len(results) == 1 if show_checks is None else show_checks)
-    console.print(_summary(results))
+    console.print(_summary(results, stopped))
 
 
 def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
@@ -83,12 +90,13 @@ def _print_details(result: Mapping[str, Any], console: Console, show_all: bool) 
         console.print(Text(f"  Not verified: {result['error']}", style="bold red"))
 
 
-def _summary(results: Sequence[Mapping[str, Any]]) -> Text:
+def _summary(results: Sequence[Mapping[str, Any]], stopped: str | None) -> Text:
     passed = sum(result["status"] == "ok" for result in results)
-    text = Text(
-        f"\n{passed} of {count_text(len(results), 'encoder')} verified",
-        style="bold green" if passed == len(results) else "bold red",
-    )
+    is_sound = passed == len(results) and stopped is None
+    whole = f"{passed} of {count_text(len(results), 'encoder')} verified" if stopped is None else f"{passed} verified"
+    text = Text(f"\n{whole}", style="bold green" if is_sound else "bold red")
+    if stopped is not None:
+        text.append(f"; {stopped}")
     for setting in dict.fromkeys(_setting(result) for result in results if result["tolerance"] is not None):
         text.append(f"\n{setting}", style="not bold default")
     return text

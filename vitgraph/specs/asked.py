@@ -245,9 +245,7 @@ class VerifySpec(Spec):
     debug_size: bool = option(False, "With --all: the small presets.", panel=MODEL)
     calls: int = option(200, "Random calls to compare with eager.", panel=RUN, rule=at_least(0, most=10**7))
     model: ModelSpec = part(ModelSpec, without=("model", "mm_processor_kwargs"), load_format="dummy")
-    graph: GraphSpec = part(
-        GraphSpec, only=("token_budgets", "max_vision_items_per_batch"), max_vision_items_per_batch=8
-    )
+    graph: GraphSpec = part(GraphSpec, only=("token_budgets", "max_vision_items_per_batch"))
     parallel: ParallelSpec = part(ParallelSpec, without=("assignment",))
     output_dir: Path | None = option(None, "Folder of the record; unset: none is kept.", panel=RUN)
     overwrite: bool = overwrite_option()

@@ -90,6 +90,7 @@ class VerifyResult:
         graphs_dropped: Graphs planned that did not fit in memory.
         calls: Random calls compared.
         items: Items encoded by the graph path, over all checks.
+        replays: Graphs replayed in these.
         seed: Seed of weights, pixels and draws.
         seconds: Wall time.
         error: Class and message of what ended it early, or None.
@@ -112,6 +113,7 @@ class VerifyResult:
     graphs_dropped: int = 0
     calls: int = 0
     items: int = 0
+    replays: int = 0
     seed: int = 0
     seconds: float | None = None
     error: str | None = None

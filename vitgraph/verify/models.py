@@ -1,23 +1,180 @@
-"""`verify` from a model's name on: builds its encoder, verifies it and frees it, one model after the other."""
+"""`verify` from a model's name on: what is asked for, each encoder built, verified and freed, and the record."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vitgraph.attention.registry import AUTO, create_backend
-from vitgraph.errors import RankFailedError
+from vitgraph.errors import IncorrectOutputError, NothingReplayedError, RankFailedError, VitgraphError
+from vitgraph.measure.environment import snapshot
+from vitgraph.measure.progress import Progress
+from vitgraph.measure.setup import check_model, resolve_device, resolve_dtype, resolve_source
 from vitgraph.models.compile.compilation import compile_encoder
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.models.rows import ModelRow
-from vitgraph.verify.findings import VerifyResult
-from vitgraph.verify.run import describe_error, dtype_name, verify_row
+from vitgraph.records.drafts import record_of
+from vitgraph.records.record import Record
+from vitgraph.records.store import ResultFolder
+from vitgraph.specs import ModelSpec
+from vitgraph.verify.findings import FAILED, OK, VerifyResult
+from vitgraph.verify.parallel import merge_ranks
+from vitgraph.verify.run import describe_error, dtype_name, effort_on, plan_verification, verify_row
+
+if TYPE_CHECKING:
+    from vitgraph.ranks.group import ParallelGroup
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedVerification:
+    """What will be verified, resolved and refused where that can be told before a device is touched.
+
+    Attributes:
+        targets: By preset, the model; or the result of one that does not resolve.
+        model: How each encoder runs.
+        settings: The other settings of `verify_row`.
+        debug_size: The models are the small presets.
+    """
+
+    targets: Mapping[str, ModelSource | VerifyResult]
+    model: ModelSpec
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    debug_size: bool = False
+
+
+def prepare_verification(names: Sequence[str], model: ModelSpec, **settings: Any) -> PreparedVerification:
+    """Resolves the models that are asked for.
+
+    Args:
+        names: Presets, hub ids or folders.
+        model: How each encoder runs; its own name is not used.
+        settings: The other settings of `verify_row`.
+
+    Raises:
+        VitgraphError: A model, device, dtype, backend or budget that cannot be used.
+    """
+    sources = {name: resolve_source(replace(model, model=name)) for name in names}
+    effort = effort_on(resolve_device(model.device))
+    plan_settings = {name: settings.get(name) for name in ("token_budgets", "max_items", "max_frames")}
+    for source in sources.values():
+        check_model(source, model)
+        plan_verification(source.rule(), effort, **plan_settings)
+    return PreparedVerification(sources, model, settings)
+
+
+def prepare_rows(
+    rows: Iterable[ModelRow], model: ModelSpec, *, debug_size: bool, **settings: Any
+) -> PreparedVerification:
+    """Resolves the model of each row of the compatibility matrix; one that does not resolve is a result of its own.
+
+    Args:
+        rows: Rows of `registry.ROWS`.
+        model: How each encoder runs; its own name is not used.
+        debug_size: Use the small presets instead of the full-size ones.
+        settings: The other settings of `verify_row`.
+    """
+    targets: dict[str, ModelSource | VerifyResult] = {}
+    for row in rows:
+        preset = row.debug_preset if debug_size else row.full_preset
+        try:
+            targets[preset] = resolve_model(preset)
+        except Exception as error:
+            targets[preset] = VerifyResult(row.architectures[0], row.name, preset, error=describe_error(error))
+    resolve_dtype(model.dtype, resolve_device(model.device))
+    return PreparedVerification(targets, model, settings, debug_size)
+
+
+def run_verification(
+    prepared: PreparedVerification,
+    progress: Progress,
+    *,
+    folder: ResultFolder | None = None,
+    group: ParallelGroup | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Record:
+    """Verifies one model after the other; the record is saved after each, and is returned where the user stops it.
+
+    Args:
+        prepared: What to verify.
+        progress: Told about the models.
+        folder: Where the record goes; None saves none.
+        group: Ranks that verify the same models; each returns the same record.
+        settings: The command's options, for the record.
+
+    Raises:
+        RankFailedError: Another rank failed.
+    """
+    device = resolve_device(prepared.model.device) if group is None else group.device
+    draft: dict[str, Any] = {"kind": "verify", "environment": snapshot(device), "rows": [], "settings": settings or {}}
+    total = len(prepared.targets)
+
+    def record(status: str, reason: str | None) -> Record:
+        made = record_of(draft | {"status": status, "status_reason": reason})
+        if folder is not None:
+            folder.save(made)
+        return made
+
+    progress.phase("verifying", total)
+    made = record("error", "the run ended before it verified anything")
+    try:
+        for done, result in enumerate(_results(prepared, device, group), start=1):
+            row = result.as_dict()
+            if group is not None:
+                row = merge_ranks(group.exchange(row, f"the result of {result.preset}", slow=True))
+            draft["rows"].append(row)
+            is_last = done == total
+            made = record(
+                *(("complete", None) if is_last else ("error", f"the run ended after {done} of {total} models"))
+            )
+            progress.step()
+    except KeyboardInterrupt as stop:
+        failure = group.failure_behind_stop() if group is not None else None
+        if failure is not None:
+            record("error", str(failure))
+            raise failure from stop
+        return record("interrupted", f"stopped by the user after {len(draft['rows'])} of {total} models")
+    return made
+
+
+def failure_of(record: Record) -> VitgraphError | None:
+    """What a finished verification must not exit with 0 for."""
+    models = record.result.models  # type: ignore[attr-defined]
+    faults = [model for model in models if model.status != OK]
+    named = "; ".join(f"{model.row}: {model.status}" for model in faults)
+    text = f"{len(faults)} of {len(models)} rows are not ok ({named})"
+    if not any(model.status == FAILED and model.replays for model in faults) and any(not m.replays for m in models):
+        unused = ", ".join(str(model.preset) for model in models if not model.replays)
+        return NothingReplayedError(f"not one graph was replayed of {unused}{f'; {text}' if faults else ''}")
+    return IncorrectOutputError(text) if faults else None
+
+
+def _results(
+    prepared: PreparedVerification, device: torch.device, group: ParallelGroup | None
+) -> Iterator[VerifyResult]:
+    model = prepared.model
+    for target in prepared.targets.values():
+        if isinstance(target, VerifyResult):
+            yield target
+            continue
+        with _threads_for(device, prepared.debug_size):
+            yield verify_model(
+                target,
+                device=device,
+                dtype=resolve_dtype(model.dtype, device),
+                backend=model.attn_backend,
+                flash_attn_version=model.flash_attn_version,
+                load_format=model.load_format,
+                compiles=model.compile,
+                seed=model.seed,
+                group=group,
+                **prepared.settings,
+            )
 
 
 def verify_model(
@@ -83,45 +240,3 @@ def _threads_for(device: torch.device, debug_size: bool) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def verify_rows(
-    rows: Iterable[ModelRow],
-    *,
-    debug_size: bool,
-    device: torch.device,
-    dtype: torch.dtype,
-    backend: str = AUTO,
-    load_format: str = "dummy",
-    on_result: Callable[[VerifyResult], None] | None = None,
-    **settings: Any,
-) -> list[VerifyResult]:
-    """Verifies the encoder of each row of the compatibility matrix, one after the other.
-
-    Args:
-        rows: Rows of `registry.ROWS`.
-        debug_size: Use the small presets instead of the full-size ones.
-        device: Where they run.
-        dtype: Their dtype.
-        backend: Attention backend, or `auto`.
-        load_format: `dummy` draws seeded weights, `auto` reads the checkpoints.
-        on_result: Called with each result as soon as it is there.
-        settings: The other settings of `verify_model` and `verify_row`.
-    """
-    results = []
-    for row in rows:
-        preset = row.debug_preset if debug_size else row.full_preset
-        try:
-            source = resolve_model(preset)
-        except Exception as error:
-            # A row whose preset does not resolve is reported like one that does not verify.
-            result = VerifyResult(row.architectures[0], row.name, preset, error=describe_error(error))
-        else:
-            with _threads_for(device, debug_size):
-                result = verify_model(
-                    source, device=device, dtype=dtype, backend=backend, load_format=load_format, **settings
-                )
-        results.append(result)
-        if on_result is not None:
-            on_result(result)
-    return results

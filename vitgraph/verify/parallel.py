@@ -141,7 +141,7 @@ def merge_ranks(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         (f"rank {rank}: {result['error']}" for rank, result in enumerate(results) if result["error"]), None
     )
     merged["max_rel_l2"] = _largest([result["max_rel_l2"] for result in results])
-    for name in ("calls", "items", "graphs_dropped"):
+    for name in ("calls", "items", "replays", "graphs_dropped"):
         merged[name] = sum(result[name] for result in results)
     merged["seconds"] = max((result["seconds"] or 0.0 for result in results), default=None)
     merged["ranks"] = len(results)

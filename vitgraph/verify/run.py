@@ -61,6 +61,7 @@ from vitgraph.verify.probes import PredictedTokensError, ProbeStore, item_catalo
 from vitgraph.verify.session import CPU_EFFORT, GPU_EFFORT, Effort, ProgressCallback, VerifySession
 
 LARGEST_DEFAULT_BUDGET = 4096
+DEFAULT_MAX_ITEMS = 8
 
 _SOUND = (PREDICTED_TOKENS, FINITE, FROZEN_SCALARS)
 _EQUAL = (*_SOUND, STALE_METADATA, EVERY_GRAPH)
@@ -96,7 +97,7 @@ def verify_row(
     calls: int = 200,
     tolerance: float | None = None,
     token_budgets: Sequence[int] | None = None,
-    max_items: int = 8,
+    max_items: int | None = None,
     max_frames: int | None = None,
     progress: ProgressCallback | None = None,
     manager_class: type[EncoderCudaGraphManager] = EncoderCudaGraphManager,
@@ -110,7 +111,7 @@ def verify_row(
         calls: Random calls.
         tolerance: Largest relative L2 distance from eager; None takes the dtype's.
         token_budgets: Budgets to capture; None takes a short list from the model's smallest.
-        max_items: Items of a replay; random calls have up to twice as many.
+        max_items: Items of a replay, and random calls have up to twice as many; None takes a few, as many as fit.
         max_frames: Attention segments of a replay with videos; None takes a few an item, 0 sends videos to eager.
         progress: Told about steps.
         manager_class: The manager to verify.
@@ -133,7 +134,7 @@ def verify_row(
     started = time.perf_counter()
     manager: EncoderCudaGraphManager | None = None
     try:
-        effort = GPU_EFFORT if encoder.device.type == "cuda" else CPU_EFFORT
+        effort = effort_on(encoder.device)
         plan = plan_verification(encoder.rule, effort, token_budgets, max_items, max_frames)
         manager = manager_class(encoder, plan)
         session = _open_session(encoder, manager, book, effort, seed, calls, progress)
@@ -162,6 +163,7 @@ def _capture_and_check(session: VerifySession, result: VerifyResult) -> None:
             _run_check(session, name, function, needs)
     finally:
         result.calls, result.items = session.random_calls, session.items
+        result.replays = session.replays.total()
     result.status = FAILED if result.failed_checks else OK
 
 
@@ -172,6 +174,11 @@ def _release(manager: EncoderCudaGraphManager, result: VerifyResult) -> None:
         # After a device fault nothing can be released; the first reason is the one to report.
         result.error = result.error or describe_error(error)
         result.status = ERROR
+
+
+def effort_on(device: torch.device) -> Effort:
+    """How much is verified on a device."""
+    return GPU_EFFORT if device.type == "cuda" else CPU_EFFORT
 
 
 def describe_error(error: BaseException) -> str:
@@ -188,7 +195,7 @@ def plan_verification(
     rule: GeometryRule,
     effort: Effort,
     token_budgets: Sequence[int] | None = None,
-    max_items: int = 8,
+    max_items: int | None = None,
     max_frames: int | None = None,
 ) -> BudgetPlan:
     """The graphs to verify: a few doublings from the model's smallest budget, or the given budgets.
@@ -197,12 +204,12 @@ def plan_verification(
         BudgetError: The settings contradict each other or the model.
     """
     config = rule.graph_config()
-    if max_items < 1:
+    if max_items is not None and max_items < 1:
         raise BudgetError(f"max items is {max_items}; a replay holds at least one")
     budgets = list(token_budgets) if token_budgets else _default_budgets(rule, config, effort)
-    items = min(max_items, *budgets)
+    items = min(DEFAULT_MAX_ITEMS, *budgets) if max_items is None else max_items
     if max_frames is None:
-        max_frames = min(items * config.max_frames_per_video, max_items * effort.frames_per_item)
+        max_frames = min(items * config.max_frames_per_video, (max_items or DEFAULT_MAX_ITEMS) * effort.frames_per_item)
     spec = GraphSpec(
         token_budgets=tuple(budgets),
         max_vision_items_per_batch=items,

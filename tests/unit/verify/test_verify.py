@@ -10,6 +10,7 @@ import torch
 
 from vitgraph.attention.registry import create_backend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.base import PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder, Qwen3VLRule
@@ -19,8 +20,9 @@ from vitgraph.models.registry import ROWS, resolve_model
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import PathRun
+from vitgraph.specs import ModelSpec
 from vitgraph.verify.findings import VerifyResult
-from vitgraph.verify.models import verify_model, verify_rows
+from vitgraph.verify.models import prepare_rows, run_verification, verify_model
 from vitgraph.verify.poison import poison_graph_buffers, poison_memory, pool_segments
 from vitgraph.verify.probes import ProbeStore, find_look_alikes, item_catalogue
 from vitgraph.verify.run import plan_verification, verify_row
@@ -454,22 +456,13 @@ def test_settings_that_contradict_each_other_are_named():
 
 def test_one_row_that_cannot_be_built_does_not_end_the_others():
     rows = [replace(ROWS[0], name="broken", debug_preset="no-such-preset"), ROWS[0]]
-    seen = []
     threads = torch.get_num_threads()
-    results = verify_rows(
-        rows,
-        debug_size=True,
-        device=CPU,
-        dtype=torch.float32,
-        on_result=seen.append,
-        token_budgets=(64,),
-        max_items=2,
-        calls=2,
-    )
+    spec = ModelSpec("", load_format="dummy", device="cpu")
+    prepared = prepare_rows(rows, spec, debug_size=True, token_budgets=(64,), max_items=2, calls=2)
+    results = run_verification(prepared, SilentProgress()).result.models
     assert [result.status for result in results] == ["error", "ok"]
     assert results[0].error.startswith("ModelError: model 'no-such-preset'")
     assert results[1].row == ROWS[0].name
-    assert seen == results
     assert torch.get_num_threads() == threads
 
 

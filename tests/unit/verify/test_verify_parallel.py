@@ -120,7 +120,15 @@ def test_the_worst_rank_decides(second: str, status: str) -> None:
             "failures": int(status == "failed"),
             "detail": f"was {status}",
         }
-        fields = {"calls": 2, "items": 5, "graphs_dropped": 0, "seconds": 1.0, "max_rel_l2": distance, "error": None}
+        fields = {
+            "calls": 2,
+            "items": 5,
+            "replays": 4,
+            "graphs_dropped": 0,
+            "seconds": 1.0,
+            "max_rel_l2": distance,
+            "error": None,
+        }
         return {"status": status, "checks": [one], **fields}
 
     merged = merge_ranks([result("ok", 1e-6), result(second, 1e-3)])

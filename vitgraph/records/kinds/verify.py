@@ -61,6 +61,8 @@ class VerifiedModel(Section):
     """Random calls compared."""
     items: Count = 0
     """Items encoded by the graph path, over all checks."""
+    replays: Count = 0
+    """Graphs replayed in these; a model with none is not verified."""
     seed: Count = 0
     """Seed of weights, pixels and draws."""
     seconds: Time | None = None
