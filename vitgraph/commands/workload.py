@@ -67,6 +67,7 @@ def convert(spec: WorkloadConvertSpec) -> Shown:
         kind=spec.kind,
         pattern=spec.pattern,
         height_first=spec.height_first,
+        fields=spec.fields,
         num_requests=spec.num_prompts,
         spec=spec.workload,
     )

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from vitgraph.errors import InputError
 from vitgraph.planning.budgets import CaptureAxis
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, MOST_FRAMES, VIDEO, EncoderItemSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,8 @@ class GeometryRule(ABC):
         """Geometry of an item; one frame is an image, more are a video."""
         if width < 1 or height < 1 or frames < 1:
             raise InputError(f"item size {width}x{height}x{frames} (width x height x frames) must be positive")
+        if frames > MOST_FRAMES:
+            raise InputError(f"a video of {frames} frames was given; it may have at most {MOST_FRAMES}")
         if frames == 1:
             return self.image_geometry(width, height)
         if VIDEO not in self.modalities:

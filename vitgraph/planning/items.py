@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 DEFAULT_PATH = "default"
 
+MOST_FRAMES = 1_000_000
+"""Frames of the longest video: nine hours at 30 a second."""
+
 IMAGE = "image"
 VIDEO = "video"
 

@@ -28,7 +28,7 @@ from vitgraph.specs.parts import (
     folder_option,
     overwrite_option,
 )
-from vitgraph.specs.values import Size, parse_items, parse_names
+from vitgraph.specs.values import Size, parse_items, parse_log_fields, parse_names
 
 NO_MODEL = "no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)"
 
@@ -355,12 +355,17 @@ class WorkloadConvertSpec(Spec):
         "groups width and height.",
     )
     height_first: bool = option(False, "Pairs in a JSON log are height before width.")
+    fields: dict[str, str] = option(
+        dict,
+        'Names that a JSON log has for the fields of a size: {"width": "w", "frames": "n_frames"}.',
+        parse=parse_log_fields,
+    )
     num_prompts: int | None = option(
         None, "Requests; unset: 1000 of a data set, everything of other sources.", rule=at_least(1)
     )
     workload: WorkloadSpec = part(
         WorkloadSpec,
-        only=("hf_name", "hf_subset", "hf_split", "stream", "disable_shuffle", "seed"),
+        only=("hf_name", "hf_subset", "hf_split", "stream", "disable_shuffle", "first_image_only", "seed"),
         dataset_name=HF,
         num_warmups=0,
     )

@@ -169,6 +169,7 @@ class WorkloadSpec(Spec):
     hf_split: str | None = option(None, "Split; train by default.", panel=WORKLOAD)
     stream: bool = option(True, "Load the whole data set.", "--no-stream", panel=WORKLOAD, turns_off=True)
     disable_shuffle: bool = option(False, "Keep the data set's order.", panel=WORKLOAD)
+    first_image_only: bool = option(False, "Take the first image of a row alone, as vLLM does.", panel=WORKLOAD)
     no_oversample: bool = option(False, "Do not repeat rows of a short data set.", panel=WORKLOAD)
     num_prompts: int = option(1000, "Requests to measure.", panel=WORKLOAD, rule=at_least(1, ", for example 1000"))
     num_warmups: int = option(1, "Other requests to warm up with.", panel=WORKLOAD, rule=at_least(0, ", for example 1"))

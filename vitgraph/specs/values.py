@@ -222,6 +222,17 @@ def parse_limits(value: Any) -> dict[str, int]:
     return parse_limit_mm_per_prompt(value)
 
 
+def parse_log_fields(value: Any) -> dict[str, str]:
+    """`--fields`: the names that a log has for what describes an item."""
+    from vitgraph.workloads.request_log import LOG_FIELDS
+
+    found = read_json("--fields", value)
+    for name, own in found.items():
+        if name not in LOG_FIELDS or not isinstance(own, str):
+            raise UsageError(f"--fields has {name!r}: {own!r}; it maps {', '.join(LOG_FIELDS)} to own names")
+    return found
+
+
 def near(name: str, known: Any) -> str:
     """The known names that are like `name`, for an error; all of them where none is."""
     import difflib

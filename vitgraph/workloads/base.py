@@ -10,9 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-
-IMAGE = "image"
-VIDEO = "video"
+from vitgraph.planning.items import IMAGE, MOST_FRAMES, VIDEO
 
 BucketConfig = dict[tuple[int, int, int], float]
 Provenance = dict[str, str | int | float | bool | None]
@@ -47,6 +45,8 @@ class MediaItem:
                 raise InputError(
                     f"{self.source or 'item'}: {name} is {value!r}; it must be a positive integer, for example 336"
                 )
+        if self.frames > MOST_FRAMES:
+            raise InputError(f"{self.source or 'item'}: frames is {self.frames}; a video has at most {MOST_FRAMES}")
         if self.fps is not None and not is_positive_number(self.fps):
             raise InputError(
                 f"{self.source or 'item'}: fps is {self.fps!r}; it must be a positive number, for example 29.97, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import Workload
 from vitgraph.workloads.images import convert_folder
 from vitgraph.workloads.registry import build_workload
-from vitgraph.workloads.request_log import read_json_log, read_text_log
+from vitgraph.workloads.request_log import read_json_log, read_text_log, unpacked
 
 AUTO, HF, IMAGES, JSON_LINES, TEXT = "auto", "hf", "images", "json-lines", "text"
 KINDS = (AUTO, HF, IMAGES, JSON_LINES, TEXT)
@@ -24,6 +25,7 @@ def convert_source(
     kind: str = AUTO,
     pattern: str | None = None,
     height_first: bool = False,
+    fields: Mapping[str, str] | None = None,
     num_requests: int | None = None,
     spec: WorkloadSpec | None = None,
 ) -> Workload:
@@ -34,6 +36,7 @@ def convert_source(
         kind: What it is, one of `KINDS`; `auto` looks.
         pattern: Where a text log names sizes, see `read_text_log`; given, the source is a text log.
         height_first: Pairs in a JSON log are height before width.
+        fields: The JSON log's own names of sizes, see `read_json_log`.
         num_requests: Requests wanted; None takes 1,000 rows of a data set and everything of other sources.
         spec: Options of a data set (subset, split, seed, order).
 
@@ -52,8 +55,9 @@ def convert_source(
     if (pattern is None) == (chosen == TEXT):
         given = f"--pattern is given, but {source} is read as {chosen}" if pattern else f"{source} is a text log"
         raise UsageError(f"{given}; a text log needs a --pattern, for example 'size=WxH', and nothing else takes one")
-    if height_first and chosen != JSON_LINES:
-        raise UsageError(f"--height-first concerns pairs in JSON lines, but {source} is read as {chosen}")
+    for option in ("--height-first",) * height_first + ("--fields",) * bool(fields):
+        if chosen != JSON_LINES:
+            raise UsageError(f"{option} concerns JSON lines, but {source} is read as {chosen}")
     if chosen == HF:
         wanted = DEFAULT_HF_REQUESTS if num_requests is None else num_requests
         options = replace(
@@ -69,7 +73,7 @@ def convert_source(
     elif chosen == TEXT:
         workload = read_text_log(path, pattern or "")
     else:
-        workload = read_json_log(path, height_first=height_first)
+        workload = read_json_log(path, height_first=height_first, fields=fields)
     return workload if num_requests is None else workload.head(num_requests)
 
 
@@ -82,11 +86,10 @@ def _detect_kind(source: str, has_pattern: bool) -> str:
     if path.is_file():
         if path.suffix == ".parquet":
             return HF
-        if path.suffix == ".gz":
-            return JSON_LINES
-        with path.open("rb") as file:
-            start = file.read(4096).lstrip()
-        if start.startswith(b"{"):
+        with path.open("rb") as raw, unpacked(raw) as file:
+            start = file.read(4096)
+        start = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
+        if start.lstrip().startswith(("{", "[")):
             return JSON_LINES
         raise UsageError(
             f"{source} is no parquet file and does not start with a JSON object; for a text log say where its sizes "

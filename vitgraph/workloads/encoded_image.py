@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from vitgraph.errors import InputError
 from vitgraph.workloads.base import shrink_size
 
-_EXIF_ORIENTATION = 0x0112
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that images are read in. Others of Pillow's start programs (EPS) or hold no image of a request."""
+
+_ORIENTATION = 0x0112
+_LATE_METADATA = (b"eXIf", b"com.adobe.xmp")
+"""Names of PNG chunks that may tell the orientation, and that may stand behind the pixels."""
+
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 
 class UnreadableImageError(InputError):
@@ -63,13 +78,29 @@ def decode_image(data: bytes) -> Image.Image:
     if not data:
         raise UnreadableImageError("the image has no bytes")
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(io.BytesIO(data)) as image:
             return convert_to_rgb(ImageOps.exif_transpose(image))
     except UnreadableImageError:
         raise
     except Exception as error:
         # PIL's decoders raise nearly any class on damaged files; each becomes the reason of one skipped item.
         raise UnreadableImageError(f"PIL cannot decode the image ({describe(error)})") from error
+
+
+@cache
+def _known_formats() -> tuple[str, ...]:
+    """Those of `FORMATS` that this build of Pillow reads."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@contextmanager
+def opened(source: Path | io.BytesIO) -> Iterator[Image.Image]:
+    """An image whose header has been read, in one of `FORMATS`; what Pillow warns of stays out of the terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(source, formats=_known_formats()) as image:
+            yield image
 
 
 def convert_to_rgb(image: Image.Image) -> Image.Image:
@@ -80,9 +111,21 @@ def convert_to_rgb(image: Image.Image) -> Image.Image:
     """
     if 0 in image.size:
         raise UnreadableImageError(f"the image is {image.width}x{image.height}; both sides must be positive")
+    if image.mode.startswith(("I", "F")):
+        image = _eight_bits(image)
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")  # a palette with transparency loses colours on the direct way
     return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """A grey image of 16 or more bits in 8 bits, by its high bits: Pillow would cut all values at 255."""
+    values = np.asarray(image, dtype=np.float64)
+    most = float(values.max(initial=0))
+    white = next((white for white in (1.0, 255.0, 65535.0) if most <= white), most)
+    if image.mode.startswith("I"):
+        white = 65535.0 if image.mode != "I" or 255 < most <= 65535 else max(255.0, most)
+    return Image.fromarray((values.clip(0) * (255 / white)).astype(np.uint8))
 
 
 def encode_pixels(image: Image.Image) -> bytes:
@@ -102,23 +145,37 @@ def encode_pixels(image: Image.Image) -> bytes:
         raise UnreadableImageError(f"PIL cannot read the image ({describe(error)})") from error
 
 
-def read_upright_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image file as it is shown, from its header alone.
+def read_upright_size(source: Path | bytes) -> tuple[int, int]:
+    """Width and height of an image file as it is shown, as `decode_image` gives them, from its header where that is
+    enough.
 
     Raises:
-        UnreadableImageError: If PIL does not know the format or the header is damaged.
+        UnreadableImageError: If it is no regular file, PIL does not know the format or the header is damaged.
     """
+    if isinstance(source, Path) and not source.is_file():
+        raise UnreadableImageError("it is no regular file")
     try:
-        with Image.open(path) as image:
+        with opened(source if isinstance(source, Path) else io.BytesIO(source)) as image:
             width, height = image.size
-            # The method of the base class, since that of PNG decodes the pixels to look for a flag behind them.
-            is_turned = Image.Image.getexif(image).get(_EXIF_ORIENTATION, 1) in (5, 6, 7, 8)
+            is_turned = _orientation(image, source) in (5, 6, 7, 8)
     except Exception as error:
         raise UnreadableImageError(f"PIL cannot read the header ({describe(error)})") from error
     return (height, width) if is_turned else (width, height)
 
 
+def _orientation(image: Image.Image, source: Path | bytes) -> int:
+    """The EXIF or XMP orientation that the opened image still is to be turned by."""
+    if isinstance(image, TiffImageFile) and _ORIENTATION in image.tag_v2:
+        return 1  # its size in the header already is the one that is shown
+    if image.format == "PNG":
+        data = source.read_bytes() if isinstance(source, Path) else source
+        if any(name in data for name in _LATE_METADATA):
+            with suppress(Exception):  # damaged pixels leave the header as it is
+                return image.getexif().get(_ORIENTATION, 1)
+    return Image.Image.getexif(image).get(_ORIENTATION, 1)
+
+
 def describe(error: BaseException) -> str:
     """Class and first line of an error, for use as a reason."""
-    lines = str(error).strip().splitlines()
+    lines = re.sub(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>", "", str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

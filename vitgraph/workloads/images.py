@@ -63,12 +63,12 @@ class _Source:
 def build_hf(spec: WorkloadSpec) -> Workload:
     """Reads images from a hub data set, or from local parquet files with the same columns.
 
-    A row brings the first image of its `images` list, as upstream, or its `image`; each row is one request. Rows are
-    shuffled with the seed unless `disable_shuffle`. A stream is shuffled within a buffer of 1,000 rows, so the two
-    ways of reading give different requests, as another version of `datasets` may. Every image is decoded once here:
-    one that is missing or broken is left out and named in `skipped`, and the next row takes its place. Warm-ups are
-    the rows after the measured ones. If there are too few rows, images are repeated by a seeded choice unless
-    `no_oversample`.
+    A row is one request, of all images of its `images` list (upstream takes the first one, as `first_image_only` does)
+    or of its `image`. Rows are shuffled with the seed unless `disable_shuffle`. A stream is shuffled within a buffer of
+    1,000 rows, so the two ways of reading give different requests, as another version of `datasets` may. Every image
+    is decoded once here: one that is missing or broken is left out and named in `skipped`, and a row without a good
+    one makes place for the next. Warm-ups are the rows after the measured ones. If there are too few rows, they are
+    repeated by a seeded choice unless `no_oversample`.
 
     Args:
         spec: The options; `dataset_path` (or `hf_name`) names the data set.
@@ -82,14 +82,13 @@ def build_hf(spec: WorkloadSpec) -> Workload:
     """
     source = _find_source(spec)
     rows = _open_rows(spec, source)
-    items, skipped, rows_read = _collect_items(spec, source, rows)
-    if not items:
+    pool, skipped, rows_read = _collect_rows(spec, source, rows)
+    if not pool:
         reasons = "; ".join(f"{item.source}: {item.reason}" for item in skipped[:3]) or "there are no rows"
         raise InputError(
             f"data set {source.label!r} gave no usable image in {rows_read} rows ({reasons}); a row needs an encoded "
             f"image in column 'images' (a list) or 'image'; {_WAYS_OUT}"
         )
-    pool = [(item,) for item in items]
     measured = pool[: spec.num_prompts]
     num_repeated = 0 if spec.no_oversample else spec.num_prompts - len(measured)
     if num_repeated:
@@ -99,7 +98,8 @@ def build_hf(spec: WorkloadSpec) -> Workload:
     provenance: Provenance = {
         **_describe_source(spec, source),
         "rows_read": rows_read,
-        "rows_skipped": len(skipped),
+        "rows_skipped": rows_read - len(pool),
+        "images_skipped": len(skipped),
         "requests_wanted": spec.num_prompts,
         "requests_measured": len(measured),
         "requests_repeated": num_repeated,
@@ -308,25 +308,24 @@ def _source_error(source: _Source, error: Exception) -> InputError:
     )
 
 
-def _collect_items(
+def _collect_rows(
     spec: WorkloadSpec, source: _Source, rows: Iterable[Mapping[str, Any]]
-) -> tuple[list[MediaItem], list[SkippedItem], int]:
-    """Takes rows until there are enough good images; returns them, the rows left out, and the rows read."""
+) -> tuple[list[tuple[MediaItem, ...]], list[SkippedItem], int]:
+    """Takes rows until enough have a good image; returns their images, the images left out, and the rows read."""
     wanted = spec.num_prompts + spec.num_warmups
-    items: list[MediaItem] = []
+    pool: list[tuple[MediaItem, ...]] = []
     skipped: list[SkippedItem] = []
     rows_read = 0
     with closing(_iterate(source, rows)) as iterator:
         for row in iterator:
             rows_read += 1
-            name = f"{source.short}#{rows_read}"
-            try:
-                items.append(_read_item(spec, source, row, name))
-            except UnreadableImageError as error:
-                skipped.append(SkippedItem(name, str(error)))
-            if len(items) == wanted or (not items and rows_read == _MAX_ROWS_WITHOUT_IMAGE):
+            items, without = _read_items(spec, source, row, f"{source.short}#{rows_read}")
+            skipped += without
+            if items:
+                pool.append(items)
+            if len(pool) == wanted or (not pool and rows_read == _MAX_ROWS_WITHOUT_IMAGE):
                 break
-    return items, skipped, rows_read
+    return pool, skipped, rows_read
 
 
 def _iterate(source: _Source, rows: Iterable[Mapping[str, Any]]) -> Generator[Mapping[str, Any]]:
@@ -350,13 +349,24 @@ def _iterate(source: _Source, rows: Iterable[Mapping[str, Any]]) -> Generator[Ma
             iterator.close()
 
 
-def _read_item(spec: WorkloadSpec, source: _Source, row: Mapping[str, Any], name: str) -> MediaItem:
+def _read_items(
+    spec: WorkloadSpec, source: _Source, row: Mapping[str, Any], name: str
+) -> tuple[tuple[MediaItem, ...], list[SkippedItem]]:
+    """The usable images of a row, and those that are not."""
     value = row.get("images", row.get("image"))
-    if isinstance(value, list | tuple):
-        value = value[0] if value else None
-    image = EncodedImage(_encoded_bytes(source, value), spec.max_pixels_per_item)
-    width, height = shrink_size(*decode_image(image.data).size, spec.max_pixels_per_item)
-    return MediaItem(width, height, source=name, image=image)
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    if spec.first_image_only:
+        values = values[:1]
+    items, skipped = [], []
+    for index, each in enumerate(values or [None]):
+        place = name if len(values) < 2 else f"{name}, image {index + 1}"
+        try:
+            image = EncodedImage(_encoded_bytes(source, each), spec.max_pixels_per_item)
+            width, height = shrink_size(*decode_image(image.data).size, spec.max_pixels_per_item)
+            items.append(MediaItem(width, height, source=place, image=image))
+        except UnreadableImageError as error:
+            skipped.append(SkippedItem(place, str(error)))
+    return tuple(items), skipped
 
 
 def _encoded_bytes(source: _Source, value: object) -> bytes:
@@ -377,7 +387,10 @@ def _encoded_bytes(source: _Source, value: object) -> bytes:
         raise UnreadableImageError(f"the row holds a {type(path).__name__}; encoded bytes or a path are needed")
     if source.folder is None:
         raise UnreadableImageError(f"the row names the file {path} and holds no bytes")
+    file = source.folder / path
+    if file.exists() and not file.is_file():
+        raise UnreadableImageError(f"the image file {path} is no regular file")
     try:
-        return (source.folder / path).read_bytes()
+        return file.read_bytes()
     except OSError as error:
         raise UnreadableImageError(f"the image file {path} cannot be read ({error.strerror})") from error

@@ -8,6 +8,7 @@ import hashlib
 import io
 import math
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Provenance, Workload, choose_warmups, number_requests, shrink_size
+from vitgraph.workloads.request_log import unpacked
 
 TRACE_FOLDER = Path(__file__).with_name("traces")
 DEFAULT_TRACE = "mixed-chat"
@@ -177,9 +179,11 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read the trace {path}: {error.strerror}; name a CSV file that can be read") from error
+        with path.open("rb") as raw, unpacked(raw) as file:
+            return file.read()
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the trace {path}: {reason}; name a CSV file that can be read") from error
 
 
 def _parse_groups(name: str, content: bytes, video_fps: float | None) -> list[tuple[MediaItem, ...]]:

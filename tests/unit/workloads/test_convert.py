@@ -100,7 +100,7 @@ def test_logs_are_told_apart_by_their_first_byte_and_by_the_pattern(tmp_path: Pa
         ("access.log", {}, UsageError, "for a text log say where its sizes are, for example --pattern 'size=WxH'"),
         ("access.log", {"kind": "text"}, UsageError, "is a text log; a text log needs a --pattern"),
         ("photos", {"pattern": "WxH"}, UsageError, "--pattern is given, but .*photos is read as images"),
-        ("photos", {"height_first": True}, UsageError, "--height-first concerns pairs in JSON lines"),
+        ("photos", {"height_first": True}, UsageError, "--height-first concerns JSON lines"),
         ("photos", {"kind": "jpeg"}, UsageError, "--kind is 'jpeg'; known: auto, hf, images, json-lines, text"),
         ("photos", {"num_requests": 0}, UsageError, "--num-prompts is 0"),
         ("none.log", {}, InputError, "does not exist; name a folder of images, a log file"),

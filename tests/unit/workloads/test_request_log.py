@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import io
+import json
+import os
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.workloads.base import Workload
+from vitgraph.workloads.convert import convert_source
 from vitgraph.workloads.request_log import compile_pattern, read_json_log, read_text_log
 
 
@@ -59,7 +65,7 @@ def test_what_is_left_out_is_counted_or_named(tmp_path: Path) -> None:
     lines = (
         '{"width": 640, "height": 480}', '{"prompt": "no image"}', '{"image_sizes": []}', "not json", "[1, 2]",
         '{"width": 0, "height": 4}', '{"width": 4}', '{"image_sizes": [[1], [7, 8]]}',
-        '{"width": 2, "height": 2, "frames": 4, "fps": -1}', '{"width": 1e3, "height": 4}',
+        '{"width": 2, "height": 2, "frames": 4, "fps": -1}', '{"width": 1.5, "height": 4}',
     )  # fmt: skip
     workload = read_json_log(write(tmp_path, "\n".join(lines)))
     # An empty list is a request without items; a line whose sizes are all unusable is none.
@@ -69,12 +75,12 @@ def test_what_is_left_out_is_counted_or_named(tmp_path: Path) -> None:
     assert [item.source for item in workload.skipped] == [f"log.jsonl:{line}" for line in (4, 6, 7, 8, 9, 10)]
     reasons = [item.reason for item in workload.skipped]
     assert "not a JSON object" in reasons[0]
-    assert "'width': 0" in reasons[1]
+    assert '"width": 0' in reasons[1]
     assert "fps" in reasons[4]
 
 
 def test_a_log_without_sizes_says_what_a_line_needs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no usable size in 1 lines; a line names its sizes as width and height"):
+    with pytest.raises(InputError, match=r"no usable size in 1 lines; an entry names its sizes as width and height"):
         read_json_log(write(tmp_path, '{"a": 1}'))
     with pytest.raises(InputError, match=r"first: log\.jsonl:1: not a JSON object"):
         read_json_log(write(tmp_path, "x"))
@@ -87,8 +93,8 @@ def test_compressed_and_missing_logs(tmp_path: Path) -> None:
     assert (workload.name, sizes(workload)) == ("log", [[(6, 4, 1)]])
     with pytest.raises(InputError, match=r"cannot read the log .*none\.jsonl: No such file"):
         read_json_log(tmp_path / "none.jsonl")
-    (tmp_path / "bad.gz").write_bytes(b"plain")
-    with pytest.raises(InputError, match=r"cannot read the log .*bad\.gz: Not a gzipped file"):
+    (tmp_path / "bad.gz").write_bytes(gzip.compress(b'{"width": 6}' * 99)[:-9])
+    with pytest.raises(InputError, match=r"cannot read the log .*bad\.gz: Compressed file ended"):
         read_json_log(tmp_path / "bad.gz")
 
 
@@ -136,3 +142,96 @@ def test_a_size_of_zero_in_a_text_log_is_named(tmp_path: Path) -> None:
     workload = read_text_log(write(tmp_path, "size=0x4\nsize=6x4\n", "access.log"), "size=WxH")
     assert sizes(workload) == [[(6, 4, 1)]]
     assert [item.source for item in workload.skipped] == ["access.log:1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"videos": [{"width": 1280, "height": 720, "num_frames": 16, "fps": 2}]}', (1280, 720, 16, 2)),
+        ('{"videos": [[1280, 720, 16]]}', (1280, 720, 16, None)),
+        ('{"videos": [{"width": 1280, "height": 720, "duration": 4.5, "fps": 30}]}', (1280, 720, 135, 30)),
+        ('{"items": [{"type": "video", "width": 64, "height": 48, "n_frames": "8"}]}', (64, 48, 8, None)),
+        ('{"width": 64, "height": 48, "frames": 8.0, "frame_rate": 25}', (64, 48, 8, 25)),
+    ],
+)
+def test_videos_stay_videos(line: str, expected: tuple[int, int, int, float | None], tmp_path: Path) -> None:
+    (item,) = read_json_log(write(tmp_path, line)).requests[0].items
+    assert (item.width, item.height, item.frames, item.fps) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"videos": [{"width": 1280, "height": 720}]}', "needs frames"),
+        ('{"videos": ["1280x720"]}', "needs frames"),
+        ('{"videos": [{"width": 1280, "height": 720, "duration": 4}]}', "needs frames"),
+        ('{"videos": [{"width": 1280, "height": 720, "frames": 1000000000}]}', "below 1000000000"),
+        ('{"videos": [{"width": 1280, "height": 720, "frames": 999999999}]}', "at most 1000000"),
+        ('{"items": [{"width": 12, "height": 7, "duration": -1, "fps": 3}]}', "duration"),
+        ('{"images": [{"url": "https://example.org/a.png"}]}', "nothing is fetched"),
+        ('{"images": [{"url": "data:image/png;base64,?"}]}', "base64"),
+        ('{"images": ["data:video/mp4;base64,AA=="]}', "no image"),
+        ('{"messages": [{"content": [{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}]}]}', "PIL"),
+    ],
+)  # fmt: skip
+def test_what_names_no_size_is_left_out_with_its_reason(line: str, reason: str, tmp_path: Path) -> None:
+    workload = read_json_log(write(tmp_path, f'{line}\n{{"width": 1, "height": 2}}'))
+    assert sizes(workload) == [[(1, 2, 1)]]
+    assert reason in workload.skipped[0].reason
+    assert " at 0x" not in workload.skipped[0].reason
+
+
+def image_url(width: int, height: int) -> str:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def test_images_of_request_bodies_are_measured(tmp_path: Path) -> None:
+    parts = [
+        {"type": "text", "text": "Compare."},
+        {"type": "image_url", "image_url": {"url": image_url(30, 20)}},
+        {"type": "image_url", "image_url": image_url(5, 6)},
+    ]
+    answers = [{"role": "user", "content": [{"type": "input_image", "image_url": image_url(7, 8)}]}]
+    source = {"type": "base64", "media_type": "image/png", "data": image_url(9, 4).split(",")[1]}
+    bodies = [
+        {"model": "m", "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]},
+        {"custom_id": "a", "body": {"messages": [{"role": "user", "content": parts[:2]}]}},
+        {"input": answers},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]},
+        {"messages": [{"role": "user", "content": "no image"}]},
+    ]
+    workload = read_json_log(write(tmp_path, "\n".join(map(json.dumps, bodies))))
+    assert sizes(workload) == [[(30, 20, 1), (5, 6, 1)], [(30, 20, 1)], [(7, 8, 1)], [(9, 4, 1)]]
+    assert workload.provenance["lines_without_size"] == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "text", ['{"width": 6, "height": 4}\n', '[{"width": 6, "height": 4}]', '{\n"width": 6,\n"height": 4}']
+)
+def test_marks_packing_and_layout_do_not_matter(text: str, packed: bool, encoding: str, tmp_path: Path) -> None:
+    content = text.encode(encoding)
+    path = tmp_path / "log"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    assert sizes(read_json_log(path)) == [[(6, 4, 1)]]
+    assert sizes(convert_source(str(path))) == [[(6, 4, 1)]]
+
+
+def test_fields_that_are_not_read_are_said_and_can_be_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path, '{"pics": [[3, 2]], "time": 1.5}\n{"images": [{"width": 6, "height": 4, "nframes": 8}]}')
+    workload = read_json_log(path)
+    assert workload.provenance["fields_not_read"] == "nframes, pics"
+    assert "fields that are not read: nframes, pics; --fields" in caplog.text
+    again = read_json_log(path, fields={"images": "pics", "frames": "nframes"})
+    assert sizes(again) == [[(3, 2, 1)]]
+    assert sizes(read_json_log(path, fields={"frames": "nframes"})) == [[(6, 4, 8)]]
+
+
+def test_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="no regular file"):
+            read_json_log(path)

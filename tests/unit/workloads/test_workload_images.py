@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import socket
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image, features
+from PIL import Image, PngImagePlugin, features
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.workloads import EncodedImage, MediaItem, Workload, WorkloadSpec, build_workload, convert_folder
-from vitgraph.workloads.encoded_image import UnreadableImageError, decode_image, encode_pixels
+from vitgraph.workloads.encoded_image import UnreadableImageError, decode_image, encode_pixels, read_upright_size
 
 IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -148,11 +152,18 @@ def test_broken_image_is_skipped_named_and_replaced(tmp_path: Path, kind: str) -
     assert (workload.provenance["rows_skipped"], workload.provenance["rows_read"]) == (1, 3)
 
 
-def test_only_the_first_image_of_a_row_counts(tmp_path: Path) -> None:
-    rows = [[(encode(8, 8), None), (b"junk", None)], [(b"junk", None), (encode(9, 9), None)]]
-    workload = read(write_images(tmp_path / "a.parquet", rows))
-    assert sizes(workload) == [(8, 8)]
-    assert len(workload.skipped) == 1
+def test_a_row_is_a_request_of_all_its_images_or_of_the_first(tmp_path: Path) -> None:
+    rows = [[(encode(8, 8), None), (encode(7, 7), None), (b"junk", None)], [(b"junk", None), (encode(9, 9), None)]]
+    path = write_images(tmp_path / "a.parquet", rows)
+    workload = read(path)
+    assert [[(item.width, item.height) for item in request.items] for request in workload.requests] == [
+        [(8, 8), (7, 7)],
+        [(9, 9)],
+    ]
+    assert [item.source for item in workload.skipped] == ["a.parquet#1, image 3", "a.parquet#2, image 1"]
+    first = read(path, first_image_only=True)
+    assert sizes(first) == [(8, 8)]
+    assert len(first.skipped) == 1
 
 
 def test_paths_are_relative_to_the_folder(tmp_path: Path) -> None:
@@ -461,3 +472,68 @@ def test_folder_without_images_is_refused(tmp_path: Path) -> None:
         convert_folder(tmp_path)
     with pytest.raises(InputError, match=r"notes\.txt is no folder; name a folder of image files"):
         convert_folder(tmp_path / "notes.txt")
+
+
+# -- one size of an image ------------------------------------------------------------------------------------------
+
+XMP = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="6"/></rdf:RDF></x:xmpmeta>'  # noqa: E501 (one packet)
+
+
+def turned(format_name: str, way: str) -> bytes:
+    """A 120 x 80 image that is to be shown as 80 x 120."""
+    image, file, exif = Image.new("RGB", (120, 80), "red"), io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6
+    if way == "xmp" and format_name == "PNG":
+        text = PngImagePlugin.PngInfo()
+        text.add_itxt("XML:com.adobe.xmp", XMP.decode())
+        image.save(file, format_name, pnginfo=text)
+    elif way == "xmp" and format_name == "TIFF":
+        image.save(file, format_name, tiffinfo={700: XMP})
+    elif way == "xmp":
+        image.save(file, format_name, xmp=XMP)
+    elif way == "late":
+        image.save(file, format_name)
+        body = b"eXIf" + exif.tobytes()[6:]
+        chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+        return file.getvalue()[:-12] + chunk + file.getvalue()[-12:]
+    else:
+        image.save(file, format_name, exif=exif)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("format_name", "way"),
+    [
+        *((name, "exif") for name in ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")),
+        *((name, "xmp") for name in ("JPEG", "PNG", "WEBP", "TIFF")),
+        ("PNG", "late"),
+    ],
+)
+def test_the_header_gives_the_size_that_decoding_gives(format_name: str, way: str, tmp_path: Path) -> None:
+    data = turned(format_name, way)
+    (tmp_path / "image").write_bytes(data)
+    assert read_upright_size(data) == read_upright_size(tmp_path / "image") == decode_image(data).size == (80, 120)
+
+
+@pytest.mark.parametrize(("format_name", "mode"), [("PNG", "I;16"), ("TIFF", "I;16"), ("TIFF", "F")])
+def test_images_of_more_than_8_bits_keep_their_shades(format_name: str, mode: str) -> None:
+    ramp = np.linspace(0, 65535, 256).reshape(16, 16)
+    image = Image.fromarray((ramp / 65535).astype(np.float32) if mode == "F" else ramp.astype(np.uint16))
+    file = io.BytesIO()
+    image.save(file, format_name)
+    shades = np.asarray(decode_image(file.getvalue()))[..., 0]
+    assert len(np.unique(shades)) > 200 and shades.max() >= 254
+
+
+def test_pillow_opens_images_alone_and_keeps_quiet(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    drawing = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    for data in (drawing, b"\x89PNG\r\n\x1a\njunk"):
+        for read_it in (decode_image, read_upright_size):
+            with pytest.raises(UnreadableImageError) as refused:
+                read_it(data)
+            assert " at 0x" not in str(refused.value) and "_io.BytesIO" not in str(refused.value)
+    assert read_upright_size(encode(11000, 9000)) == (11000, 9000)  # large enough for Pillow to warn
+    assert not recwarn.list
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(UnreadableImageError, match="no regular file"):
+        read_upright_size(tmp_path / "pipe.png")
