@@ -88,6 +88,8 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     model_type = config.get("model_type")
+    if any(model_type in row.architectures for row in ROWS):
+        return str(model_type)
     found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type if isinstance(model_type, str) else "")
     if not isinstance(found, str):
         raise ModelError(

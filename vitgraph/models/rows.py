@@ -212,6 +212,15 @@ ROWS: tuple[ModelRow, ...] = (
         "idefics3-debug",
     ),
     ModelRow(
+        "deepseek_vl2",
+        SIGLIP,
+        "DeepSeek-VL2",
+        "deepseek_vl2:DeepseekVL2Encoder",
+        ("DeepseekVLV2ForCausalLM", "deepseek_vl_v2"),
+        "deepseek-vl2",
+        "deepseek-vl2-debug",
+    ),
+    ModelRow(
         "minicpmv_2_5",
         SIGLIP,
         "MiniCPM-V 2.5",

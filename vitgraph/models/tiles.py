@@ -46,6 +46,9 @@ class TileRule(GeometryRule):
     modalities: tuple[str, ...] = (IMAGE,)
     class_rows: ClassVar[int] = 0
     """Rows that attend beside a tile's patches."""
+    fewest_tiles_per_item: ClassVar[int] = 1
+    has_whole_cells: ClassVar[bool] = True
+    """Tiles divide into patches and those into output cells; where False, pixels are left over and cells padded."""
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
@@ -55,12 +58,12 @@ class TileRule(GeometryRule):
         self.patch = square_side(self.vision_config["patch_size"], "patch_size")
         self.patches_per_side = self.tile_side // self.patch
         merge = self.merge
-        if self.tile_side % self.patch or self.patches_per_side % merge:
+        if self.has_whole_cells and (self.tile_side % self.patch or self.patches_per_side % merge):
             raise ModelError(
                 f"tiles of {self.tile_side} pixels do not divide into output cells of {merge}x{merge} patches of "
                 f"{self.patch} pixels; image_size must be a multiple of {merge * self.patch}"
             )
-        self.tokens_per_tile = (self.patches_per_side // merge) ** 2
+        self.tokens_per_tile = (-(-self.patches_per_side // merge)) ** 2
 
     @property
     @abstractmethod
@@ -105,10 +108,11 @@ class TileRule(GeometryRule):
         return {"pixel_values": self.checked_tiles(geometry).tiles}
 
     def graph_config(self) -> EncoderCudaGraphConfig:
+        smallest = self.tokens_per_tile * self.fewest_tiles_per_item
         return EncoderCudaGraphConfig(
             modalities=self.modalities,
             output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.tokens_per_tile, has_segments=False)},
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(smallest, has_segments=False)},
             # Tiles are bounded by the budget alone; with this, items times frames never is the tighter limit.
             max_frames_per_video=self.most_tiles_per_item,
             min_tokens_per_segment=self.tokens_per_tile,

@@ -1,0 +1,271 @@
+"""DeepSeek-VL2: SigLIP on 384-pixel tiles, an MLP over four patches, newlines and a separator put between the rows.
+
+transformers has the tower alone. Tiles are 27 patches wide, as in the published code (vLLM 0.33 pads them to 28 before
+the tower). The published processor does not cut the images of prompts with more than two; sizes here are of one image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import InputError, ModelError
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
+from vitgraph.models.tiles import TileEncoder, TileRule
+from vitgraph.models.two_path import normalized
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CHECKPOINT_KEYS = (
+    (r"^vision\.patch_embed\.proj\.", "visual.embeddings.patch_embedding."),
+    (r"^vision\.pos_embed$", "visual.embeddings.position_embedding.weight"),
+    (r"^vision\.norm\.", "visual.post_layernorm."),
+    (r"^vision\.blocks\.(\d+)\.norm([12])\.", r"visual.encoder.layers.\1.layer_norm\2."),
+    (r"^vision\.blocks\.(\d+)\.attn\.proj\.", r"visual.encoder.layers.\1.self_attn.out_proj."),
+    (r"^vision\.blocks\.(\d+)\.attn\.qkv\.", r"visual.encoder.layers.\1.self_attn.qkv."),
+    (r"^vision\.blocks\.(\d+)\.mlp\.", r"visual.encoder.layers.\1.mlp."),
+    (r"^projector\.layers\.", "projector."),
+    (r"^image_newline$", "tokens.image_newline"),
+    # The published name has the typing error.
+    (r"^view_seperator$", "tokens.view_separator"),
+)
+"""Published key to module name; the first match holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewsGeometry(TileGeometry):
+    """The whole image as one tile, then `columns * rows` tiles of it, row by row."""
+
+    columns: int
+    rows: int
+
+
+class DeepseekVL2Rule(TileRule):
+    """The candidate resolution that keeps most of the image's pixels, cut into tiles, and the whole image."""
+
+    fewest_tiles_per_item: ClassVar[int] = 2
+    has_whole_cells: ClassVar[bool] = False
+
+    @property
+    def merge(self) -> int:
+        return int(self.extra["downsample_ratio"])
+
+    @property
+    def cells(self) -> int:
+        """Output tokens on a side of a tile."""
+        return -(-self.patches_per_side // self.merge)
+
+    @property
+    def most_tiles_per_item(self) -> int:
+        sizes = self.processor["candidate_resolutions"]
+        return 1 + max(width * height for width, height in sizes) // self.tile_side**2
+
+    def resolution(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height in pixels to which the image is padded before it is cut."""
+        candidates = [(int(w), int(h)) for w, h in self.processor["candidate_resolutions"]]
+
+        def kept_and_wasted(candidate: tuple[int, int]) -> tuple[int, int]:
+            scale = min(candidate[0] / width, candidate[1] / height)
+            kept = min(int(width * scale) * int(height * scale), width * height)
+            return kept, kept - candidate[0] * candidate[1]
+
+        best = max(candidates, key=kept_and_wasted)
+        if kept_and_wasted(best)[0] == 0:
+            raise InputError(
+                f"image of {width}x{height} keeps no pixel at any of the processor's resolutions, which it refuses; "
+                "crop it or leave it out"
+            )
+        return best
+
+    def image_tiles(self, width: int, height: int) -> int:
+        columns, rows = (side // self.tile_side for side in self.resolution(width, height))
+        return 1 + columns * rows
+
+    def image_geometry(self, width: int, height: int) -> ViewsGeometry:
+        columns, rows = (side // self.tile_side for side in self.resolution(width, height))
+        return ViewsGeometry(IMAGE, 1 + columns * rows, columns, rows)
+
+    def checked_tiles(self, geometry: ItemGeometry) -> ViewsGeometry:
+        tiles = super().checked_tiles(geometry)
+        if not isinstance(tiles, ViewsGeometry) or tiles.tiles != 1 + tiles.columns * tiles.rows:
+            raise InputError(f"expected a whole view with a grid of tiles, got {geometry!r}")
+        return tiles
+
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        item, side = self.checked_tiles(geometry), self.cells
+        return side * (side + 1) + 1 + item.rows * side * (item.columns * side + 1)
+
+    def projector_flops(self) -> float:
+        out, depth = self.output_width, int(self.extra["projector_depth"])
+        merged = self.vision_config["hidden_size"] * self.merge**2
+        return 2.0 * self.tokens_per_tile * (merged * out + (depth - 1) * out * out)
+
+
+class DeepseekVL2Encoder(TileEncoder):
+    """`SiglipVisionModel` without its head, the projector and the view tokens."""
+
+    rule_class: ClassVar[type[GeometryRule]] = DeepseekVL2Rule
+    rule: DeepseekVL2Rule
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.siglip import SiglipVisionConfig, SiglipVisionModel
+
+        from vitgraph.models.families.deepseek_ocr_modules import ViewTokens
+
+        config = SiglipVisionConfig(**{**vision_config, "vision_use_head": False})
+        text = extra["text_hidden_size"]
+        with device:
+            tower = SiglipVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            layers: list[nn.Module] = [nn.Linear(config.hidden_size * extra["downsample_ratio"] ** 2, text)]
+            for _ in range(1, extra["projector_depth"]):
+                layers += [nn.GELU(), nn.Linear(text, text)]
+            projector, tokens = nn.Sequential(*layers).to(dtype), ViewTokens(text).to(dtype)
+        return nn.ModuleDict({"visual": tower, "projector": projector, "tokens": tokens})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return rename_key(key, CHECKPOINT_KEYS)
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        name = cls.map_checkpoint_key(key)
+        if name is None or ".self_attn.qkv." not in name:
+            return {name: tensor.squeeze(0) if key == "vision.pos_embed" else tensor} if name is not None else {}
+        parts = zip("qkv", tensor.chunk(3), strict=True)
+        return {name.replace(".qkv.", f".{part}_proj."): value for part, value in parts}
+
+    @classmethod
+    def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
+        """DeepSeek-OCR has the same `model_type`, and names its architecture."""
+        return (config.get("projector_config") or {}).get("projector_type") == "downsample_mlp_gelu"
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        projector, found = config["projector_config"], config["vision_config"]
+        if config.get("tile_tag", "2D") != "2D" or config.get("global_view_pos", "head") != "head":
+            raise ModelError(
+                f"tile_tag is {config.get('tile_tag')!r} and global_view_pos {config.get('global_view_pos')!r}; only "
+                "'2D' and 'head', the published models', are supported"
+            )
+        if projector.get("mlp_ratio", 1) != 1:
+            raise ModelError(
+                f"the projector's mlp_ratio is {projector['mlp_ratio']}; only the published 1 is supported"
+            )
+        width = found.get("width", SIGLIP_SO400M["hidden_size"])
+        vision = {
+            **SIGLIP_SO400M,
+            "hidden_size": width,
+            "intermediate_size": int(width * found.get("mlp_ratio", 4304 / 1152)),
+            "num_hidden_layers": found.get("layers", SIGLIP_SO400M["num_hidden_layers"]),
+            "num_attention_heads": found.get("heads", SIGLIP_SO400M["num_attention_heads"]),
+            "image_size": found.get("image_size", SIGLIP_SO400M["image_size"]),
+            "patch_size": found.get("patch_size", SIGLIP_SO400M["patch_size"]),
+        }
+        extra = {
+            "text_hidden_size": projector["n_embed"],
+            "downsample_ratio": projector.get("downsample_ratio", 2),
+            "projector_depth": projector.get("depth", 2),
+        }
+        return vision, extra
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("candidate_resolutions", "image_mean", "image_std")
+        return {name: processor[name] for name in names if processor.get(name) is not None}
+
+    def dummy_items(self, capacity: Any) -> list[ItemGeometry]:
+        tiles = self._tiles(capacity)
+        return [ViewsGeometry(IMAGE, tiles, tiles - 1, 1 if tiles > 1 else 0)]
+
+    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        from torch.nn import functional
+
+        features = self.modules["visual"](pixel_values=pixels).last_hidden_state
+        patches, merge, cells = self.rule.patches_per_side, self.rule.merge, self.rule.cells
+        spare = cells * merge - patches
+        grid = functional.pad(features.unflatten(1, (patches, patches)), (0, 0, 0, spare, 0, spare))
+        # The unfolded order of the published code: channels slowest, then the patch within its cell.
+        blocks = grid.unflatten(2, (cells, merge)).unflatten(1, (cells, merge)).permute(0, 1, 3, 5, 2, 4)
+        return self.modules["projector"](blocks.reshape(len(pixels), cells * cells, -1))
+
+    def _joined(self, item: ViewsGeometry, rows: torch.Tensor) -> torch.Tensor:
+        """The item's final embedding from the rows of its tiles: every line ends with a newline."""
+        import torch
+
+        tokens: Any = self.modules["tokens"]
+        side = self.rule.cells
+        tiles = rows.unflatten(0, (item.tiles, side, side))
+        cut = tiles[1:].unflatten(0, (item.rows, item.columns)).transpose(1, 2)
+        lines = (tiles[0], cut.reshape(item.rows * side, item.columns * side, -1))
+        newline = tokens.image_newline
+        whole, local = (torch.cat([grid, newline.expand(len(grid), 1, -1)], dim=1).flatten(0, 1) for grid in lines)
+        return torch.cat([whole, tokens.view_separator[None], local])
+
+    def postprocess_encoder_output(
+        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
+    ) -> list[torch.Tensor]:
+        pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
+        return [self._joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        items = [self.rule.checked_tiles(item) for item in mm_kwargs.chosen]
+        rows = super().stock_rows(mm_kwargs).split([item.tiles * self.rule.tokens_per_tile for item in items])
+        return torch.cat([self._joined(item, part) for item, part in zip(items, rows, strict=True)])
+
+    def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The published padding and unfolding."""
+        from torch.nn import functional
+
+        features = self.modules["visual"](pixel_values=pixels).last_hidden_state
+        side, merge = self.rule.patches_per_side, self.rule.merge
+        spare = -side % merge
+        grid = functional.pad(features.unflatten(1, (side, side)), (0, 0, 0, spare, 0, spare))
+        unfolded = functional.unfold(grid.permute(0, 3, 1, 2), kernel_size=merge, stride=merge)
+        return self.modules["projector"](unfolded.permute(0, 2, 1))
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ("visual.embeddings.patch_embedding",)
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.encoder.layers)
+
+    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+        import torch
+        from PIL import ImageOps
+
+        rule, parts = self.rule, []
+        mean, std, side = rule.processor["image_mean"], rule.processor["image_std"], rule.tile_side
+        color = tuple(int(value * 255) for value in mean)
+        for image in images:
+            whole = ImageOps.pad(image, (side, side), color=color)
+            padded = normalized(ImageOps.pad(image, rule.resolution(*image.size), color=color), mean, std)
+            grid = padded.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+            parts += [normalized(whole, mean, std)[None], grid]
+        return torch.cat(parts)
+
+
+SIGLIP_SO400M: Mapping[str, Any] = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 384,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
+"""The tower of all published sizes; its config.json restates a part of it."""
