@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vitgraph.errors import ModelError
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.tiles import TileEncoder, TileRule
@@ -29,6 +30,16 @@ CHECKPOINT_KEYS = (
 class Idefics3Rule(TileRule):
     """The image at a fixed longest side, stretched to whole tiles, and the whole image as one more tile where there
     are several."""
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        tile = self.processor.get("tile_size", self.tile_side)
+        if tile != self.tile_side:
+            raise ModelError(
+                f"the processor cuts tiles of {tile} pixels (max_image_size), the tower takes {self.tile_side}"
+            )
 
     @property
     def merge(self) -> int:
@@ -83,6 +94,15 @@ class Idefics3Encoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Idefics3Rule
     rule: Idefics3Rule
+    image_processor: ClassVar[str | None] = "idefics3.image_processing_pil_idefics3:Idefics3ImageProcessorPil"
+    processor_names: ClassVar[Sequence[str]] = ("SmolVLMImageProcessor",)
+    follows_pixels: ClassVar[bool] = True
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        from transformers.models.idefics3 import Idefics3VisionConfig
+
+        return Idefics3VisionConfig
 
     def __init__(self, modules: nn.ModuleDict, rule: Idefics3Rule, attention: AttentionBackend) -> None:
         import torch
@@ -118,19 +138,17 @@ class Idefics3Encoder(TileEncoder):
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        from transformers.models.idefics3 import Idefics3VisionConfig
-
         found, extra = super().read_model_config(config)
-        known = Idefics3VisionConfig().to_dict()
-        vision = {name: found.get(name, known[name]) for name in VISION_FIELDS}
-        return vision, {**extra, "scale_factor": config.get("scale_factor", 2)}
+        return found, {**extra, "scale_factor": config.get("scale_factor", 2)}
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
         names = ("do_image_splitting", "image_mean", "image_std")
         found = {name: processor[name] for name in names if processor.get(name) is not None}
-        longest = (processor.get("size") or {}).get("longest_edge")
-        return {**found, **({"longest_edge": longest} if longest else {})}
+        for setting, ours in (("size", "longest_edge"), ("max_image_size", "tile_size")):
+            side = (processor.get(setting) or {}).get("longest_edge")
+            found |= {ours: side} if side else {}
+        return found
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         tower: Any = self.modules["visual"]
@@ -155,6 +173,7 @@ class Idefics3Encoder(TileEncoder):
         from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
         settings = {name: self.rule.processor[name] for name in ("do_image_splitting", "image_mean", "image_std")}
+        settings |= self.rule.processor.get("pixels", {})
         processor = Idefics3ImageProcessorPil(
             size={"longest_edge": self.rule.processor["longest_edge"]},
             max_image_size={"longest_edge": self.rule.tile_side},
@@ -162,17 +181,3 @@ class Idefics3Encoder(TileEncoder):
         )
         # Image by image: the processor pads a batch to the most tiles of any image.
         return torch.cat([processor(images=[image], return_tensors="pt")["pixel_values"][0] for image in images])
-
-
-VISION_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_channels",
-    "image_size",
-    "patch_size",
-    "hidden_act",
-    "layer_norm_eps",
-)
-"""Fields of transformers' vision config that the tower reads; files leave out those of their class's default."""

@@ -14,7 +14,7 @@ import numpy as np
 from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_encoder import GridTowerEncoder, preprocess_patches
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class MiniMaxM3Encoder(GridTowerEncoder):
     """`MiniMaxM3VLVisionModel` and `MiniMaxM3VLMultiModalProjector`."""
 
     rule_class: ClassVar[type[GeometryRule]] = MiniMaxM3Rule
-    default_pixel_range: ClassVar[tuple[int, int]] = (4 * 28 * 28, 451584)
-    default_video_pixel_range: ClassVar[tuple[int, int]] = (4 * 28 * 28, 768 * 28 * 28)
+    image_processor: ClassVar[str | None] = "minimax_m3_vl.image_processing_minimax_m3_vl:MiniMaxM3VLImageProcessor"
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -87,16 +86,7 @@ class MiniMaxM3Encoder(GridTowerEncoder):
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         found, extra = super().read_model_config(config)
-        config_class, _ = cls.tower_class()
-        known = config_class().to_dict()
-        vision = {name: found.get(name, known[name]) for name in VISION_FIELDS}
-        return vision, {**extra, "projector_hidden_size": config.get("projector_hidden_size", 6144)}
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        # The released file has a side of 672 pixels there, which transformers takes for an error too.
-        size = processor.get("size")
-        return super().read_processor_config({**processor, "size": size if isinstance(size, Mapping) else None})
+        return found, {**extra, "projector_hidden_size": config.get("projector_hidden_size", 6144)}
 
     def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
         positions = MetadataField((self.patch_rows(capacity), 3), "int32")
@@ -137,17 +127,8 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         tower: Any = self.modules["visual"]
         return list(tower.layers)
 
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        # transformers' class for this model needs torchvision; this one does the same.
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-VISION_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_channels",
-    "patch_size",
-    "temporal_patch_size",
-    "spatial_merge_size",
-    "hidden_act",
-    "layer_norm_eps",
-)
-"""Fields of transformers' vision config that the tower reads; files leave out those of their class's default."""
+        return preprocess_patches(self, Qwen2VLImageProcessorPil, images)

@@ -156,7 +156,7 @@ class Qwen3OmniEncoder(Qwen3VLEncoder):
     """`Qwen3OmniMoeVisionEncoder`: the same network under other names."""
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen3OmniRule
-    default_video_pixel_range: ClassVar[tuple[int, int]] = (128 * 28 * 28, 768 * 28 * 28)
+    video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -168,6 +168,11 @@ class Qwen3OmniEncoder(Qwen3VLEncoder):
 
 class CohereCompassEncoder(Qwen3VLEncoder):
     """`CohereCompassVisionModel`, the same network; images only, as vLLM 0.33 captures them."""
+
+    image_processor: ClassVar[str | None] = (
+        "cohere_compass.image_processing_pil_cohere_compass:CohereCompassImageProcessorPil"
+    )
+    video_processor: ClassVar[str | None] = None
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
