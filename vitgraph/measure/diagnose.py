@@ -39,7 +39,7 @@ The requests are measured by then: what only explains them must not keep the use
 """
 
 HOST_STEPS = {
-    "plan": "plan_call",
+    "plan": "_plan_of",
     "metadata": "_replay_values",
     "copy_in": "_copy_in",
     "replay": "_launch",

@@ -50,8 +50,10 @@ def collect_misses(
         for _ in range(int(count)):
             counters.add(batches)
         for batch in batches:
-            if batch.miss_reason is not None:
-                tokens[batch.miss_reason] += [specs[index].output_tokens for index in batch.items] * int(count)
+            for index in batch.items:
+                reason = batch.miss_reason_of(index)
+                if reason is not None:
+                    tokens[reason] += [specs[index].output_tokens] * int(count)
     rows = [
         {
             "reason": reason,
