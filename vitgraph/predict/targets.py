@@ -283,12 +283,12 @@ class TargetCost:
         """
         runs = self._runs(specs)
         if len(runs) > 1:
-            parts = [(run, self.predict_call([specs[place] for place in run], plan, policy)) for run in runs]
+            calls = [(run, self.predict_call([specs[place] for place in run], plan, policy)) for run in runs]
             return CallPrediction(
-                sum(part.graph_ms for _, part in parts),
-                sum(part.eager_ms for _, part in parts),
-                [batch.renumbered(run) for run, part in parts for batch in part.batches],
-                [replay for _, part in parts for replay in part.replay_ms],
+                sum(call.graph_ms for _, call in calls),
+                sum(call.eager_ms for _, call in calls),
+                [batch.renumbered(run) for run, call in calls for batch in call.batches],
+                [replay for _, call in calls for replay in call.replay_ms],
             )
         batches = self.pack(specs, plan, policy)
         replays: list[float | None] = []
