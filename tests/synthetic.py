@@ -176,3 +176,21 @@ def _held_out(
 
 def plan_of(budgets: Sequence[int], max_items: int = 1, max_frames: int = 0) -> BudgetPlan:
     return plan_budgets(BudgetSettings(tuple(budgets), max_items, max_frames))
+
+
+def with_facts(profile: CalibrationProfile, facts: EncoderFacts) -> CalibrationProfile:
+    """The same machine under an encoder of other paths, axes and limits; each path replays as the only one did."""
+    if facts.path_minimums.keys() != profile.encoder.path_minimums.keys():
+        replays = [
+            replace(point, path=path, items=tuple(_on_path(item, path) for item in point.items))
+            for path in facts.path_minimums
+            for point in profile.replays
+        ]
+        some_path = next(iter(facts.path_minimums))
+        eager = [replace(p, items=tuple(_on_path(item, some_path) for item in p.items)) for p in profile.eager]
+        profile = replace(profile, replays=replays, eager=eager)
+    return replace(profile, encoder=facts, holdout=[])
+
+
+def _on_path(item: EncoderItemSpec, path: str) -> EncoderItemSpec:
+    return replace(item, path_output_tokens={path: item.output_tokens})

@@ -12,6 +12,7 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
     from vitgraph.measure.setup import load, resolve_device, resolve_dtype, resolve_source
     from vitgraph.predict.profile_summary import describe_profile
+    from vitgraph.predict.towers import tower_shape
     from vitgraph.records.store import check_file
     from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.tune_tables import render_profile
@@ -29,7 +30,13 @@ def calibrate(spec: CalibrateSpec) -> Shown:
         profile = measure(
             encoder,
             max_tokens=spec.graph.max_call_tokens,
-            model={"name": source.name, "row": source.row.name, "weights": weights, **facts},
+            model={
+                "name": source.name,
+                "row": source.row.name,
+                "weights": weights,
+                "tower": tower_shape(source),
+                **facts,
+            },
             time_limit_s=spec.time_limit,
             seed=model.seed,
             progress=progress,

@@ -30,13 +30,14 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     from vitgraph.report.tune_plots import write_tune_plots
     from vitgraph.report.tune_tables import render_tune, write_tune_csv
     from vitgraph.tuning import objective as goals
-    from vitgraph.tuning.tune import tune_budgets as search
+    from vitgraph.tuning.advice import tune_budgets as search
 
     bench = spec.bench
     goal = goals.Objective.parse(spec.objective)
     memory = None if spec.max_graph_memory is None else spec.max_graph_memory * 2**30
     prepared = prepare_bench(bench)
-    profile = find_profile(bench.graph.calibration, prepared.source.name)
+    wanted = {"dtype": bench.model.dtype, "attn_backend": bench.model.attn_backend}
+    profile = find_profile(bench.graph.calibration, prepared.source, wanted)
     folder, overwrite = bench.run.output_dir or new_run_folder("tune", bench.model.model), bench.run.overwrite
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         result = search(
@@ -87,7 +88,7 @@ def _measure(
         result.data["notes"].append(difference)
     verify_tuning(
         encoder,
-        prepared.calls,
+        result.calls,
         result,
         max_calls=spec.verify_calls,
         seed=model.seed,

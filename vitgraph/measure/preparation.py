@@ -121,13 +121,13 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     has_videos = any(media.frames > 1 for call in calls for media in call.media)
     warnings += engine_notes(source, spec.graph, has_videos=has_videos)
     skipped = [*workload.skipped, *refused]
-    cost = packing_cost(spec.graph.calibration, source.name) if spec.graph.calibration is not None else None
+    cost = packing_cost(spec.graph.calibration, source) if spec.graph.calibration is not None else None
     prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
     if spec.run.baseline == MONOLITHIC_BASELINE:
         prepared.monolithic = plan_monolithic(spec, source.name, rule, plan, [*calls, *warmups])
         warnings += _crop_notes(prepared.monolithic)
     if spec.parallel.ranks > 1:
-        prepared.assign, assigning_cost = choose_assigner(spec, source.name)
+        prepared.assign, assigning_cost = choose_assigner(spec, source)
         items = [call.specs for call in calls]
         prepared.sharing = describe_sharing(items, spec.parallel.ranks, prepared.assign, assigning_cost)
         warnings += sharing_notes(prepared.sharing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.assignment import (
     Assigner,
@@ -22,7 +23,7 @@ MOST_EFFECT_CALLS = 200
 """Calls, spread over the workload, on which both assignments are predicted."""
 
 
-def choose_assigner(spec: BenchSpec, model: str) -> tuple[Assigner, CostModel | None]:
+def choose_assigner(spec: BenchSpec, source: ModelSource) -> tuple[Assigner, CostModel | None]:
     """Who encodes what, by `--dp-assignment`, with the cost model behind it.
 
     Raises:
@@ -30,7 +31,7 @@ def choose_assigner(spec: BenchSpec, model: str) -> tuple[Assigner, CostModel | 
     """
     if spec.parallel.assignment == "size":
         return share_by_size, None
-    cost = CostModel(find_profile(spec.graph.calibration, model))
+    cost = CostModel(find_profile(spec.graph.calibration, source))
     return ShareByCost(cost), cost
 
 

@@ -193,6 +193,14 @@ FAMILIES: tuple[EngineFamily, ...] = (
         segments_held=_frame_slots,
     ),
     EngineFamily(
+        "GLM-5.3-Flash",
+        ("Glm5NextForConditionalGeneration",),
+        "models/glm5next/common/model.py",
+        rounds_down=True,
+        segments_held=_frame_slots,
+        note="captures as GLM-4.1V does; the rotary table is as long as the text model's positions",
+    ),
+    EngineFamily(
         "Cohere Compass",
         ("CohereCompassForConditionalGeneration",),
         "model_executor/models/cohere_compass.py",
@@ -218,7 +226,7 @@ FAMILIES: tuple[EngineFamily, ...] = (
         "InternVL",
         ("InternVLChatModel", "H2OVLChatModel", "NVLM_D", "QianfanOCRForConditionalGeneration"),
         "model_executor/models/internvl.py",
-        note=f"{_NO_LIMIT}; InternVLForConditionalGeneration (interns1.py) has no encoder graphs",
+        note=_NO_LIMIT,
     ),
     EngineFamily(
         "Gemma 3",
@@ -280,6 +288,14 @@ FAMILIES: tuple[EngineFamily, ...] = (
         note=f"{_NO_TABLE}; only FlashAttention can be captured",
     ),
 )
+
+WITHOUT_GRAPHS = {
+    "InternVLForConditionalGeneration": "model_executor/models/interns1.py",
+    "Qwen2_5OmniModel": "model_executor/models/qwen2_5_omni_thinker.py",
+    "Qwen2_5OmniForConditionalGeneration": "model_executor/models/qwen2_5_omni_thinker.py",
+    "Qwen3OmniMoeForConditionalGeneration": "model_executor/models/qwen3_omni_moe_thinker.py",
+}
+"""Architectures whose encoder the engine always runs eagerly, and where that was read."""
 
 ITEMS_RULE = "items may not exceed the smallest budget: the manager refuses to start"
 PATH_RULE = "the largest budget holds one unit of every path: the manager refuses to start"
@@ -431,4 +447,5 @@ def rules_table() -> str:
         texts += ["frames hold the longest videos (below)"] if family.segments_held else []
         texts += [family.note] if family.note else []
         rows.append(f"| {family.name} | `{family.file}` | {'. '.join(text[0].upper() + text[1:] for text in texts)} |")
-    return "\n".join([*rows, "", f"Frames: {FRAMES_RULE}."])
+    eager = ", ".join(f"{name} (`{file}`)" for name, file in WITHOUT_GRAPHS.items())
+    return "\n".join([*rows, "", f"Frames: {FRAMES_RULE}.", "", f"Without encoder graphs there: {eager}."])

@@ -131,11 +131,13 @@ class CalibrationProfile:
         """
         facts = dict(self.model)
         name, row, weights = facts.pop("name", ""), facts.pop("row", None), facts.pop("weights", "random")
+        tower = facts.pop("tower", {})
         result = {
             **{point: getattr(self, point) for point in POINTS},
             "name": name,
             "row": row,
             "weights": weights,
+            "tower": tower,
             "encoder": self.encoder,
             "max_tokens": self.max_tokens,
             "holdout_plans": [PlannedGraphs.of(plan) for plan in self.holdout_plans],
@@ -196,6 +198,7 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
             "name": result.name,
             "row": result.row,
             "weights": result.weights,
+            "tower": dict(result.tower),
             **{name: value for name, value in facts.items() if name not in machine},
         },
         environment=machine,

@@ -325,7 +325,7 @@ def _tune(draft: Mapping[str, Any]) -> Json:
     return {"result": result, "resolved": {"model": draft["model"], "row": model.get("row")}}
 
 
-_NAMES = ("name", "row", "weights")
+_NAMES = ("name", "row", "weights", "tower")
 
 
 def _measured(found: Mapping[str, Any], _: Any) -> Json:
@@ -427,7 +427,7 @@ _RESULTS = {
 }
 
 _TUNED = """target objective limits verdict verdict_text error by_budget hits items waste misses search notes
-compilation_config serve_line""".split()
+compilation_config serve_line unseen by_requests_per_call list_for_all other_traffic""".split()
 _STRATEGY = "graphs graphs_captured dropped memory_bytes capture_s predicted_mean_ms prediction_error".split()
 _CALIBRATED = """max_tokens encoder replays eager calls copies captures memory holdout notes is_synthetic
 elapsed_s""".split()

@@ -60,7 +60,7 @@ NAMES = {
     "oracle": "oracle",
 }
 _BUDGETS_LISTED = 24
-_STYLES = {"use_graphs": "green", "no_graphs": "red", "undecided": "yellow"}
+_STYLES = {"use_graphs": "green", "no_graphs": "red", "measure_first": "yellow", "depends": "yellow"}
 
 
 def render_tune(data: Mapping[str, Any], console: Console) -> None:
@@ -76,6 +76,8 @@ def render_tune(data: Mapping[str, Any], console: Console) -> None:
     )
     console.print(line(f"profile: {data['profile']['label']}, {data['profile']['created_at']}", "dim"))
     console.print(line(data["verdict_text"], f"bold {_STYLES[data['verdict']]}"))
+    console.print(line(data["unseen"]["text"]))
+    _print_by_requests(data, console)
     console.print()
     _print_latencies("Predicted, ms a request", _predicted_rows(data), console)
     console.print(line(data["predicted"]["error_text"], "dim"))
@@ -90,6 +92,26 @@ def render_tune(data: Mapping[str, Any], console: Console) -> None:
     for note in data["notes"]:
         console.print(line(f"note: {note}"))
     _print_paste(data, console)
+
+
+def _print_by_requests(data: Mapping[str, Any], console: Console) -> None:
+    """The advice for each number of requests a call, and the one list that does best over all of them."""
+    if not data["by_requests_per_call"]:
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, title="By requests a call", title_justify="left")
+    for column in ("requests a call", "gain", "slower", "verdict", "budgets", "one list for vLLM", "slower"):
+        table.add_column(column, justify="right")
+    for row, common in zip(data["by_requests_per_call"], data["list_for_all"], strict=True):
+        table.add_row(
+            str(row["requests_per_call"]),
+            signed_pct_text(row["improvement_pct"]),
+            share_text(row["slower_share"]),
+            row["verdict"].replace("_", " "),
+            str(len(row["best"]["token_budgets"])),
+            signed_pct_text(common["improvement_pct"]),
+            share_text(common["slower_share"]),
+        )
+    console.print(table)
 
 
 def _predicted_rows(data: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -229,8 +251,13 @@ def _print_paste(data: Mapping[str, Any], console: Console) -> None:
                 f"{ms_text(beyond['mean_ms'])} ms, {signed_pct_text(beyond['loss_pct'])} against the settings above."
             )
         )
+    for row in data["other_traffic"]:
+        console.print(line(row["text"]))
+    if data["serve_line"] is None:
+        console.print(line("Nothing to paste: no list for vLLM is sure to be faster than eager on these calls."))
+        return
     if data["vllm"]["verdict"] == "no_graphs":
-        console.print(line("For vLLM: no encoder graphs, its manager would be slower than eager on this traffic."))
+        console.print(line("For vLLM: no encoder graphs, its manager would not be faster than eager on this traffic."))
     console.print(line(f"--compilation-config '{data['compilation_config']}'"), soft_wrap=True)
     console.print(line(data["serve_line"]), soft_wrap=True)
 

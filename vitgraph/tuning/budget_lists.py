@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from vitgraph.planning.graph_tables import FloatArray, IntArray
+
+Value = TypeVar("Value")
 
 
 def candidate_budgets(tokens: IntArray, counts: FloatArray, high: int, most: int) -> IntArray:
@@ -64,11 +67,11 @@ class BudgetList:
     graphs: int
 
 
-def best_lists(problem: ListProblem, most_graphs: int) -> list[BudgetList]:
+def best_lists(problem: ListProblem, most_graphs: int, keep: int | None = None) -> list[BudgetList]:
     """For every number of graphs up to `most_graphs` the list with the least summed cost, exactly.
 
-    Only numbers for which a list is better than all shorter ones are returned. The programme runs over the candidates
-    in ascending order; its state is the last budget chosen and the graphs used.
+    Only numbers for which a list is better than all shorter ones are returned, and of these at most `keep`, evenly. The
+    programme runs over the candidates in ascending order; its state is the last budget chosen and the graphs used.
     """
     spans = _span_costs(problem)
     places, graphs = len(problem.candidates), problem.graphs
@@ -87,15 +90,23 @@ def best_lists(problem: ListProblem, most_graphs: int) -> list[BudgetList]:
             best[used, columns] = options[rows, np.arange(len(columns))]
             came_from[used, columns] = rows
     tails = np.array([problem.above[problem.tokens > budget].sum() for budget in problem.candidates])
-    found: list[BudgetList] = []
+    found: list[tuple[int, int, float]] = []
     least = np.inf
     for used in range(1, most_graphs + 1):
         totals = best[used] + tails
         last = int(np.argmin(totals))
         if totals[last] < least:
             least = float(totals[last])
-            found.append(BudgetList(_trace(problem, came_from, used, last), least, used))
-    return found
+            found.append((used, last, least))
+    kept = found if keep is None else spread(found, keep)
+    return [BudgetList(_trace(problem, came_from, used, last), cost, used) for used, last, cost in kept]
+
+
+def spread(values: list[Value], most: int) -> list[Value]:
+    """At most `most` of the values, evenly, the last included."""
+    if len(values) <= most:
+        return values
+    return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
 
 
 def _span_costs(problem: ListProblem) -> FloatArray:

@@ -31,6 +31,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.targets import TargetCost
+from vitgraph.tuning.advice import TuneResult
 from vitgraph.tuning.device_timing import forced_batch
 from vitgraph.tuning.judgement import (
     EAGER,
@@ -42,7 +43,6 @@ from vitgraph.tuning.judgement import (
     Strategy,
     VerificationReport,
 )
-from vitgraph.tuning.tune import TuneResult
 
 GOLDEN = (5**0.5 - 1) / 2
 REPEAT_EVERY = 2

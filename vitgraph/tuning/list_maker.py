@@ -43,6 +43,7 @@ class ListMaker:
         *,
         above: FloatArray | None = None,
         threshold: float | None = None,
+        keep: int | None = None,
     ) -> list[BudgetList]:
         """The best lists, by number of graphs, for groups that a packing has made.
 
@@ -52,6 +53,7 @@ class ListMaker:
             settings: Items, frames and policy.
             above: Cost of each group that no budget holds; None where each needs one.
             threshold: Counts the groups above this latency first, and their latency second.
+            keep: Lists to return at most for each price of the limits.
         """
         base = make_plan(
             self.cost.target, self.facts, replace(settings, token_budgets=tuple(int(c) for c in candidates))
@@ -74,7 +76,7 @@ class ListMaker:
         most = min(self.limits.max_graphs or MOST_GRAPHS, int(graphs.sum()))
         found = []
         for price in (0.0, *LIMIT_PRICES) if self.limits.needs_penalty else (0.0,):
-            found += best_lists(replace(problem, prices=self._prices(candidates, graphs, price)), most)
+            found += best_lists(replace(problem, prices=self._prices(candidates, graphs, price)), most, keep)
         return found
 
     def _prices(self, candidates: IntArray, graphs: IntArray, price: float) -> FloatArray:

@@ -29,14 +29,15 @@ from vitgraph.tuning.budget_lists import (
 )
 from vitgraph.tuning.list_maker import MOST_GRAPHS, ListMaker
 from vitgraph.tuning.objective import Limits, Objective, doubted_loss
-from vitgraph.tuning.search_options import frame_options, item_options, spread
+from vitgraph.tuning.search_options import frame_options, item_options
 from vitgraph.tuning.search_result import Evaluation, SearchResult
 
 EXHAUSTIVE_EVALUATIONS = 1500
 SINGLE_ITEM_CANDIDATES = 384
 CANDIDATES = 128
-TOPS = 14
+TOPS = 8
 BEAM = 5
+STARTS = 12
 REPACKINGS = 4
 TAIL_THRESHOLDS = 9
 PARSIMONY = 0.002
@@ -93,6 +94,7 @@ class Search:
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
         self.eager_ms = traffic.per_request(eager_calls(traffic, cost, some_plan))
         self._lists = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
+        self.only: set[tuple[int, int]] | None = None
         self.item_options = item_options(traffic)
         if rules is not None:
             # A graph may need room for more items than a call has, for its buffers to have another shape.
@@ -185,6 +187,12 @@ class Search:
                 for items, policy in product(self.item_options, self.target.policies):
                     for frames in self.frame_options(items, budgets[-1]):
                         yield Settings(budgets, items, frames, policy)
+
+    def again(self, better: Sequence[Evaluation], seeds: Iterable[Settings]) -> SearchResult:
+        """Searches with other limits than an earlier search had, around what that one found to be good."""
+        starts = dict.fromkeys((e.settings.max_items, e.settings.token_budgets[-1]) for e in better)
+        self.only = set(list(starts)[:STARTS])
+        return self.run(seeds)
 
     def guided(self, seeds: Iterable[Settings] = ()) -> SearchResult:
         """Exact lists for given packings."""
@@ -293,8 +301,8 @@ class Search:
         """Lists with the fewest requests above a threshold of latency, for thresholds up to eager's P99."""
         found = []
         for threshold in np.percentile(self.eager_ms, 99) * np.linspace(0.4, 1.0, TAIL_THRESHOLDS):
-            found += spread(
-                self._lists.make(groups, candidates, settings, above=groups.eager_ms, threshold=float(threshold)), 8
+            found += self._lists.make(
+                groups, candidates, settings, above=groups.eager_ms, threshold=float(threshold), keep=8
             )
         return found
 
@@ -304,7 +312,8 @@ class Search:
         found = self.all_candidates(CANDIDATES)
         for items in self.item_options:
             candidates = self.usable(found, items)
-            for top in self._tops(candidates):
+            tops = self._tops(candidates) if self.only is None else np.array([t for i, t in self.only if i == items])
+            for top in tops:
                 for frames in self.frame_options(items, int(top)):
                     self._try_packing(Settings((int(top),), items, frames, "greedy"), candidates)
 
@@ -314,9 +323,7 @@ class Search:
             return
         top = settings.token_budgets[-1]
         usable = self.usable(candidate_budgets(groups.tokens, groups.counts, top, CANDIDATES), settings.max_items)
-        found = (
-            spread([entry.budgets for entry in self._lists.make(groups, usable, settings)], 3) if len(usable) else []
-        )
+        found = [entry.budgets for entry in self._lists.make(groups, usable, settings, keep=3)] if len(usable) else []
         # Where the packing itself depends on the list, the densest one is a good place to prune from.
         found.append(tuple(int(budget) for budget in candidates[candidates <= top]))
         for budgets, policy in product(filter(None, found), self.target.policies):
@@ -354,8 +361,8 @@ class Search:
             if not len(candidates):
                 return
             tried = [
-                self.evaluate(replace(settings, token_budgets=found.budgets))
-                for found in spread(self._lists.make(groups, candidates, settings), 4)
+                self.evaluate(replace(settings, token_budgets=entry.budgets))
+                for entry in self._lists.make(groups, candidates, settings, keep=4)
             ]
             better = [e for e in tried if e is not None and self._may_follow(e, current) and e.rank < current.rank]
             if not better:

@@ -1,21 +1,10 @@
-"""What a search tries: numbers of items and frames that a workload gives reason for, and evenly spread picks."""
+"""What a search tries: numbers of items and frames that a workload gives reason for."""
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import numpy as np
 
 from vitgraph.predict.traffic import Traffic
-
-Value = TypeVar("Value")
-
-
-def spread(values: list[Value], most: int) -> list[Value]:
-    """At most `most` of the values, evenly, the last included."""
-    if len(values) <= most:
-        return values
-    return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
 
 
 def item_options(traffic: Traffic) -> list[int]:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
 import pytest
+from synthetic import synthetic_profile, with_facts
 
 from vitgraph.commands.import_settings import import_settings
+from vitgraph.errors import InputError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import all_presets, resolve_model
+from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import (
     FAMILIES,
+    WITHOUT_GRAPHS,
     EngineRules,
     EngineTower,
     engine_tower,
     rules_table,
 )
-from vitgraph.predict.targets import Settings
+from vitgraph.predict.targets import TARGETS, VLLM, Settings, TargetCost
+from vitgraph.predict.traffic import Traffic
 from vitgraph.specs import GraphSpec
+from vitgraph.tuning.calibration_items import encoder_facts
+from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.search import Search
+from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.workloads.registry import build_workload
+from vitgraph.workloads.trace import SHIPPED_TRACES
 
 DOCS = Path(__file__).parents[3] / "docs" / "choose-budgets.md"
 
@@ -110,9 +122,46 @@ def test_an_imported_line_that_would_end_the_server_is_noted() -> None:
 
 def test_every_preset_has_a_family_whose_file_is_named() -> None:
     known = {name for family in FAMILIES for name in family.architectures}
-    assert {resolve_model(preset).architecture for preset in all_presets()} <= known
+    assert {resolve_model(preset).architecture for preset in all_presets()} <= known | WITHOUT_GRAPHS.keys()
     assert all(re.fullmatch(r"model(s|_executor)/[\w/]+\.py", family.file) for family in FAMILIES)
 
 
 def test_the_documented_table_is_the_one_of_the_data() -> None:
     assert rules_table() in DOCS.read_text(encoding="utf-8")
+
+
+def proposals(model: str, trace: str, requests_per_call: int) -> list[str]:
+    """What breaks of the settings that a search for the engine finds, on a machine of formulas."""
+    source = resolve_model(model)
+    rule = source.rule()
+    spec = WorkloadSpec(dataset_name="trace", dataset_path=trace, num_prompts=40, num_warmups=0)
+    items = []
+    for request in build_workload(spec).requests:
+        for item in request.items:
+            with contextlib.suppress(InputError):
+                items.append(rule.item_spec(rule.geometry(item.width, item.height, item.frames, item.fps)))
+    calls = [tuple(items[start : start + requests_per_call]) for start in range(0, len(items), requests_per_call)]
+    if not calls:
+        return []
+    traffic = Traffic(calls)
+    profile = with_facts(synthetic_profile(), encoder_facts(rule))
+    rules = EngineRules(engine_tower(source), traffic.has_videos)
+    cost = TargetCost(CostModel(profile), TARGETS[VLLM])
+    high = max(16384, traffic.max_tokens)
+    result = Search(traffic, cost, profile.encoder, Objective(), Limits(max_graphs=400), high, rules=rules).run()
+    assert result.evaluated, model
+    return [rule.text for found in result.evaluated for rule in rules.broken(found.settings)]
+
+
+@pytest.mark.parametrize("trace", ["mixed-media", "documents"])
+@pytest.mark.parametrize("model", ["qwen3-vl-30b-a3b", "glm-4.1v-9b", "gemma-3-4b", "step3-vl-10b", "minicpm-v-2.6"])
+def test_no_proposal_breaks_a_rule(model: str, trace: str) -> None:
+    assert proposals(model, trace, 2) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("requests_per_call", [1, 4])
+@pytest.mark.parametrize("trace", list(SHIPPED_TRACES))
+@pytest.mark.parametrize("model", sorted(all_presets()))
+def test_no_proposal_on_any_trace_and_preset_breaks_a_rule(model: str, trace: str, requests_per_call: int) -> None:
+    assert proposals(model, trace, requests_per_call) == []

@@ -97,8 +97,8 @@ from vitgraph.specs import ModelSpec
 from vitgraph.tuning.explain import explain_plan
 from vitgraph.predict.profile import load_profile
 from vitgraph.predict.profile_summary import describe_profile
-from vitgraph.tuning.tune import tune_budgets
 from vitgraph.specs import WorkloadSpec
+from vitgraph.tuning.advice import tune_budgets
 from vitgraph.workloads.registry import build_workload
 source = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
 workload = build_workload(WorkloadSpec(dataset_name="random-mm", num_prompts=8))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.profile import CalibrationProfile, load_profile
+from vitgraph.predict.towers import tower_shape
 from vitgraph.specs import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
+from vitgraph.tuning.advice import TuneResult, tune_budgets
 from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.tune import TuneResult, tune_budgets
 from vitgraph.workloads.registry import build_workload
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
@@ -68,7 +68,8 @@ def test_accounting_is_that_of_the_packing() -> None:
     calls = trace_calls(prompts=200)
     result = tuned(calls)
     plan, policy = result.tuned.plans["tuned"]
-    counters = count_calls([pack_items(call.specs, plan, policy) for call in calls])
+    counters = count_calls([pack_items(call.specs, plan, policy) for call in result.calls])
+    assert len(result.calls) == len(calls) // 2
     data = result.as_dict()
     assert (data["hits"], data["items"]) == (counters.hits, counters.items)
     assert {row["token_budget"]: row["items"] for row in data["by_budget"]} == {
@@ -101,22 +102,87 @@ def test_no_graphs_where_eager_is_faster() -> None:
     profile = synthetic_profile(Machine(launch=0.01, call=0.5))
     data = tuned(trace_calls(prompts=60), profile).as_dict()
     assert data["verdict"] == "no_graphs"
-    assert "do not use graphs here" in data["verdict_text"]
+    assert "leave graphs off" in data["verdict_text"]
+    assert "--compilation-config '{\"cudagraph_mm_encoder\": false}'" in data["serve_line"]
     assert data["compilation_config"] == '{"cudagraph_mm_encoder": false}'
 
 
-def test_gain_within_the_model_error_is_undecided() -> None:
+def test_a_gain_within_the_error_leaves_graphs_off() -> None:
+    """Eager is hardly slower than a replay, and held-out calls are off by 4 %: nothing turns graphs on."""
     profile = synthetic_profile(Machine(launch=0.01))
-    slower = [replace(point, eager=replace(point.eager, ms=1.5 * point.eager.ms)) for point in profile.holdout]
-    profile.holdout = slower
+    profile.holdout = [replace(p, eager=replace(p.eager, ms=1.04 * p.eager.ms)) for p in profile.holdout]
+    profile.eager = [replace(p, time=replace(p.time, ms=1.02 * p.time.ms)) for p in profile.eager]
+    data = tuned(trace_calls(prompts=200), profile).as_dict()
+    assert data["verdict"] == "no_graphs"
+    assert data["compilation_config"] == '{"cudagraph_mm_encoder": false}'
+
+
+def test_a_profile_that_misses_its_own_calls_is_not_acted_on() -> None:
+    """A host that was slow while eager calls were timed: the same calls, held out, are twice as fast."""
+    profile = load_profile(STORED)
+    profile.holdout = [replace(p, eager=replace(p.eager, ms=0.5 * p.eager.ms)) for p in profile.holdout]
+    data = tuned(trace_calls(prompts=200), profile).as_dict()
+    assert data["verdict"] == "measure_first"
+    assert "the profile misses its own eager calls by" in data["verdict_text"]
+    assert data["serve_line"] is None and data["compilation_config"] is None
+
+
+def test_a_profile_of_another_tower_of_the_family_is_not_acted_on() -> None:
+    profile = load_profile(STORED)
+    profile.model |= {"name": "other", "tower": {**tower_shape(SOURCE), "depth": 1}}
+    data = tuned(trace_calls(prompts=100), profile).as_dict()
+    assert data["verdict"] == "measure_first"
+    assert "the tower of other" in data["verdict_text"]
+
+
+def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
+    """Every size occurs once: a list that is made of the ones seen pads those that were held back."""
+    distinct = list({call.tokens: call for call in trace_calls(prompts=3000)}.values())
+    data = tuned(distinct).as_dict()
+    unseen = data["unseen"]
+    assert (unseen["method"], unseen["calls"]) == ("split", len(distinct) - round(len(distinct) / 2))
+    assert unseen["improvement_pct"] < unseen["improvement_seen_pct"]
+    assert data["predicted"]["gain_over_eager_pct"] == pytest.approx(unseen["improvement_pct"])
+    few = tuned(distinct[:20]).as_dict()["unseen"]
+    assert (few["method"], few["calls"]) == ("cross-validation", 20)
+    assert tuned(distinct[:3]).as_dict()["unseen"]["method"] == "none"
+    with pytest.raises(UsageError, match="--search-share is 0"):
+        tuned(distinct, share=0.0)
+
+
+def test_without_a_number_of_requests_the_advice_stands_side_by_side() -> None:
+    data = tuned(
+        trace_calls(prompts=240), regroup=lambda size: trace_calls(prompts=240, requests_per_call=size)
+    ).as_dict()
+    rows = data["by_requests_per_call"]
+    assert [row["requests_per_call"] for row in rows] == [1, 2, 4, 8]
+    gains = [row["improvement_pct"] for row in rows]
+    assert gains[0] == max(gains)
+    assert len(data["list_for_all"]) == 4
+    assert (data["serve_line"] is None) == (data["vllm"]["verdict"] == "depends")
+
+
+def test_a_list_that_does_not_hold_for_all_calls_is_not_printed() -> None:
+    """Eight requests a call keep this GPU busy, so that graphs only pad; one does not."""
+    machine = Machine(launch=15.0, call=0.1)
+    sizes = (100, 1000, 1700, 2600)
     data = tuned(
         trace_calls(prompts=200),
-        replace(
-            profile,
-            eager=[replace(point, time=replace(point.time, ms=1.05 * point.time.ms)) for point in profile.eager],
-        ),
+        synthetic_profile(machine),
+        target="vllm",
+        regroup=lambda size: trace_calls(prompts=200, requests_per_call=size),
     ).as_dict()
-    assert data["verdict"] == "undecided"
+    verdicts = [row["verdict"] for row in data["by_requests_per_call"]]
+    assert verdicts[0] == "use_graphs" and verdicts[-1] == "no_graphs", sizes
+    assert data["verdict"] == "depends"
+    assert data["serve_line"] is None
+    assert "--requests-per-call" in data["verdict_text"]
+
+
+def test_the_list_is_tried_on_the_other_shipped_traces() -> None:
+    rows = {row["name"]: row for row in tuned(workload={"name": "mixed-chat"}).as_dict()["other_traffic"]}
+    assert set(rows) == {"mixed-media", "documents", "screenshots", "videos"}
+    assert rows["documents"]["text"].startswith("if your traffic turns into documents: +")
 
 
 def test_videos_get_frames() -> None:
@@ -124,14 +190,6 @@ def test_videos_get_frames() -> None:
     data = tuned(trace_calls("videos", 60), profile).as_dict()
     assert data["best"]["max_frames_per_batch"] > 1
     assert json.loads(data["compilation_config"])["encoder_cudagraph_max_frames_per_batch"] > 1
-
-
-@pytest.mark.parametrize("requests_per_call", [1, 4])
-def test_three_thousand_requests_take_less_than_ten_seconds(requests_per_call: int) -> None:
-    calls = trace_calls(prompts=3000, requests_per_call=requests_per_call)
-    started = time.process_time()
-    tuned(calls)
-    assert time.process_time() - started < 10.0
 
 
 def test_limits_hold_and_say_so_where_they_cannot() -> None:

@@ -24,8 +24,8 @@ from vitgraph.records.bench_record import encode
 from vitgraph.report.tune_plots import write_tune_plots
 from vitgraph.report.tune_tables import render_explanation, render_tune, write_tune_csv
 from vitgraph.specs import ModelSpec
+from vitgraph.tuning.advice import tune_budgets
 from vitgraph.tuning.explain import explain_plan, explain_workload
-from vitgraph.tuning.tune import tune_budgets
 
 COST = TargetCost(CostModel(synthetic_profile()), TARGETS[VITGRAPH])
 
@@ -70,7 +70,7 @@ def test_tables_answer_the_question() -> None:
 
 def test_tables_say_so_where_graphs_lose() -> None:
     text = text_of(tuned(Machine(launch=0.01, call=0.5)))
-    assert "do not use graphs here" in text
+    assert "leave graphs off" in text
     assert "For vLLM: no encoder graphs" in text
 
 

@@ -12,8 +12,8 @@ from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.specs import ModelSpec
+from vitgraph.tuning.advice import TuneResult, tune_budgets
 from vitgraph.tuning.judge import FEWEST_CALLS, Verification, representative, verify_tuning
-from vitgraph.tuning.tune import TuneResult, tune_budgets
 from vitgraph.workloads.base import MediaItem, Request
 
 SOURCE = resolve_source(ModelSpec("qwen3-vl-debug"))

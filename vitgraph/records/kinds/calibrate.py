@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, JsonValue, PlainSerializer, TypeAdapter, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
@@ -277,6 +277,8 @@ class CalibrateResult(Section):
     """Row of the table of supported models."""
     weights: str = "random"
     """`random`, or where they come from."""
+    tower: dict[str, JsonValue] = {}
+    """Fields of its vision config that decide its times: a profile serves every model whose tower has the same."""
     encoder: EncoderFacts
     """What planning needs to know of it."""
     max_tokens: Count

@@ -18,7 +18,8 @@ from vitgraph.records.sections import (
     Time,
 )
 
-TuneVerdict = Literal["use_graphs", "no_graphs", "undecided"]
+TuneVerdict = Literal["use_graphs", "no_graphs", "measure_first", "depends"]
+"""`measure_first`: predictions are too uncertain to act on. `depends`: on how many requests a call has."""
 
 
 class GraphSettings(Section):
@@ -245,6 +246,59 @@ class Measured(Section):
     """How long it took, in s."""
 
 
+class Unseen(Section):
+    """How the settings do on calls that they were not made for."""
+
+    method: Literal["split", "cross-validation", "none"]
+    """How calls were held back from the search; `none` where there are too few."""
+    share: Share
+    """Share of the calls that a search saw."""
+    seed: Count
+    """Seed of the choice."""
+    calls: Count
+    """Calls that the figures are of."""
+    improvement_seen_pct: Finite
+    """What the settings gain on the calls that were searched on, in percent, positive = faster."""
+    improvement_pct: Finite
+    """What they gain on the others."""
+    text: str
+    """The same in a sentence."""
+
+
+class AdvisedCalls(Section):
+    """The advice for one number of requests a call."""
+
+    requests_per_call: Count
+    """Requests that are encoded together."""
+    calls: Count | None = None
+    """Calls that it was made from."""
+    verdict: TuneVerdict
+    """Whether graphs pay."""
+    improvement_pct: Finite
+    """What the settings gain over eager in percent, positive = faster."""
+    slower_share: Share
+    """Requests that they make slower than eager."""
+    best: GraphSettings | None = None
+    """The settings made for such calls; null where one list is tried on all."""
+
+
+class OtherTraffic(Section):
+    """What the settings do on another shipped trace, one request a call."""
+
+    name: str
+    """The trace."""
+    requests: Count
+    """Requests of it; 0 where none is served."""
+    verdict: TuneVerdict | None
+    """Whether graphs pay there."""
+    improvement_pct: Finite | None = None
+    """What they gain over eager in percent, positive = faster."""
+    slower_share: Share | None = None
+    """Requests that they make slower than eager."""
+    text: str
+    """The same in a sentence."""
+
+
 class UsedProfile(Section):
     """The calibration that predictions come from."""
 
@@ -299,10 +353,18 @@ class TuneResult(Section):
     """How the settings were searched."""
     vllm: VllmAnswer
     """The best settings that vLLM can express."""
-    compilation_config: str
-    """JSON for `--compilation-config`."""
-    serve_line: str
-    """A whole `vllm serve` command."""
+    unseen: Unseen
+    """The settings on calls that they were not made for."""
+    by_requests_per_call: tuple[AdvisedCalls, ...] = ()
+    """The advice for other numbers of requests a call; empty where the number was given."""
+    list_for_all: tuple[AdvisedCalls, ...] = ()
+    """The one list for vLLM that does best over all of them, for each."""
+    other_traffic: tuple[OtherTraffic, ...] = ()
+    """The settings on the other shipped traces."""
+    compilation_config: str | None
+    """JSON for `--compilation-config`; null where nothing should be pasted yet."""
+    serve_line: str | None
+    """A whole `vllm serve` command; null where nothing should be pasted yet."""
     beyond_vllm: BeyondVllm | None = None
     """What the settings need that vLLM does not have; null where they are for vLLM."""
     profile: UsedProfile

@@ -1,0 +1,52 @@
+"""Profiles are found by what a tower is: fine-tunes, hub ids and folders of the same shapes share one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from vitgraph.errors import UsageError
+from vitgraph.models.registry import resolve_model
+from vitgraph.predict.find_profile import find_profile, stands_for
+from vitgraph.predict.towers import presets_like
+
+
+@pytest.mark.parametrize(
+    ("model", "others"),
+    [
+        ("qwen2.5-vl-7b", {"qwen2.5-vl-3b"}),
+        ("qwen3-vl-30b-a3b", {"qwen3-vl-8b", "qwen3-vl-32b", "qwen3-vl-235b-a22b"}),
+    ],
+)
+def test_presets_that_share_a_tower(model: str, others: set[str]) -> None:
+    known = set(presets_like(resolve_model(model)))
+    assert model in known
+    assert {name for name in others if name in known} == {name for name in others if _is_preset(name)}
+
+
+def _is_preset(name: str) -> bool:
+    from vitgraph.models.registry import all_presets
+
+    return name in all_presets()
+
+
+def test_a_fine_tune_finds_the_profile_of_its_tower_under_any_name() -> None:
+    preset = resolve_model("qwen2.5-vl-7b")
+    folder_config = {
+        **preset.vision_config,
+        "model_type": "qwen2_5_vl",
+        "initializer_range": 0.02,
+        "out_hidden_size": 2048,
+    }
+    tuned = replace(preset, name="my/fine-tune", vision_config=folder_config, config_source="folder")
+    assert find_profile(None, tuned).model["name"] == "qwen2.5-vl-7b"
+    assert find_profile(None, resolve_model("Qwen/Qwen2.5-VL-7B-Instruct")).model["name"] == "qwen2.5-vl-7b"
+
+
+def test_another_depth_is_another_tower() -> None:
+    preset = resolve_model("qwen2.5-vl-7b")
+    other = replace(preset, name="my/shallow", vision_config={**preset.vision_config, "depth": 16})
+    assert stands_for(find_profile(None, preset), other) is False
+    with pytest.raises(UsageError, match="none comes with vitgraph for the tower of my/shallow"):
+        find_profile(None, other)

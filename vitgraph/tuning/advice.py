@@ -1,0 +1,482 @@
+"""The answer of `tune-budgets`: settings, whether to use them, for which calls that holds, and what to paste."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitgraph.errors import InputError
+from vitgraph.measure.calls import EncoderCall
+from vitgraph.models.registry import ModelSource
+from vitgraph.planning.accounting import GraphCounters
+from vitgraph.planning.graph_tables import FloatArray
+from vitgraph.planning.items import VIDEO
+from vitgraph.predict.engine_rules import ENGINE, WITHOUT_GRAPHS, EngineRules
+from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.targets import (
+    TARGETS,
+    VITGRAPH,
+    VLLM,
+    VLLM_OVERHEAD_SOURCE,
+    Settings,
+    TargetCost,
+    compilation_config,
+    make_plan,
+)
+from vitgraph.predict.traffic import Traffic
+from vitgraph.tuning.held_out import SEEN, predicted_times
+from vitgraph.tuning.misses import break_even_tokens, collect_misses
+from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.search_result import Evaluation, SearchResult
+from vitgraph.tuning.tune import AUTOMATIC, Searched, Tuned, TuneTask, make_task, search_calls
+from vitgraph.tuning.verdict import (
+    DEPENDS,
+    EAGER,
+    NO_GRAPHS,
+    SLOWER_THRESHOLD,
+    TUNED,
+    USE_GRAPHS,
+    Outcome,
+    joint_verdict,
+)
+from vitgraph.workloads.base import WorkloadSpec
+from vitgraph.workloads.registry import build_workload
+from vitgraph.workloads.trace import SHIPPED_TRACES
+
+RUNNERS_UP = 5
+CALL_SIZES = (1, 2, 4, 8)
+"""Requests a call that the advice is given for where nobody said how many there are."""
+
+SIDE_REQUESTS = 1000
+"""Requests that the advice for other numbers a call is made from at most."""
+
+OTHER_REQUESTS = 300
+"""Requests of every other shipped trace that a list is tried on."""
+
+GRAPHS_OFF = '{"cudagraph_mm_encoder": false}'
+
+
+@dataclass(slots=True)
+class TuneResult:
+    """The answer of `tune-budgets`; `as_dict` is its JSON form.
+
+    Attributes:
+        data: Everything, as JSON has it; `data["measured"]` is None until `verify_tuning` fills it.
+        tuned: What was found for the target, for measuring.
+        calls: Calls that the search has not seen, for measuring.
+    """
+
+    data: dict[str, Any]
+    tuned: Tuned
+    calls: list[EncoderCall]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return self.data
+
+
+def tune_budgets(
+    calls: Sequence[EncoderCall],
+    source: ModelSource,
+    profile: CalibrationProfile,
+    *,
+    max_call_tokens: int,
+    objective: Objective | None = None,
+    limits: Limits | None = None,
+    target: str = VITGRAPH,
+    workload: Mapping[str, Any] | None = None,
+    regroup: Callable[[int], Sequence[EncoderCall]] | None = None,
+    share: float = 0.5,
+    seed: int = 0,
+    doubts: Sequence[str] = (),
+) -> TuneResult:
+    """Finds the best settings for a workload; needs neither a GPU nor torch.
+
+    Args:
+        calls: The encoder calls of the workload.
+        source: The model.
+        profile: Measured with that model on the device in question.
+        max_call_tokens: Output tokens that a call may hold.
+        objective: What to minimise; the mean by default.
+        limits: What to stay within.
+        target: `vitgraph` or `vllm`.
+        workload: Facts of the workload, for the record.
+        regroup: Makes the same requests into calls of so many; given where nobody chose how many a call has, and then
+            the advice is given for each of `CALL_SIZES`.
+        share: Share of the calls to search on; the settings are judged on the others.
+        seed: Seed of that choice.
+        doubts: Reasons not to act on predictions.
+
+    Raises:
+        UsageError: The profile is of another model, or nothing is within the limits.
+    """
+    task = make_task(
+        source,
+        profile,
+        max_call_tokens=max_call_tokens,
+        objective=objective,
+        limits=limits,
+        share=share,
+        seed=seed,
+        doubts=doubts,
+    )
+    found = search_calls(task, calls, (target, VLLM))
+    by_size = {1: found}
+    if regroup is not None:
+        for size in CALL_SIZES[1:]:
+            by_size[size] = search_calls(task, regroup(size)[: SIDE_REQUESTS // size], (target, VLLM))
+    tuned = found.targets[target]
+    data = _describe(task, found, target) | _advice(task, by_size, target)
+    data |= {
+        "kind": "tune",
+        "objective": str(task.objective),
+        "limits": task.limits.as_dict(),
+        "model": source.name,
+        "profile": _profile(profile),
+        "workload": dict(workload or {}),
+        "notes": _notes(task, found),
+        "other_traffic": other_traffic(task, tuned, str((workload or {}).get("name"))),
+        "measured": None,
+    }
+    return TuneResult(data, tuned, found.reported_calls)
+
+
+def _profile(profile: CalibrationProfile) -> dict[str, Any]:
+    return {
+        "label": profile.label,
+        "created_at": profile.created_at,
+        "is_synthetic": profile.is_synthetic,
+        "is_cpu": profile.is_cpu,
+        "environment": profile.environment,
+        "model": profile.model,
+    }
+
+
+def _notes(task: TuneTask, found: Searched) -> list[str]:
+    profile, source = task.profile, task.source
+    notes = list(profile.notes)
+    if profile.model.get("name") not in (None, source.name):
+        notes.append(f"the profile was measured with {profile.model['name']}, the model asked for is {source.name}")
+    if profile.is_cpu:
+        notes.append("the profile was measured on a CPU, where a replay saves no launches: it says nothing about a GPU")
+    if profile.is_synthetic:
+        notes.append("the profile is synthetic: nothing in it was measured")
+    most = max(sum(spec.output_tokens for spec in call.specs) for call in found.calls)
+    if most > profile.max_tokens:
+        notes.append(
+            f"calls have up to {most} tokens, the profile measured up to {profile.max_tokens}; beyond, predictions are "
+            "extrapolated"
+        )
+    return notes + _engine_notes(found.targets[VLLM].rules)
+
+
+def _engine_notes(rules: EngineRules | None) -> list[str]:
+    """Which of the engine's rules kept the search from lists that it would have tried."""
+    if rules is None:
+        return []
+    file = WITHOUT_GRAPHS.get(rules.tower.architecture)
+    if file is not None:
+        return [f"{ENGINE} runs the encoder of {rules.tower.architecture} without graphs, whatever is set ({file})"]
+    if rules.family is None:
+        return [
+            f"{ENGINE} has no encoder graphs for {rules.tower.architecture} whose rules were read: what is printed for "
+            "it keeps the manager's own rules only"
+        ]
+    texts = {limit.name: limit.text for limit in rules.family.limits}
+    found = []
+    for name in rules.ruled_out:
+        why = f": {texts[name]}" if name in texts else ""
+        found.append(f"{ENGINE} ({rules.family.file}) rules out some lists by its rule {name}{why}")
+    return found
+
+
+# -- for which calls it holds ------------------------------------------------------------------------------------------
+
+
+def _advice(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> dict[str, Any]:
+    """Verdict, what to paste, and both for every number of requests a call."""
+    own = {size: found.targets[target] for size, found in by_size.items()}
+    verdict = joint_verdict([tuned.outcome.verdict for tuned in own.values()])
+    settings, outcomes = _list_for_all(task, by_size)
+    theirs = joint_verdict([outcome.verdict for outcome in outcomes.values()])
+    if theirs == DEPENDS and all(found.targets[VLLM].outcome.verdict == NO_GRAPHS for found in by_size.values()):
+        theirs = NO_GRAPHS
+    if task.source.architecture in WITHOUT_GRAPHS:
+        theirs = NO_GRAPHS
+    if target == VLLM:
+        verdict = theirs
+    has_videos = any(spec.modality == VIDEO for call in by_size[1].calls for spec in call.specs)
+    takes_videos = VIDEO in task.profile.encoder.modalities
+    config = compilation_config(settings, takes_videos=takes_videos)
+    pasted = {USE_GRAPHS: config, NO_GRAPHS: GRAPHS_OFF}.get(theirs)
+    turns_videos_off = theirs == USE_GRAPHS and takes_videos and not has_videos
+    line = None if pasted is None else serve_line(task, pasted, turns_videos_off=turns_videos_off)
+    return {
+        "target": target,
+        "verdict": verdict,
+        "verdict_text": _verdict_text(verdict, {size: tuned.outcome for size, tuned in own.items()}, target),
+        "by_requests_per_call": [_of_size(size, own[size], by_size[size]) for size in by_size if len(by_size) > 1],
+        "list_for_all": [
+            {"requests_per_call": size, **_outcome(outcome)} for size, outcome in outcomes.items() if len(by_size) > 1
+        ],
+        "compilation_config": pasted,
+        "serve_line": line,
+        "vllm": _vllm(by_size[1].targets[VLLM], settings, theirs, config),
+    }
+
+
+def _list_for_all(task: TuneTask, by_size: Mapping[int, Searched]) -> tuple[Settings, dict[int, Outcome]]:
+    """Of the engine's lists for each number of requests, the one whose least gain over all of them is the largest."""
+    tried = {}
+    for found in by_size.values():
+        settings = found.targets[VLLM].best.settings
+        if settings not in tried:
+            tried[settings] = {size: _try_list(task, settings, other) for size, other in by_size.items()}
+    best = max(tried, key=lambda settings: min(outcome.improvement_pct for outcome in tried[settings].values()))
+    return best, tried[best]
+
+
+def _try_list(task: TuneTask, settings: Settings, found: Searched) -> Outcome:
+    tuned = found.targets[VLLM]
+    if settings == tuned.best.settings:
+        return tuned.outcome
+    plan = make_plan(tuned.cost.target, task.profile.encoder, settings)
+    return task.outcome(predicted_times(found.reported, tuned.cost, {TUNED: (plan, settings.packing)}))
+
+
+def _verdict_text(verdict: str, outcomes: Mapping[int, Outcome], target: str) -> str:
+    if verdict != DEPENDS:
+        return str(next(iter(outcomes.values())))
+    parts = [
+        f"{size} a call: {outcome.improvement_pct:+.1f}%, {_SHORT[outcome.verdict]}"
+        for size, outcome in outcomes.items()
+    ]
+    return (
+        f"it depends on how many requests a call has ({'; '.join(parts)}): say so with --requests-per-call or "
+        f"--request-rate, which replays arrivals; no list for {target} holds for all of them"
+    )
+
+
+_SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", "measure_first": "measure it first"}
+
+
+def _of_size(size: int, tuned: Tuned, found: Searched) -> dict[str, Any]:
+    times = tuned.times
+    return {
+        "requests_per_call": size,
+        "calls": len(found.calls),
+        **_outcome(tuned.outcome),
+        "best": tuned.best.settings.as_dict(),
+        **_latencies(times[TUNED]),
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "verdict": outcome.verdict,
+        "improvement_pct": outcome.improvement_pct,
+        "slower_share": outcome.slower_share,
+    }
+
+
+def other_traffic(task: TuneTask, tuned: Tuned, name: str) -> list[dict[str, Any]]:
+    """What the settings do on the other shipped traces, one request a call: traffic changes, a list does not."""
+    rule = task.source.rule()
+    plan, policy = tuned.plans[TUNED]
+    rows: list[dict[str, Any]] = []
+    for trace in SHIPPED_TRACES:
+        if trace == name:
+            continue
+        spec = WorkloadSpec(dataset_name="trace", dataset_path=trace, num_prompts=OTHER_REQUESTS, num_warmups=0)
+        calls = []
+        for request in build_workload(spec).requests:
+            try:
+                specs = [rule.item_spec(rule.geometry(i.width, i.height, i.frames, i.fps)) for i in request.items]
+            except InputError:
+                continue
+            calls.append(
+                tuple(spec for spec in specs if tuned.rules is None or plan.max_frames or spec.modality != VIDEO)
+            )
+        calls = [call for call in calls if call]
+        if not calls:
+            rows.append({"name": trace, "requests": 0, "verdict": None, "text": f"{trace}: nothing that is served"})
+            continue
+        times = predicted_times(Traffic(calls), tuned.cost, {TUNED: (plan, policy)})
+        outcome = task.outcome(times)
+        text = f"if your traffic turns into {trace}: {outcome.improvement_pct:+.1f}%, {outcome.slower_share:.0%} slower"
+        rows.append({"name": trace, "requests": len(calls), **_outcome(outcome), "text": text})
+    return rows
+
+
+# -- the record --------------------------------------------------------------------------------------------------------
+
+
+def _describe(task: TuneTask, found: Searched, target: str) -> dict[str, Any]:
+    tuned = found.targets[target]
+    plan, policy = tuned.plans[TUNED]
+    counters, misses = collect_misses(found.reported, tuned.cost, plan, policy)
+    return {
+        "best": tuned.best.settings.as_dict(),
+        "unseen": _unseen(task, found, tuned),
+        "runners_up": [_evaluation(entry) for entry in _runners_up(tuned.result)],
+        "predicted": {**_evaluation(tuned.best), **_against_eager(tuned, TUNED), **_errors(task)},
+        "baselines": _baselines(tuned),
+        "by_budget": _by_budget(counters, tuned.cost),
+        "hits": counters.hits,
+        "items": counters.items,
+        "waste": counters.waste,
+        "misses": misses,
+        "pareto": [_evaluation(entry) for entry in pareto_fronts(tuned.result)],
+        "search": {
+            "evaluations": tuned.result.evaluations,
+            "is_exact": tuned.result.is_exact,
+            "is_exhaustive": tuned.result.is_exhaustive,
+        },
+        "error": task.error.as_dict(),
+        "what_vllm_cannot_express": _beyond_vllm(found) if target != VLLM else None,
+    }
+
+
+def _errors(task: TuneTask) -> dict[str, Any]:
+    return {"error": task.error.as_dict(), "error_text": str(task.error)}
+
+
+def _unseen(task: TuneTask, found: Searched, tuned: Tuned) -> dict[str, Any]:
+    """What the settings lose on calls that the search has not seen."""
+    split = found.split
+    seen, unseen = task.outcome(tuned.seen), tuned.outcome
+    lost = (
+        "" if split.method == SEEN else f"; the gain is {seen.improvement_pct:.1f}% on the calls that were searched on"
+    )
+    return {
+        "method": split.method,
+        "share": split.share,
+        "seed": split.seed,
+        "calls": len(found.reported_calls),
+        "improvement_seen_pct": seen.improvement_pct,
+        "improvement_pct": unseen.improvement_pct,
+        "text": f"{split}: {unseen.improvement_pct:.1f}% there{lost}",
+    }
+
+
+def _vllm(tuned: Tuned, settings: Settings, verdict: str, config: str) -> dict[str, Any]:
+    return {
+        "verdict": verdict,
+        "best": settings.as_dict(),
+        "predicted": _evaluation(tuned.best),
+        "baselines": {name: _evaluation(found) for name, found in tuned.baselines.items()},
+        "compilation_config": config,
+        "assumed_overheads": VLLM_OVERHEAD_SOURCE,
+    }
+
+
+def _baselines(tuned: Tuned) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: {**_evaluation(evaluation), **_against_eager(tuned, name)}
+        for name, evaluation in tuned.baselines.items()
+        if name in tuned.times
+    }
+    return {**found, EAGER: _latencies(tuned.times[EAGER]), "oracle": _latencies(tuned.times["oracle"])}
+
+
+def _evaluation(found: Evaluation) -> dict[str, Any]:
+    return {
+        **found.settings.as_dict(),
+        "mean_ms": found.mean_ms,
+        "p50_ms": found.p50_ms,
+        "p99_ms": found.p99_ms,
+        "score": found.score,
+        "graphs": found.graphs,
+        "memory_bytes": found.memory_bytes,
+        "capture_s": found.capture_s,
+        "is_within_limits": found.is_allowed,
+    }
+
+
+def _latencies(times: FloatArray) -> dict[str, float]:
+    p50, p99 = np.percentile(times, (50, 99))
+    return {"n": len(times), "mean_ms": float(times.mean()), "p50_ms": float(p50), "p99_ms": float(p99)}
+
+
+def _against_eager(tuned: Tuned, name: str) -> dict[str, float | None]:
+    """Latencies of a plan on the calls reported, what it gains over eager, and how many requests it makes slower."""
+    times, eager, oracle = tuned.times[name], tuned.times[EAGER], tuned.times["oracle"]
+    base = tuned.times.get(AUTOMATIC, eager)
+    return {
+        **_latencies(times),
+        "gain_over_eager_pct": float(1 - times.sum() / eager.sum()) * 100,
+        "slower_than_eager_share": float((times > eager * (1 + SLOWER_THRESHOLD)).mean()),
+        "closed_to_oracle_mean": closed_share(float(base.mean()), float(times.mean()), float(oracle.mean())),
+        "closed_to_oracle_median": closed_share(*(float(np.median(values)) for values in (base, times, oracle))),
+    }
+
+
+def closed_share(automatic: float, tuned: float, oracle: float) -> float | None:
+    """How much of the way from the automatic list to the oracle is gone; None where there is no way to go."""
+    return (automatic - tuned) / (automatic - oracle) if automatic > oracle else None
+
+
+def _runners_up(result: SearchResult) -> list[Evaluation]:
+    """The next best, one for each policy and number of graphs."""
+    seen: set[tuple[str, int, int]] = set()
+    found = []
+    for evaluation in result.evaluated:
+        settings = evaluation.settings
+        kind = settings.packing, settings.max_items, evaluation.graphs
+        if kind not in seen and evaluation is not result.best:
+            seen.add(kind)
+            found.append(evaluation)
+        if len(found) == RUNNERS_UP:
+            break
+    return found
+
+
+def pareto_fronts(result: SearchResult) -> list[Evaluation]:
+    """Settings of which none has both fewer graphs (or both less memory) and a better score, by graphs."""
+    found: dict[int, Evaluation] = {}
+    for sizes in ([e.graphs for e in result.evaluated], [e.memory_bytes for e in result.evaluated]):
+        least = float("inf")
+        for place in np.lexsort(([e.score for e in result.evaluated], sizes)):
+            if result.evaluated[place].score < least:
+                least = result.evaluated[place].score
+                found[int(place)] = result.evaluated[place]
+    return sorted(found.values(), key=lambda evaluation: (evaluation.graphs, evaluation.score))
+
+
+def _by_budget(counters: GraphCounters, cost: TargetCost) -> list[dict[str, Any]]:
+    rows = counters.as_dict()["per_budget"]
+    for row in rows:
+        row["break_even_tokens"] = break_even_tokens(cost, row["path"], row["token_budget"], row["segment_slots"])
+    return rows
+
+
+def _beyond_vllm(found: Searched) -> dict[str, Any]:
+    """What the best settings need that vLLM's manager has not, and what its own best loses to them."""
+    own, theirs = found.targets[VITGRAPH], found.targets[VLLM]
+    points = ["buffers that all budgets share", "one eager run for all misses of a call"]
+    if own.best.settings.packing not in TARGETS[VLLM].policies:
+        points.insert(0, f"packing policy {own.best.settings.packing} (it packs greedy-defer)")
+    if max(own.best.settings.max_items, own.best.settings.max_frames) > 1:
+        points.append("several segment-slot counts of one budget (it has one)")
+    mean_ms, own_ms = float(theirs.times[TUNED].mean()), float(own.times[TUNED].mean())
+    return {"points": points, "loss_pct": (mean_ms / own_ms - 1.0) * 100.0, "mean_ms": mean_ms}
+
+
+def serve_line(task: TuneTask, config: str, *, turns_videos_off: bool) -> str:
+    """A whole `vllm serve` command with the settings.
+
+    A list that was chosen for images alone has no room for a video's frames, so that its line turns videos off.
+    """
+    source, profile = task.source, task.profile
+    parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", config]
+    if turns_videos_off:
+        parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
+    backend = profile.model.get("attn_backend")
+    if backend and not profile.is_cpu:
+        parts += ["--mm-encoder-attn-backend", str(backend)]
+    return shlex.join(parts)
