@@ -29,6 +29,7 @@ from vitgraph.predict.targets import (
     make_plan,
 )
 from vitgraph.predict.traffic import Traffic
+from vitgraph.specs import WorkloadSpec
 from vitgraph.tuning.held_out import SEEN, predicted_times
 from vitgraph.tuning.misses import break_even_tokens, collect_misses
 from vitgraph.tuning.objective import Limits, Objective
@@ -44,7 +45,6 @@ from vitgraph.tuning.verdict import (
     Outcome,
     joint_verdict,
 )
-from vitgraph.workloads.base import WorkloadSpec
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 

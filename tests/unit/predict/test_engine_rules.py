@@ -24,11 +24,10 @@ from vitgraph.predict.engine_rules import (
 )
 from vitgraph.predict.targets import TARGETS, VLLM, Settings, TargetCost
 from vitgraph.predict.traffic import Traffic
-from vitgraph.specs import GraphSpec
+from vitgraph.specs import GraphSpec, WorkloadSpec
 from vitgraph.tuning.calibration_items import encoder_facts
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search
-from vitgraph.workloads.base import WorkloadSpec
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 

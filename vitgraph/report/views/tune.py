@@ -43,7 +43,7 @@ NAMES = {
     "eager": "eager",
     "oracle": "oracle",
 }
-_WORDS = {"use_graphs": "faster", "no_graphs": "slower", "undecided": "undecided"}
+_WORDS = {"use_graphs": "faster", "no_graphs": "same", "measure_first": "undecided", "depends": "undecided"}
 _BUDGETS_LISTED = 24
 _TAIL_NOTE = f"Below {P99_MIN_SAMPLES} requests a P99 is nearly the maximum."
 
@@ -90,6 +90,20 @@ SETTINGS = TableSpec(
     digits=9,
 )
 _FILE_COLUMNS = tuple(column for column in SETTINGS.columns if column.name not in ("limits", "budgets"))
+BY_REQUESTS = TableSpec(
+    "by_requests_per_call",
+    "By requests a call",
+    "a number of requests a call",
+    (
+        Column("requests_per_call", "integer", "requests", "requests that are encoded together", "Requests a call"),
+        Column("verdict", "text", "", "whether graphs pay there", "Advice"),
+        Column("improvement_pct", "number", "%", "gain over eager of the list made for such calls", "Gain"),
+        Column("slower_share", "number", "share", "requests that it makes slower than eager", "Slower"),
+        Column("list_improvement_pct", "number", "%", "gain of the one list that does best over all", "One list"),
+        Column("list_slower_share", "number", "share", "requests that this one makes slower", "Slower with it"),
+    ),
+    "requests",
+)
 BUDGETS = TableSpec(
     "budgets",
     "Budgets in use",
@@ -122,12 +136,14 @@ def tune_document(record: TuneRecord) -> Document:
         verdict=Verdict(_WORDS[result.verdict], sentence(result.verdict_text)),
         warning=warning_of(record),
         sections=sections(
+            section("", Text(sentence(result.unseen.text)), _by_requests(result)),
             section("", _predicted_table(result), Text(result.error_text, "dim")),
             _measured_section(result.measured),
             section("Settings", Facts.of(_setting_facts(result))),
             section("Runners-up", _runners_up(result)),
             _budget_section(result),
             section("", *(Text(line) for line in _misses(result)), *(Text(f"note: {note}") for note in result.notes)),
+            section("Other traffic", *(Text(row.text) for row in result.other_traffic)),
             section("Charts", *_charts(record)),
             _paste_section(result),
         ),
@@ -321,10 +337,29 @@ def _paste_section(result: TuneResult) -> Section:
             f"vLLM's manager lacks: {'; '.join(beyond.points)}. Its own best is predicted at "
             f"{ms_text(beyond.mean_ms)} ms, {pct_text(-beyond.loss_pct)} against these settings (positive = faster)."
         )
+    if result.serve_line is None:
+        lines.append("Nothing to paste: no list for vLLM is sure to be faster than eager on these calls.")
+        return section("To paste", *map(Text, lines))
     if result.vllm.verdict == "no_graphs":
-        lines.append("For vLLM: no encoder graphs, its manager would be slower than eager on this traffic.")
+        lines.append("For vLLM: no encoder graphs, its manager would not be faster than eager on this traffic.")
     paste = f"--compilation-config '{result.compilation_config}'\n{result.serve_line}"
     return section("To paste", *map(Text, lines), Code(paste))
+
+
+def _by_requests(result: TuneResult) -> Table | None:
+    """The advice for each number of requests a call, and the one list that does best over all of them."""
+    rows = [
+        {
+            "requests_per_call": row.requests_per_call,
+            "verdict": row.verdict.replace("_", " "),
+            "improvement_pct": row.improvement_pct,
+            "slower_share": row.slower_share,
+            "list_improvement_pct": common.improvement_pct,
+            "list_slower_share": common.slower_share,
+        }
+        for row, common in zip(result.by_requests_per_call, result.list_for_all, strict=True)
+    ]
+    return Table(BY_REQUESTS, tuple(rows)) if rows else None
 
 
 # -- charts ------------------------------------------------------------------------------------------------------------
