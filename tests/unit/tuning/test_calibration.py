@@ -141,7 +141,7 @@ def test_catalogue_fills_budgets_of_every_family(preset: str) -> None:
             tokens = sum(item.spec.tokens_on(path) for item in batch)
             assert 0.45 * budget < tokens <= budget
             assert all(rule.item_spec(item.geometry) == item.spec for item in batch)
-        pair = catalogue.fill(path, 1500, items=2)
+        pair = catalogue.fill(path, max(1500, 2 * smallest), items=2)
         assert len(pair) == 2
 
 
