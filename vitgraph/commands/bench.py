@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vitgraph.commands.checks import check_run
 from vitgraph.commands.shell import Shown, command_line, new_run_folder
 from vitgraph.specs import BenchSpec
 
@@ -31,6 +32,7 @@ def bench(spec: BenchSpec) -> Shown | None:
     if not spec.shell.dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, overwrite=spec.run.overwrite):
         return None
     prepared = prepare_bench(spec)
+    check_run(spec.model, prepared.source, folder, overwrite=spec.run.overwrite, parallel=spec.parallel)
     if spec.shell.dry_run:
         return describe_plan(prepared)
     with rank_progress(spec.shell.quiet) as progress:
@@ -81,9 +83,10 @@ def _compile_rows(spec: BenchSpec) -> Shown:
     from vitgraph.report.progress import ConsoleProgress
 
     prepared = prepare_bench(replace(spec, model=replace(spec.model, compile=False)))
+    folder = spec.run.output_dir or new_run_folder("compile-rows", spec.model.model)
+    check_run(spec.model, prepared.source, folder, overwrite=spec.run.overwrite)
     if spec.shell.dry_run:
         return describe_plan(prepared)
-    folder = spec.run.output_dir or new_run_folder("compile-rows", spec.model.model)
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         for warning in prepared.warnings:
             progress.note(warning)

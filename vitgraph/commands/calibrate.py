@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, new_run_folder
 from vitgraph.specs import CalibrateSpec
 
@@ -21,7 +22,10 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     model = spec.model
     source = resolve_source(model)
     where = spec.output or new_run_folder("calibration", model.model).with_suffix(".json")
+    check_run(model, source, None, overwrite=spec.overwrite)
     check_file(where, spec.overwrite)
+    if spec.shell.dry_run:
+        return dry_run(spec, f"would calibrate {source.name} and save {where}")
     device = resolve_device(model.device)
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         progress.phase("loading the encoder")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitgraph.commands.checks import check_run
 from vitgraph.commands.shell import Shown, command_line, new_run_folder
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.specs import CompareSpec
@@ -49,6 +50,7 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
     if is_on_ranks and ran_on_ranks(bench.parallel, bench.model.device, folder, overwrite=bench.run.overwrite):
         return None
     prepared = prepare_compare(spec)
+    check_run(bench.model, prepared.bench.source, folder, overwrite=bench.run.overwrite, parallel=bench.parallel)
     if spec.shell.dry_run:
         return _describe(prepared)
     with rank_progress(spec.shell.quiet) as progress:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
 from vitgraph.specs import ProfileSpec
 
@@ -33,6 +34,9 @@ def profile(spec: ProfileSpec) -> Shown:
 
     prepared = prepare_profile(spec)
     folder = spec.output_dir or new_run_folder("profile", spec.model.model)
+    check_run(spec.model, prepared.source, folder, overwrite=spec.overwrite)
+    if spec.shell.dry_run:
+        return dry_run(spec, f"would profile {len(prepared.call.items)} item(s) of {prepared.source.name}")
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         record = run_profile(prepared, folder, command_line(), progress)
         write_profile_plot(record, folder / "plots", overwrite=True)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
 from vitgraph.specs import TuneSpec
 
@@ -39,6 +40,9 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     wanted = {"dtype": bench.model.dtype, "attn_backend": bench.model.attn_backend}
     profile = find_profile(bench.graph.calibration, prepared.source, wanted)
     folder, overwrite = bench.run.output_dir or new_run_folder("tune", bench.model.model), bench.run.overwrite
+    check_run(bench.model, None, folder, overwrite=overwrite)
+    if spec.shell.dry_run:
+        return dry_run(spec, f"would tune for {len(prepared.calls)} calls of {prepared.source.name}")
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         result = search(
             prepared.calls,

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown
 from vitgraph.specs import VerifySpec
 
 if TYPE_CHECKING:
     from vitgraph.records.record import Record
+    from vitgraph.verify.models import PreparedVerification
 
 
 def verify(spec: VerifySpec) -> Shown | None:
     """Prove that replay equals eager: every graph, random packings, poisoned memory, order, aliasing, clean-up."""
+    from vitgraph.commands.on_ranks import ran_on_ranks
     from vitgraph.report.verify_table import render_verify
     from vitgraph.verify.models import failure_of
 
-    record = _run(spec)
+    if not spec.shell.dry_run and ran_on_ranks(
+        spec.parallel, spec.model.device, spec.output_dir, overwrite=spec.overwrite
+    ):
+        return None
+    prepared = _prepare(spec)
+    check_run(spec.model, None, spec.output_dir, overwrite=spec.overwrite, parallel=spec.parallel)
+    if spec.shell.dry_run:
+        return dry_run(spec, f"would verify {'every row' if spec.every_row else ', '.join(spec.models)}")
+    record = _run(spec, prepared)
     if record is None:
         return None
     data = record.model_dump(mode="json")
@@ -29,31 +40,38 @@ def verify(spec: VerifySpec) -> Shown | None:
     )
 
 
-def _run(spec: VerifySpec) -> Record | None:
-    """Verifies what is asked for, and saves a record where an output folder is given.
-
-    Returns:
-        The record, of all ranks where there are several; None where another process shows it: rank 0, or the ranks that
-        this one started.
-    """
-    from contextlib import ExitStack
-
-    from vitgraph.commands.on_ranks import is_follower, joined, ran_on_ranks, rank_progress
+def _prepare(spec: VerifySpec) -> PreparedVerification:
+    from vitgraph.models.loading import check_weights
+    from vitgraph.models.registry import ModelSource
     from vitgraph.models.rows import ROWS
-    from vitgraph.records.store import ResultFolder
-    from vitgraph.verify.models import prepare_rows, prepare_verification, run_verification
+    from vitgraph.verify.models import prepare_rows, prepare_verification
 
-    if ran_on_ranks(spec.parallel, spec.model.device, spec.output_dir, overwrite=spec.overwrite):
-        return None
     settings = {
         "calls": spec.calls,
         "token_budgets": spec.graph.token_budgets or None,
         "max_items": spec.graph.max_vision_items_per_batch or None,
     }
     if spec.every_row:
-        prepared = prepare_rows(ROWS, spec.model, debug_size=spec.debug_size, **settings)
-    else:
-        prepared = prepare_verification(spec.models, spec.model, **settings)
+        return prepare_rows(ROWS, spec.model, debug_size=spec.debug_size, **settings)
+    prepared = prepare_verification(spec.models, spec.model, **settings)
+    for target in prepared.targets.values():
+        if isinstance(target, ModelSource):
+            check_weights(target, spec.model.load_format)
+    return prepared
+
+
+def _run(spec: VerifySpec, prepared: PreparedVerification) -> Record | None:
+    """Verifies what is asked for, and saves a record where an output folder is given.
+
+    Returns:
+        The record, of all ranks where there are several; None on a rank that another one shows it for.
+    """
+    from contextlib import ExitStack
+
+    from vitgraph.commands.on_ranks import is_follower, joined, rank_progress
+    from vitgraph.records.store import ResultFolder
+    from vitgraph.verify.models import run_verification
+
     with ExitStack() as stack:
         folder = None
         if spec.output_dir is not None and not is_follower():

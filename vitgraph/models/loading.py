@@ -47,8 +47,7 @@ def load_encoder(
         ModelError: The checkpoint lacks tensors or their shapes differ, or `load_format` is unknown.
         BackendError: The backend does not take the tower's head width or dtype.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ModelError(f"unknown load format {load_format!r}; known: {', '.join(LOAD_FORMATS)}")
+    check_weights(source, load_format)
     encoder_class = source.row.encoder_class()
     rule = source.rule()
     reason = attention.unsupported_reason(encoder_class.head_width(source.vision_config), dtype)
@@ -57,8 +56,6 @@ def load_encoder(
     modules = encoder_class.build_modules(source.vision_config, source.extra, dtype, device)
     if load_format == "dummy":
         randomize(modules, seed)
-    elif source.weights is None:
-        raise ModelError(f"{source.name} has no published weights; use --load-format dummy")
     else:
         _load_weights(encoder_class, modules, source)
     set_attention(modules, attention)
@@ -66,6 +63,18 @@ def load_encoder(
     use_patch_products(encoder)
     use_aligned_mlps(encoder)
     return encoder
+
+
+def check_weights(source: ModelSource, load_format: str) -> None:
+    """Refuses a way of loading that is unknown, or weights that are nowhere.
+
+    Raises:
+        ModelError: Either.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise ModelError(f"unknown load format {load_format!r}; known: {', '.join(LOAD_FORMATS)}")
+    if load_format != "dummy" and source.weights is None:
+        raise ModelError(f"{source.name} has no published weights; use --load-format dummy")
 
 
 MATRIX_GAIN = 0.5

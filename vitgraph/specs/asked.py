@@ -148,7 +148,7 @@ class TuneSpec(Spec):
         without=(
             *("compile", "token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "compilation_config"),
             *("packing", "slot_tiers", "video_pruning_rate", "rounds", "baseline", "monolithic_crops"),
-            *("fail_on_slower", "parallel", "compile_rows", "num_warmups", "dry_run"),
+            *("fail_on_slower", "parallel", "compile_rows", "num_warmups"),
         ),
         num_warmups=0,
     )
