@@ -8,7 +8,20 @@ EXIT_USAGE = 2
 EXIT_NOTHING_REPLAYED = 3
 EXIT_INCORRECT = 4
 EXIT_SLOWER = 5
+EXIT_HUB = 6
 EXIT_INTERRUPTED = 130
+
+EXIT_STATUSES = {
+    EXIT_OK: "It did what was asked.",
+    EXIT_UNEXPECTED: "It could not be done for a reason of its own, which the last line names.",
+    EXIT_USAGE: "A setting, an option or an input that cannot be used as given; nothing was run.",
+    EXIT_NOTHING_REPLAYED: "Graph mode was asked for, and not one graph was captured or replayed.",
+    EXIT_INCORRECT: "Replay and eager disagree beyond the tolerance, or an output is not finite.",
+    EXIT_SLOWER: "`--fail-on-slower` was given, and it is slower.",
+    EXIT_HUB: "The model hub is needed and cannot be reached.",
+    EXIT_INTERRUPTED: "It was stopped (Ctrl-C, SIGTERM, SIGHUP); what was measured is saved.",
+}
+"""What the exit statuses of every command mean."""
 
 
 class VitgraphError(Exception):
@@ -33,6 +46,12 @@ class InputError(UsageError):
 
 class ModelError(UsageError):
     """A model, preset or checkpoint that cannot be resolved or loaded."""
+
+
+class HubUnreachableError(UsageError):
+    """A model or a data set of the hub that is not here, while the hub cannot be reached."""
+
+    exit_status = EXIT_HUB
 
 
 class BackendError(UsageError):

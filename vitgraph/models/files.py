@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from vitgraph.errors import ModelError
-from vitgraph.models.registry import all_presets
+from vitgraph.errors import HubUnreachableError, ModelError
+from vitgraph.hub import hub_problem
 
 CONFIG_FILE = "config.json"
 
@@ -39,14 +39,17 @@ def download(hub_id: str, file: str, revision: str | None, *, required: bool) ->
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
+    ways_out = "use --load-format dummy with a preset (`vitgraph models` lists them) or a local checkpoint folder"
+    is_offline = hub_problem() is not None
     try:
-        return Path(hf_hub_download(hub_id, file, revision=revision))
+        # The hub's own library would ask again and again for a minute.
+        return Path(hf_hub_download(hub_id, file, revision=revision, local_files_only=is_offline))
     except LocalEntryNotFoundError as error:
         if not required:
             return None
-        raise ModelError(
-            f"{hub_id}: {file} is not cached and the hub cannot be reached ({error.__class__.__name__}). Use "
-            f"--load-format dummy with a preset ({', '.join(all_presets())}), a local checkpoint folder, or go online"
+        why = f" ({hub_problem()})" if is_offline else ""
+        raise HubUnreachableError(
+            f"{hub_id}: {file} is not cached, and the hub cannot be reached{why}; {ways_out}"
         ) from error
     except EntryNotFoundError as error:
         if not required:
@@ -54,8 +57,7 @@ def download(hub_id: str, file: str, revision: str | None, *, required: bool) ->
         raise ModelError(f"{hub_id} has no file {file}; is it a transformers checkpoint?") from error
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise ModelError(
-            f"{hub_id}: {file} could not be fetched: {error}. Use --load-format dummy with a preset "
-            f"({', '.join(all_presets())}) or a local checkpoint folder"
+            f"{hub_id}: {file} could not be fetched: {' '.join(str(error).split())}; {ways_out}"
         ) from error
 
 

@@ -5,7 +5,9 @@ Nothing here imports torch or a family file until one is resolved.
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -154,6 +156,15 @@ def resolve_model(name: str, *, revision: str | None = None) -> ModelSource:
         from vitgraph.models.checkpoints import source_from_hub
 
         return source_from_hub(name, revision)
-    raise ModelError(
-        f"model {name!r} is neither a preset, a local folder nor a hub id. Presets: {', '.join(all_presets())}"
-    )
+    raise ModelError(f"model {name!r} is neither a preset, a local folder nor a hub id; {_near_presets(name)}")
+
+
+def _near_presets(name: str) -> str:
+    """The few presets that are like a name, also where it says more or less than they do."""
+    plain = {re.sub(r"[^a-z0-9]", "", preset.lower()): preset for preset in all_presets()}
+    wanted = re.sub(r"[^a-z0-9]", "", name.lower())
+    close = [preset for text, preset in plain.items() if len(wanted) > 2 and (text in wanted or wanted in text)]
+    close += [plain[text] for text in difflib.get_close_matches(wanted, plain, n=3, cutoff=0.6)]
+    few = list(dict.fromkeys(close))[:4]
+    listed = "`vitgraph models` lists the presets"
+    return f"did you mean {', '.join(few)}? {listed}" if few else listed

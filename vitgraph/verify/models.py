@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitgraph.attention.registry import AUTO, create_backend
-from vitgraph.errors import IncorrectOutputError, NothingReplayedError, RankFailedError, VitgraphError
+from vitgraph.errors import (
+    HubUnreachableError,
+    IncorrectOutputError,
+    NothingReplayedError,
+    RankFailedError,
+    VitgraphError,
+)
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import check_model, resolve_device, resolve_dtype, resolve_source
@@ -213,7 +219,7 @@ def verify_model(
         result = replace(verify_row(encoder, seed=seed, **settings), compiled_blocks=compiled)
         # Its reference cycles hold device memory until they are collected.
         del encoder, attention
-    except RankFailedError:
+    except (RankFailedError, HubUnreachableError):
         raise
     except Exception as error:
         # As in `verify_row`: the reason goes into the result.

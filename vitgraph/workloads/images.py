@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.hub import require_hub
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import (
     MediaItem,
@@ -224,6 +225,8 @@ def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any
     import datasets  # takes most of a second, and only this kind of workload needs it
     from datasets.io.parquet import ParquetDatasetReader
 
+    if source.folder is None:
+        require_hub(f"data set {source.label} is not a local folder or file", _WAYS_OUT)
     try:
         if source.folder is None:
             rows = datasets.load_dataset(

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from vitgraph import hub
 from vitgraph.attention import registry
 from vitgraph.attention.registry import BACKENDS
 from vitgraph.cli import app
@@ -242,7 +243,7 @@ def unreachable(request: Any, timeout: float) -> Any:
 )
 def test_the_hub_answers_or_the_reason_is_kept(online: None, open_url: Any, reason: str | None) -> None:
     expected = {"endpoint": "https://hub.example", "reachable": reason is None, "reason": reason}
-    assert doctor.check_hub(open_url) == expected
+    assert hub.check_hub(open_url) == expected
 
 
 def test_a_hub_that_hangs_costs_no_more_than_the_bound(online: None) -> None:
@@ -253,14 +254,14 @@ def test_a_hub_that_hangs_costs_no_more_than_the_bound(online: None) -> None:
         return nullcontext()
 
     started = time.perf_counter()
-    found = doctor.check_hub(hang, timeout_s=0.2)
+    found = hub.check_hub(hang, timeout_s=0.2)
     answered.set()
     assert time.perf_counter() - started < 1.0
     assert found["reason"] == "no answer within 0.2 s"
 
 
 def test_the_bound_is_three_seconds() -> None:
-    assert doctor.HUB_TIMEOUT_S == 3.0
+    assert hub.HUB_TIMEOUT_S == 3.0
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
