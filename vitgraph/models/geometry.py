@@ -152,6 +152,11 @@ class GeometryRule(ABC):
         """Smallest budget of the model and the most tokens that one call may hold."""
         return min(path.min_token_budget for path in self.graph_config().paths.values()), max_call_tokens
 
+    @property
+    def upstream_smallest_budget(self) -> int:
+        """Smallest budget of the list that vLLM 0.33 makes by itself for this family."""
+        return self.budget_range(0)[0]
+
     def geometry(self, width: int, height: int, frames: int = 1, fps: float | None = None) -> ItemGeometry:
         """Geometry of an item; one frame is an image, more are a video."""
         if width < 1 or height < 1 or frames < 1:
@@ -352,6 +357,11 @@ class MergedGridRule(GeometryRule):
 
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {"pixel_values": self.checked_grid(geometry).patches}
+
+    @property
+    def upstream_smallest_budget(self) -> int:
+        # A constant there, whatever the checkpoint's pixel floor is.
+        return 64
 
     def min_token_budget(self) -> int:
         """Tokens of a 224x224 image by the processor's own rule, pixel floor included."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.registry import ModelSource, preset_of, row_of_config
+from vitgraph.models.registry import ModelSource, preset_of, resolve_model, row_of_config
 from vitgraph.models.rows import IMAGES_ONLY, NOT_YET, ROWS
 
 VISION = {"hidden_size": 64, "depth": 2}
@@ -73,3 +73,22 @@ def test_a_variants_own_preset_says_what_its_files_leave_open() -> None:
     assert preset_of(row, "UnlimitedOCRForCausalLM")["processor"]["max_crops"] == 32
     assert preset_of(row, "DeepseekOCRForCausalLM")["processor"]["max_crops"] == 6
     assert preset_of(row, "UnlimitedOcrForConditionalGeneration")["processor"]["max_crops"] == 32
+
+
+@pytest.mark.parametrize(
+    ("preset", "ours", "upstream"),
+    [
+        ("qwen2.5-vl-7b", 64, 64),
+        ("minimax-m3", 64, 64),
+        ("gemma-4-26b-a4b", 70, 70),
+        ("llama-4-scout", 144, 144),
+        ("deepseek-ocr", 272, 272),
+        ("deepseek-vl2", 392, 421),
+    ],
+)
+def test_both_smallest_budgets_are_known(preset: str, ours: int, upstream: int) -> None:
+    rule = resolve_model(preset).rule()
+    assert (rule.budget_range(8192)[0], rule.upstream_smallest_budget) == (ours, upstream)
+    if preset == "minimax-m3":
+        rule.processor["size"] = {"shortest_edge": 28 * 28 * 100, "longest_edge": 28 * 28 * 1000}
+        assert (rule.budget_range(8192)[0] > 64, rule.upstream_smallest_budget) == (True, 64)

@@ -108,6 +108,12 @@ def test_known_sizes(size: tuple[int, int], grid: tuple[int, int]) -> None:
     assert rule.final_tokens(item) == spec.output_tokens
 
 
+def test_the_larger_model_cuts_images_as_long_as_the_global_view() -> None:
+    grids = {name: full_rule(name).crop_grid(728, 728) for name in ("step3-vl-10b", "step3-321b")}
+    assert grids == {"step3-vl-10b": (0, 0), "step3-321b": (2, 2)}
+    assert full_rule("step3-321b").crop_grid(727, 727) == (0, 0)
+
+
 @pytest.mark.parametrize("preset", ["step3-vl-10b", "step3-321b"])
 def test_each_path_has_budgets_from_its_own_view(preset: str) -> None:
     rule = full_rule(preset)

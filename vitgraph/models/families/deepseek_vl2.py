@@ -101,6 +101,11 @@ class DeepseekVL2Rule(TileRule):
         item, side = self.checked_tiles(geometry), self.cells
         return side * (side + 1) + 1 + item.rows * side * (item.columns * side + 1)
 
+    @property
+    def upstream_smallest_budget(self) -> int:
+        # An image of one tile, newlines and separator counted.
+        return self.cells * (self.cells + 1) * 2 + 1
+
     def projector_flops(self) -> float:
         out, depth = self.output_width, int(self.extra["projector_depth"])
         merged = self.vision_config["hidden_size"] * self.merge**2

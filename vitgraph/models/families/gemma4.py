@@ -162,6 +162,10 @@ class Gemma4Rule(MergedGridRule):
         widths = sorted(width for width in self.processor["supported_soft_tokens"] if width <= self.max_row_tokens)
         return (CaptureAxis(ROW_WIDTH_AXIS, tuple((width,) for width in widths)),)
 
+    @property
+    def upstream_smallest_budget(self) -> int:
+        return self.budget_range(0)[0]
+
     def graph_config(self) -> EncoderCudaGraphConfig:
         smallest = min(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
         return EncoderCudaGraphConfig(

@@ -161,9 +161,13 @@ class Step3VLRule(TwoPathRule):
         return new_width, new_height
 
     def window(self, width: int, height: int) -> int:
-        """Pixels on a side of the window for an image of `bounded_size`; 0 where it is not cut."""
+        """Pixels on a side of the window for an image of `bounded_size`; 0 where it is not cut.
+
+        The 321B model cuts an image whose long side is the global view's; the 10B model and its successors do not,
+        though vLLM 0.33, which has one processor for both, cuts theirs too.
+        """
         short, long = sorted((width, height))
-        if long <= self.global_side:
+        if long < self.global_side or (self.is_perception and long == self.global_side):
             return short if long / short > WIDE_ENOUGH else 0
         return min(short, self.local_side) if long / short > LONG_STRIP else self.local_side
 
