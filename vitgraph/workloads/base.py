@@ -66,10 +66,14 @@ class Request:
     Attributes:
         index: Place of the request among the measured requests (or among the warm-ups), from 0.
         items: Images and videos of the request.
+        call: The encoder call that the source puts it in; None where it names none.
+        arrival_s: When it arrived, in seconds; None where the source does not say.
     """
 
     index: int
     items: tuple[MediaItem, ...]
+    call: str | None = None
+    arrival_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ import io
 import math
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import WorkloadSpec
-from vitgraph.workloads.base import MediaItem, Provenance, Workload, choose_warmups, number_requests, shrink_size
+from vitgraph.workloads.base import MediaItem, Provenance, Request, Workload, choose_warmups, shrink_size
 from vitgraph.workloads.request_log import unpacked
 
 TRACE_FOLDER = Path(__file__).with_name("traces")
@@ -54,9 +54,11 @@ SHIPPED_TRACES: dict[str, ShippedTrace] = {
 }
 
 _SIZE_COLUMNS = ("width", "height", "frames")
-_COLUMNS = (*_SIZE_COLUMNS, "request", "fps")
+_COLUMNS = (*_SIZE_COLUMNS, "request", "fps", "call", "arrival_s")
 _POSITIVE_INTEGER = re.compile(r"0*[1-9][0-9]{0,8}", re.ASCII)
-_HEADER_RULE = "the first line must name the columns width,height and, where needed, frames, request and fps"
+_HEADER_RULE = (
+    "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s"
+)
 
 
 def resolve_trace_path(name_or_path: str | None) -> tuple[Path, str | None]:
@@ -108,19 +110,20 @@ def build_trace(spec: WorkloadSpec) -> Workload:
     assumed_fps = SHIPPED_TRACES[shipped].video_fps if shipped else None
     video_fps = assumed_fps if spec.video_fps is None else spec.video_fps
     content = _read_bytes(path)
-    groups = _parse_groups(path.name, content, video_fps)
+    found = _parse_requests(path.name, content, video_fps)
     num_shrunk = 0
     if spec.max_pixels_per_item is not None:
-        groups, num_shrunk = _shrink_groups(groups, spec.max_pixels_per_item)
+        found, num_shrunk = _shrink_requests(found, spec.max_pixels_per_item)
     if spec.shuffle_trace:
-        groups = [groups[int(index)] for index in np.random.default_rng(spec.seed).permutation(len(groups))]
+        found = [found[int(index)] for index in np.random.default_rng(spec.seed).permutation(len(found))]
+    groups = [request.items for request in found]
     warmups, warmup_source = choose_warmups(groups, spec.num_prompts, spec.num_warmups, spec.seed)
-    requests = number_requests(groups[: spec.num_prompts])
+    requests = tuple(replace(request, index=index) for index, request in enumerate(found[: spec.num_prompts]))
     provenance: Provenance = {
         "dataset": "trace",
         "trace": shipped or str(path),
         "file_sha256": hashlib.sha256(content).hexdigest(),
-        "requests_in_trace": len(groups),
+        "requests_in_trace": len(found),
         "requests_wanted": spec.num_prompts,
         "requests_measured": len(requests),
         "fewer_than_wanted": len(requests) < spec.num_prompts,
@@ -138,8 +141,8 @@ def build_trace(spec: WorkloadSpec) -> Workload:
 def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False) -> Path:
     """Writes the measured requests of a workload as a trace that reads back with the same fingerprint.
 
-    The columns are width, height, frames and request, and fps where a video still has file frames. A request without
-    items is a row whose sizes are empty. Warm-ups and pixels are not written.
+    The columns are width, height, frames and request; fps where a video still has file frames; call and arrival_s where
+    requests name them. A request without items is a row whose sizes are empty. Warm-ups and pixels are not written.
 
     Args:
         workload: What to write.
@@ -155,16 +158,14 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
     target = Path(path)
     if workload.num_items == 0:
         raise UsageError(f"workload {workload.name!r} has no items to write to {target}; a trace needs at least one")
-    has_fps = any(item.fps is not None for request in workload.requests for item in request.items)
+    rows = [row for index, request in enumerate(workload.requests) for row in _rows_of(index, request)]
+    columns = [
+        column for column in _COLUMNS if column in (*_SIZE_COLUMNS, "request") or any(row[column] for row in rows)
+    ]
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_SIZE_COLUMNS, "request", *(["fps"] if has_fps else [])])
-    for index, request in enumerate(workload.requests):
-        if not request.items:
-            writer.writerow(["", "", "", index, *([""] if has_fps else [])])
-        for item in request.items:
-            rate = [] if not has_fps else ["" if item.fps is None else repr(float(item.fps))]
-            writer.writerow([item.width, item.height, item.frames, index, *rate])
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     try:
         with target.open("w" if overwrite else "x", encoding="utf-8", newline="") as file:
             file.write(text.getvalue())
@@ -177,6 +178,19 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
     return target
 
 
+def _rows_of(index: int, request: Request) -> list[dict[str, object]]:
+    """The rows of a request by column; values that are not known are empty."""
+    arrival = "" if request.arrival_s is None else repr(request.arrival_s)
+    of_request = {"request": index, "call": request.call or "", "arrival_s": arrival}
+    empty = {"width": "", "height": "", "frames": "", "fps": ""}
+    return [{**_item_cells(item), **of_request} for item in request.items] or [{**empty, **of_request}]
+
+
+def _item_cells(item: MediaItem) -> dict[str, object]:
+    rate = "" if item.fps is None else repr(float(item.fps))
+    return {"width": item.width, "height": item.height, "frames": item.frames, "fps": rate}
+
+
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as raw, unpacked(raw) as file:
@@ -186,8 +200,17 @@ def _read_bytes(path: Path) -> bytes:
         raise InputError(f"cannot read the trace {path}: {reason}; name a CSV file that can be read") from error
 
 
-def _parse_groups(name: str, content: bytes, video_fps: float | None) -> list[tuple[MediaItem, ...]]:
-    """The items of every request, requests in the order in which they first appear."""
+@dataclass(slots=True)
+class _Rows:
+    """What the rows of one request say; `call` and `arrival_s` are those of its first row."""
+
+    call: str | None
+    arrival_s: float | None
+    items: list[MediaItem] = field(default_factory=list)
+
+
+def _parse_requests(name: str, content: bytes, video_fps: float | None) -> list[Request]:
+    """Every request, in the order in which they first appear."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -197,7 +220,7 @@ def _parse_groups(name: str, content: bytes, video_fps: float | None) -> list[tu
         ) from error
     reader = csv.reader(io.StringIO(text, newline=""))
     header: list[str] | None = None
-    groups: dict[str, list[MediaItem]] = {}
+    groups: dict[str, _Rows] = {}
     rows_without_items: dict[str, int] = {}
     try:
         for cells in reader:
@@ -214,25 +237,30 @@ def _parse_groups(name: str, content: bytes, video_fps: float | None) -> list[tu
                 raise InputError(
                     f"{name}:{line}: column request is empty; name the request of every row, or drop the column"
                 )
-            items = groups.setdefault(request, [])
+            rows = groups.setdefault(request, _Rows(row.get("call") or None, _parse_arrival(f"{name}:{line}", row)))
+            if rows.call != (row.get("call") or None):
+                raise InputError(
+                    f"{name}:{line}: request {request!r} is in call {rows.call!r} and in {row.get('call')!r}; it can "
+                    "be in one only. Give its parts request names of their own"
+                )
             if "request" in row and not any(row.get(column) for column in _SIZE_COLUMNS):
                 rows_without_items[request] = line
                 continue
-            items.append(_parse_item(f"{name}:{line}", row, video_fps))
+            rows.items.append(_parse_item(f"{name}:{line}", row, video_fps))
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not CSV ({error}); {_HEADER_RULE}") from error
-    if header is None or not any(groups.values()):
+    if header is None or not any(rows.items for rows in groups.values()):
         raise InputError(
             f"{name}: no {'rows' if header else 'header'}; {_HEADER_RULE}, and each further line is an "
             "item, for example 640,480,1"
         )
     for request, line in rows_without_items.items():
-        if groups[request]:
+        if groups[request].items:
             raise InputError(
                 f"{name}:{line}: columns width and height are empty, yet request {request!r} has other rows; an empty "
                 "row stands for a request without items and must be its only one"
             )
-    return [tuple(items) for items in groups.values()]
+    return [Request(index, tuple(rows.items), rows.call, rows.arrival_s) for index, rows in enumerate(groups.values())]
 
 
 def _check_header(name: str, line: int, cells: list[str]) -> list[str]:
@@ -289,14 +317,27 @@ def _parse_fps(source: str, text: str) -> float | None:
     return fps
 
 
-def _shrink_groups(groups: list[tuple[MediaItem, ...]], max_pixels: int) -> tuple[list[tuple[MediaItem, ...]], int]:
+def _parse_arrival(source: str, row: dict[str, str]) -> float | None:
+    text = row.get("arrival_s", "")
+    if not text:
+        return None
+    try:
+        arrival = float(text)
+    except ValueError:
+        arrival = math.nan
+    if not math.isfinite(arrival):
+        raise InputError(f"{source}: column arrival_s is {text!r}; it must be a number of seconds, for example 12.5")
+    return arrival
+
+
+def _shrink_requests(requests: list[Request], max_pixels: int) -> tuple[list[Request], int]:
     num_shrunk = 0
-    shrunk_groups = []
-    for group in groups:
+    found = []
+    for request in requests:
         shrunk = []
-        for item in group:
+        for item in request.items:
             width, height = shrink_size(item.width, item.height, max_pixels)
             num_shrunk += (width, height) != (item.width, item.height)
             shrunk.append(MediaItem(width, height, item.frames, item.fps, item.source))
-        shrunk_groups.append(tuple(shrunk))
-    return shrunk_groups, num_shrunk
+        found.append(replace(request, items=tuple(shrunk)))
+    return found, num_shrunk

@@ -1,0 +1,246 @@
+"""The encoder calls that a serving engine makes of arriving requests: a model of vLLM 0.33's scheduler.
+
+Read from vLLM 0.33.0, `v1/core/sched/scheduler.py`, `v1/core/encoder_cache_manager.py` and `multimodal/utils.py`:
+a step schedules up to `max_num_batched_tokens` tokens, running requests first, then waiting ones in order. An item is
+encoded in the step whose tokens first touch it, while the step's encoder budget and the encoder cache hold it; else
+the request's tokens are cut just before it. Consecutive items of one modality in a step are one call. Not modelled: KV
+cache limits and preemption, prefix caching, and images that come twice (a trace of sizes does not name them).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from vitgraph.errors import InputError
+from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.workloads.base import SkippedItem, Workload
+from vitgraph.workloads.calls import arrivals_of, split_by_calls
+
+if TYPE_CHECKING:
+    from vitgraph.models.geometry import GeometryRule
+
+MOST_RUNNING = 1024
+"""Requests that run at once, vLLM's default on a large GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """What is assumed of the engine around the encoder; stated with every result that uses it.
+
+    Attributes:
+        step_ms: A step of the language model, whatever its tokens.
+        token_us: What each prompt token adds to a step, in microseconds.
+        text_tokens: Text tokens of a prompt, after its items.
+        output_tokens: Tokens that are generated for a request, one a step.
+        max_num_batched_tokens: Tokens of a step.
+    """
+
+    step_ms: float = 10.0
+    token_us: float = 20.0
+    text_tokens: int = 64
+    output_tokens: int = 256
+    max_num_batched_tokens: int = 16384
+
+    def __str__(self) -> str:
+        return (
+            f"assumed, not measured: a step of the language model takes {self.step_ms:g} ms and {self.token_us:g} us "
+            f"a prompt token, prompts have {self.text_tokens} text tokens, answers {self.output_tokens} tokens, a step "
+            f"up to {self.max_num_batched_tokens} tokens"
+        )
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in the engine: `starts` are the places of its items in the prompt."""
+
+    index: int
+    items: Sequence[EncoderItemSpec]
+    starts: list[int]
+    prompt: int
+    computed: int = 0
+    encoded: int = 0
+    generated: int = 0
+
+    def tokens_held(self) -> int:
+        """Encoder outputs in the cache that the language model has not passed yet."""
+        if self.computed >= self.prompt:
+            return 0
+        ends = [start + item.output_tokens for start, item in zip(self.starts, self.items, strict=True)]
+        return sum(
+            item.output_tokens
+            for item, end in zip(self.items[: self.encoded], ends[: self.encoded], strict=True)
+            if end > self.computed
+        )
+
+
+@dataclass(slots=True)
+class EngineCalls:
+    """The calls of a replay.
+
+    Attributes:
+        calls: Of each call, pairs of request and item place, in order.
+        starts_s: When each call's step begins.
+        steps: Steps that the engine made.
+        elapsed_s: When the last request was answered.
+    """
+
+    calls: list[list[tuple[int, int]]] = field(default_factory=list)
+    starts_s: list[float] = field(default_factory=list)
+    steps: int = 0
+    elapsed_s: float = 0.0
+
+
+def replay_arrivals(
+    requests: Sequence[Sequence[EncoderItemSpec]],
+    arrivals_s: Sequence[float],
+    encoder_ms: Callable[[Sequence[EncoderItemSpec]], float],
+    engine: EngineModel,
+) -> EngineCalls:
+    """Replays arrivals through the scheduler.
+
+    Args:
+        requests: Items of each request; they may arrive in any order.
+        arrivals_s: When each arrives.
+        encoder_ms: What a call takes.
+        engine: What is assumed of the engine.
+    """
+    waiting = deque(sorted(range(len(requests)), key=lambda index: (arrivals_s[index], index)))
+    largest = max((item.output_tokens for items in requests for item in items), default=0)
+    cache = max(engine.max_num_batched_tokens, largest)
+    running: list[_Running] = []
+    found, now = EngineCalls(), 0.0
+    while waiting or running:
+        if not running and arrivals_s[waiting[0]] > now:
+            now = arrivals_s[waiting[0]]
+        step = _Step(engine, cache, running)
+        for request in running:
+            step.schedule(request)
+        while waiting and arrivals_s[waiting[0]] <= now and len(running) < MOST_RUNNING and step.tokens_left > 0:
+            request = _enter(waiting[0], requests[waiting[0]], engine)
+            if not step.schedule(request):
+                break
+            running.append(request)
+            waiting.popleft()
+        calls = step.calls()
+        found.calls += calls
+        found.starts_s += [now] * len(calls)
+        found.steps += 1
+        by_place = [[requests[request][place] for request, place in call] for call in calls]
+        now += (sum(map(encoder_ms, by_place)) + engine.step_ms + step.prompt_tokens * engine.token_us / 1e3) / 1e3
+        running = [request for request in running if request.generated < max(1, engine.output_tokens)]
+    found.elapsed_s = now
+    return found
+
+
+@dataclass(slots=True)
+class ReplayedWorkload:
+    """A workload as an engine would call the encoder for it.
+
+    Attributes:
+        workload: Its requests name their calls; its provenance says what was assumed.
+        calls: The calls.
+        split: Requests whose items are in several calls, each of which counts as a request of its own.
+    """
+
+    workload: Workload
+    calls: EngineCalls
+    split: int
+
+
+def replay_workload(
+    workload: Workload,
+    rule: GeometryRule,
+    encoder_ms: Callable[[Sequence[EncoderItemSpec]], float],
+    engine: EngineModel,
+    request_rate: str,
+    seed: int,
+) -> ReplayedWorkload:
+    """Replays a workload's requests as they arrive.
+
+    Args:
+        workload: The requests.
+        rule: The model's rule; items that it refuses are left out, and named.
+        encoder_ms: What a call takes.
+        engine: What is assumed of the engine.
+        request_rate: Requests a second, or `trace` for the arrivals that the trace names.
+        seed: Seed of the arrivals.
+
+    Raises:
+        UsageError: The rate is not one, or the trace names no arrivals.
+    """
+    arrivals = arrivals_of(request_rate, workload.requests, seed)
+    skipped, requests, specs = list(workload.skipped), [], []
+    for request, arrival in zip(workload.requests, arrivals, strict=True):
+        usable = []
+        for item in request.items:
+            try:
+                usable.append((item, rule.item_spec(rule.geometry(item.width, item.height, item.frames, item.fps))))
+            except InputError as error:
+                skipped.append(SkippedItem(item.source or f"request {request.index}", str(error)))
+        requests.append(replace(request, items=tuple(item for item, _ in usable), arrival_s=arrival))
+        specs.append([spec for _, spec in usable])
+    if not any(specs):
+        raise InputError(f"no item of {workload.name} is one that this model takes; there is nothing to replay")
+    calls = replay_arrivals(specs, arrivals, encoder_ms, engine)
+    parts = split_by_calls(requests, calls.calls)
+    provenance = {
+        **workload.provenance,
+        "request_rate": request_rate,
+        "engine": str(engine),
+        "requests_split_over_calls": len(parts) - sum(map(bool, specs)),
+    }
+    replayed = replace(workload, requests=tuple(parts), skipped=tuple(skipped), provenance=provenance)
+    return ReplayedWorkload(replayed, calls, len(parts) - sum(map(bool, specs)))
+
+
+def _enter(index: int, items: Sequence[EncoderItemSpec], engine: EngineModel) -> _Running:
+    starts, place = [], 0
+    for item in items:
+        starts.append(place)
+        place += item.output_tokens
+    return _Running(index, items, starts, max(1, place + engine.text_tokens))
+
+
+class _Step:
+    """One step of the scheduler in the making."""
+
+    def __init__(self, engine: EngineModel, cache: int, running: Sequence[_Running]) -> None:
+        self.tokens_left, self.encoder_left, self.prompt_tokens = engine.max_num_batched_tokens, cache, 0
+        self.cache_left = cache - sum(request.tokens_held() for request in running)
+        self.items: list[tuple[int, int, str]] = []
+
+    def schedule(self, request: _Running) -> bool:
+        """Takes what fits of a request's next tokens and the items that they touch; False where nothing does."""
+        if request.computed >= request.prompt:
+            request.generated += 1
+            self.tokens_left -= 1
+            return True
+        tokens = self._encode(request, min(request.prompt - request.computed, max(0, self.tokens_left)))
+        request.computed += tokens
+        request.generated += request.computed == request.prompt
+        self.tokens_left -= tokens
+        self.prompt_tokens += tokens
+        return tokens > 0
+
+    def _encode(self, request: _Running, tokens: int) -> int:
+        """Schedules the items in the next `tokens` tokens; returns how many of those the items allow."""
+        while request.encoded < len(request.items):
+            place, start = request.encoded, request.starts[request.encoded]
+            if start >= request.computed + tokens:
+                break
+            item = request.items[place]
+            if item.output_tokens > min(self.encoder_left, self.cache_left):
+                return max(0, start - request.computed)
+            self.encoder_left -= item.output_tokens
+            self.cache_left -= item.output_tokens
+            self.items.append((request.index, place, item.modality))
+            request.encoded += 1
+        return tokens
+
+    def calls(self) -> list[list[tuple[int, int]]]:
+        """Runs of consecutive items of one modality."""
+        return [[(index, place) for index, place, _ in run] for _, run in groupby(self.items, key=lambda item: item[2])]
