@@ -14,7 +14,7 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     from vitgraph.measure.setup import load, resolve_device, resolve_dtype, resolve_source
     from vitgraph.predict.profile_summary import describe_profile
     from vitgraph.predict.towers import tower_shape
-    from vitgraph.records.store import check_file
+    from vitgraph.records.store import RecordFileError, check_file
     from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.tune_tables import render_profile
     from vitgraph.tuning.calibration import calibrate as measure
@@ -45,6 +45,18 @@ def calibrate(spec: CalibrateSpec) -> Shown:
             seed=model.seed,
             progress=progress,
         )
-    profile.save(where, overwrite=spec.overwrite)
+    failure = None
+    try:
+        profile.save(where, overwrite=spec.overwrite)
+    except RecordFileError as error:
+        # The answer is worth minutes of a GPU: it is shown all the same.
+        failure = error
     summary = describe_profile(profile)
-    return Shown(summary, partial(render_profile, summary), where, kept_as="profile")
+    return Shown(
+        summary,
+        partial(render_profile, summary),
+        where if failure is None else None,
+        kept_as="profile",
+        is_interrupted=profile.stopped is not None and failure is None,
+        failure=failure,
+    )

@@ -50,6 +50,7 @@ class CalibrationProfile:
         is_synthetic: True for made-up numbers, which serve tests only.
         created_at: When, as ISO 8601.
         elapsed_s: How long the measuring took.
+        stopped: Why it is not complete; None where it is.
     """
 
     model: dict[str, Any]
@@ -68,6 +69,7 @@ class CalibrationProfile:
     is_synthetic: bool = False
     created_at: str = ""
     elapsed_s: float = 0.0
+    stopped: str | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -146,8 +148,8 @@ class CalibrationProfile:
             "elapsed_s": self.elapsed_s,
         }
         record = {
-            "status": "complete",
-            "status_reason": None,
+            "status": "complete" if self.stopped is None else "interrupted",
+            "status_reason": self.stopped,
             "settings": dict(settings or {}),
             "resolved": {"model": name, "row": row, "compile": self.is_compiled},
             "environment": environment_of({**self.environment, **facts}),
@@ -210,6 +212,7 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
         is_synthetic=result.is_synthetic,
         created_at=record.created_at,
         elapsed_s=result.elapsed_s,
+        stopped=record.status_reason,
     )
     check_profile(profile)
     return profile

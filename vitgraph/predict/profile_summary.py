@@ -67,7 +67,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
         "capture_ms": float(np.median([point.capture_ms for point in profile.captures])) if profile.captures else None,
         "error": error.as_dict(),
         "error_text": str(error),
-        "notes": profile.notes,
+        "notes": [*profile.notes, *([profile.stopped] if profile.stopped else [])],
     }
 
 

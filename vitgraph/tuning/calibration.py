@@ -24,7 +24,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.holdout import predicted_holdout
-from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_profile
 from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
@@ -54,6 +54,8 @@ COPY_TOKENS = (256, 1024, 4096)
 CALLS_EVERY, LARGEST_CALL = 3, 4096
 MISSES_EVERY = 6
 FEWEST_EAGER = 8
+FEWEST_BUDGETS = 4
+"""Eager calls, and budgets of each path, that are timed however late it is: a cost model is made of them."""
 
 REPLAY_SHARE, EAGER_SHARE = 0.5, 0.75
 """Shares of the time limit by which the replays, and then the eager calls, stop; the rest is for the held-out calls."""
@@ -93,6 +95,9 @@ def calibrate(
 ) -> CalibrationProfile:
     """Measures a profile.
 
+    A stop by the user ends the measuring; what was measured until then is the profile, which says so, where it is
+    enough for a cost model.
+
     Args:
         encoder: The encoder, on the device to measure.
         max_tokens: Most output tokens of a call.
@@ -107,6 +112,7 @@ def calibrate(
     Raises:
         CaptureError: The encoder cannot be captured on its device.
         ProfileError: The time was too short for a profile.
+        KeyboardInterrupt: The user stopped it before there was enough.
     """
     run = _Calibration(encoder, max_tokens, time_limit_s, seed, progress)
     profile = CalibrationProfile(
@@ -118,7 +124,15 @@ def calibrate(
     )
     before = read_gpu_state(encoder.device)
     with torch.inference_mode(), _without_collection():
-        run.measure(profile, run.plan(budgets, slots), holdout_calls)
+        try:
+            run.measure(profile, run.plan(budgets, slots), holdout_calls)
+        except KeyboardInterrupt as stop:
+            profile.stopped = "stopped by the user; the points until then are kept"
+            profile.eager = run.sweeps.points()
+            try:
+                check_profile(profile)
+            except ProfileError:
+                raise stop from None
     profile.notes += validity_problems([before, read_gpu_state(encoder.device)])
     profile.holdout = predicted_holdout(CostModel(profile))
     profile.elapsed_s = run.elapsed_s
@@ -208,10 +222,10 @@ class _Calibration:
         profile.copies = [self.timing.copies(item) for item in copied.values()]
         has_moved = self.sweeps.movement_ms() is not None
         self._phase("measuring calls that the fit does not see", holdout_calls)
-        profile.holdout, profile.holdout_plans = measure_holdout(
+        measure_holdout(
+            profile,
             self.timing,
             self.catalogue,
-            self.facts,
             calls=holdout_calls,
             seed=self.seed,
             is_late=lambda: self._is_late(1.0 - LAST_SWEEP_SHARE if has_moved else 1.0),
@@ -240,13 +254,24 @@ class _Calibration:
             manager.capture(lambda done, total, key: self._step())
             self._note_captures(profile, manager)
             self._phase("timing replays", len(tiers))
-            for (path, budget), levels in tiers.items():
+            # By budget, so that a stop leaves every path with the small ones.
+            for (path, budget), levels in sorted(tiers.items(), key=lambda tier: tier[0][1]):
+                if self._is_late(REPLAY_SHARE) and self._has_enough_replays(profile):
+                    profile.notes.append(f"no replays of {budget} tokens and more were timed: the time was up")
+                    break
                 for axis_key in {key.axis_key for key in manager.graphs if key.path == path}:
                     self._measure_budget(profile, manager, GraphKey(path, budget, levels[0], axis_key), levels)
                 self._step()
             self._measure_calls(profile, manager, graphs)
         finally:
             manager.clear()
+
+    def _has_enough_replays(self, profile: CalibrationProfile) -> bool:
+        """Whether every path has replays of so many budgets that a cost model can be made of them."""
+        found: dict[str, set[int]] = {}
+        for point in profile.replays:
+            found.setdefault(point.path, set()).add(point.token_budget)
+        return all(len(found.get(path, ())) >= FEWEST_BUDGETS for path in self.facts.path_minimums)
 
     def _tiers(self, plan: _Plan, path: str, budget: int) -> tuple[int, ...]:
         """Slots of the batch that fills the budget, and the levels to measure where this is a budget for that."""
@@ -316,6 +341,8 @@ class _Calibration:
             return
         usable = [(key, levels) for key, levels in plan.slot_tiers.items() if key[1] <= LARGEST_CALL]
         for (path, budget), levels in usable[::CALLS_EVERY]:
+            if profile.calls and self._is_late(REPLAY_SHARE):
+                return
             batches = [(levels[0], self.catalogue.fill(path, budget))]
             if len(levels) > 1:
                 batches += self._many_segments(GraphKey(path, budget, levels[0]), levels)
@@ -383,6 +410,8 @@ class _Calibration:
             profile.notes.append(f"{left_out} eager calls were left out: the time was up")
         manager = EncoderCudaGraphManager(self.encoder, BudgetPlan(dict.fromkeys(self.timing.paths, ()), 1, 0, {}))
         for call in calls[::MISSES_EVERY]:
+            if any(not point.replays for point in profile.calls) and self._is_late(EAGER_SHARE):
+                break
             specs = [item.spec for item in call]
             missed = forced_batch(range(len(call)), specs, self.timing.paths, {})
             through, alone = self.timing.beside_eager(manager, [missed], call)

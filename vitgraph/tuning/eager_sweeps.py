@@ -80,11 +80,11 @@ class EagerSweeps:
             if ends_device_bound and timing.ms > HOST_BOUND * shortest_ms:
                 return
 
-    def points(self, calls: Iterable[Call]) -> list[EagerPoint]:
-        """Those of the calls that were timed, each with its fastest timing."""
+    def points(self, calls: Iterable[Call] | None = None) -> list[EagerPoint]:
+        """Those of the calls that were timed, or all that were, each with its fastest timing."""
         return [
             EagerPoint(tuple(item.spec for item in call), self._fastest(_key(call)))
-            for call in calls
+            for call in (self._calls.values() if calls is None else calls)
             if _key(call) in self._calls
         ]
 

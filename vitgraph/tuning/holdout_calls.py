@@ -8,6 +8,7 @@ import numpy as np
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, Settings, make_plan
 from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
@@ -26,32 +27,32 @@ FEWEST_CALLS = 6
 
 
 def measure_holdout(
+    profile: CalibrationProfile,
     timing: DeviceTiming,
     catalogue: ItemCatalogue,
-    facts: EncoderFacts,
     *,
     calls: int,
     seed: int,
     is_late: Callable[[], bool],
     tick: Callable[[], None],
-) -> tuple[list[HoldoutPoint], list[BudgetPlan]]:
+) -> None:
     """Captures random budgets, and measures random calls in graph and eager mode, one after the other.
 
     Args:
+        profile: Takes the calls as they are measured, and the graphs that they meet.
         timing: Times calls on the device.
         catalogue: Items to draw from.
-        facts: The encoder.
         calls: How many calls.
         seed: Seed of budgets and calls.
         is_late: Whether the time is up.
         tick: Called after each call.
     """
     if calls == 0:
-        return [], []
+        return
     rng = np.random.default_rng(seed)
-    plan = _random_plan(catalogue, facts, rng)
+    plan = _random_plan(catalogue, profile.encoder, rng)
+    profile.holdout_plans = [plan]
     manager = EncoderCudaGraphManager(timing.encoder, plan)
-    points = []
     try:
         manager.capture()
         for number in range(calls):
@@ -59,11 +60,10 @@ def measure_holdout(
                 break
             items = _random_call(catalogue, rng, number)
             graph, eager = timing.both(manager, items)
-            points.append(HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager))
+            profile.holdout.append(HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager))
             tick()
     finally:
         manager.clear()
-    return points, [plan]
 
 
 def _random_plan(catalogue: ItemCatalogue, facts: EncoderFacts, rng: np.random.Generator) -> BudgetPlan:

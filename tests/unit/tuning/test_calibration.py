@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,11 +19,13 @@ from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.profile_summary import describe_profile
+from vitgraph.records.store import read_record
 from vitgraph.report.tune_tables import render_profile
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning import device_timing
-from vitgraph.tuning.calibration import calibrate
+from vitgraph.tuning.calibration import FEWEST_BUDGETS, FEWEST_EAGER, calibrate
 from vitgraph.tuning.calibration_items import ItemCatalogue, budget_grid, encoder_facts
+from vitgraph.tuning.device_timing import DeviceTiming
 
 
 class Steps:
@@ -138,6 +141,9 @@ def test_catalogue_fills_budgets_of_every_family(preset: str) -> None:
         smallest = min(item.spec.tokens_on(path) for item in catalogue.images if item.spec.tokens_on(path))
         for budget in (max(512, smallest), 1500, 4000):
             batch = catalogue.fill(path, budget)
+            if not batch:
+                assert catalogue.min_tokens > budget
+                continue
             tokens = sum(item.spec.tokens_on(path) for item in batch)
             assert 0.45 * budget < tokens <= budget
             assert all(rule.item_spec(item.geometry) == item.spec for item in batch)
@@ -171,3 +177,46 @@ def test_a_first_run_that_builds_a_kernel_is_not_a_long_call(
     timed = device_timing.DeviceTiming(tower, 0).repeat(lambda: time.sleep(next(slow, 0.0)))[0]
     assert timed.repeats >= device_timing.FEWEST_REPEATS
     assert timed.high_ms < 10
+
+
+def stop_at(number: int, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """Stops in the n-th timing of a kind, as a user does."""
+    real, seen = getattr(DeviceTiming, method), []
+
+    def time_or_stop(self: DeviceTiming, *arguments: Any) -> Any:
+        seen.append(arguments)
+        if len(seen) == number:
+            raise KeyboardInterrupt
+        return real(self, *arguments)
+
+    monkeypatch.setattr(DeviceTiming, method, time_or_stop)
+
+
+def test_a_stop_keeps_the_points_until_then_and_says_so(
+    tower: VisionEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(3, monkeypatch, "both")
+    found = calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5)
+    assert found.stopped is not None and "stopped by the user" in found.stopped
+    assert (len(found.holdout), len(found.holdout_plans)) == (2, 1)
+    found.save(tmp_path / "profile.json")
+    assert read_record(tmp_path / "profile.json").status == "interrupted"
+    assert load_profile(tmp_path / "profile.json").stopped == found.stopped
+    assert found.stopped in describe_profile(found)["notes"]
+
+
+def test_a_stop_before_there_is_enough_for_a_model_leaves_nothing(
+    tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at(2, monkeypatch, "replay")
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5)
+
+
+def test_a_time_that_is_up_leaves_what_a_model_needs(tower: VisionEncoder) -> None:
+    budgets = (64, 80, 100, 128, 160, 200, 256)
+    found = calibrate(tower, max_tokens=300, model=MODEL, budgets=budgets, slots=(2,), time_limit_s=1e-9)
+    assert len({point.token_budget for point in found.replays}) == FEWEST_BUDGETS
+    assert len(found.eager) <= FEWEST_EAGER + 1
+    assert any("the time was up" in note for note in found.notes)
+    assert CostModel(found).launch_ms > 0
