@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.records.drafts import environment_of, facts_of
+from vitgraph.records.draft import environment_of, facts_of
 from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitgraph.records.draft import compiled_of, environment_of
 from vitgraph.records.record import RECORDS, Record
-from vitgraph.records.sections import Environment
 
 Json = dict[str, Any]
 
 KINDS = {"tune": "tune-budgets", "calibration": "calibrate"}
-_COMPILED = {"compiled_blocks": "blocks", "compile_s": "seconds", "compilations": "compilations"}
-_ENCODER = (
-    "dtype",
-    "parameters",
-    "weight_bytes",
-    "attn_backend_requested",
-    "attn_backend",
-    "attn_implementation",
-    "attn_selection",
-    "attn_plan_build_ms",
-)
 _SHARED = ("status", "status_reason", "vitgraph_version", "created_at", "command", "samples_file")
 
 
@@ -65,50 +54,6 @@ def _resolved(settings: Mapping[str, Any], resolved: Mapping[str, Any]) -> Json:
         "assignment": parallel.get("assignment") if parallel.get("ranks", 1) > 1 else None,
     }
     return found | dict(resolved)
-
-
-def environment_of(facts: Mapping[str, Any]) -> Json:
-    """The environment of a run from the facts of its device and its encoder."""
-    found = dict(facts)
-    first, others = found.pop("gpu_state", None), found.pop("other_gpu_processes", None)
-    states = [{**first, "other_processes": others or 0}] if first else []
-    states += [state for state in found.pop("gpu_states", None) or [] if state]
-    found["gpu_states"] = [
-        {
-            "other_processes": state["other_processes"],
-            "values": {n: v for n, v in state.items() if n != "other_processes"},
-        }
-        for state in states
-    ]
-    encoder = _encoder(found)
-    return found | ({"encoder": encoder} if "dtype" in encoder else {})
-
-
-def facts_of(environment: Environment) -> Json:
-    """The reverse of `environment_of`: facts of device and encoder by name."""
-    found = environment.model_dump(exclude={"encoder", "gpu_states", "ranks"}, exclude_none=True)
-    if environment.gpu_states:
-        found["gpu_state"] = environment.gpu_states[0].values
-    if environment.encoder is not None:
-        found |= environment.encoder.model_dump(exclude={"compiled"}, exclude_none=True)
-        found["compiled_blocks"] = environment.encoder.compiled_blocks
-    return found
-
-
-def _encoder(found: Json) -> Json:
-    """Takes the encoder's facts out of an environment."""
-    encoder = {name: found.pop(name) for name in _ENCODER if name in found}
-    compiled = _compiled(found)
-    return encoder | ({"compiled": compiled} if compiled else {})
-
-
-def _compiled(found: Json) -> Json | None:
-    compiled = {new: found.pop(old) for old, new in _COMPILED.items() if old in found}
-    for name in ("cache", "cache_dir", "fusions"):
-        if f"compile_{name}" in found:
-            compiled[name] = found.pop(f"compile_{name}")
-    compiled.setdefault("blocks", 0)
-    return compiled if compiled["blocks"] or "seconds" in compiled else None
 
 
 def _latency(found: Mapping[str, Any] | None, requests_per_call: int = 1) -> Json | None:
@@ -244,7 +189,7 @@ def _candidate(row: Mapping[str, Any], draft: Mapping[str, Any], per_call: int) 
         "gain": None if gain is None else _pair("eager", "graph", gain, row["slower_than_eager"]),
         "graphs": graphs,
         "dropped": row["dropped"],
-        "compiled": _compiled(dict(row)),
+        "compiled": compiled_of(row),
     }
 
 

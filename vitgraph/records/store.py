@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -71,42 +72,6 @@ class ResultFolder:
         except VitgraphError:
             self.close()
             raise
-
-    @classmethod
-    def new(cls, name: str, root: Path = DEFAULT_ROOT) -> Self:
-        """A new folder `root/name-TIME`, with a number behind it where there is one of that second.
-
-        Raises:
-            UsageError: It cannot be made or written.
-        """
-        refuse_no_folder(root)
-        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-        for number in range(1, 1000):
-            path = root / f"{name}-{stamp}{'' if number == 1 else f'-{number}'}"
-            # Whoever makes the folder owns the name; another process of the same second takes the next one.
-            with contextlib.suppress(FileExistsError):
-                return cls._made_anew(path)
-        raise UsageError(f"{root} has a thousand folders {name}-{stamp}; give --output-dir")
-
-    @classmethod
-    def _made_anew(cls, path: Path) -> Self:
-        try:
-            missing = [folder for folder in path.parents if not folder.exists()]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise UsageError(
-                f"cannot make {path}: {os_reason(error)}; nothing has been measured yet. Give another --output-dir"
-            ) from error
-        try:
-            folder = cls(path)
-        except VitgraphError:
-            _remove_empty([path, *missing])
-            raise
-        folder._made = [path, *missing]
-        return folder
 
     def save(self, record: Record) -> Path:
         """Writes the record as `run.json`, over an earlier state of it that this run saved.
@@ -185,13 +150,10 @@ class ResultFolder:
         self.close()
 
 
-def open_folder(path: Path | None, name: str, overwrite: bool = False) -> ResultFolder:
-    """The folder that was asked for, or a new one under `runs/` whose name begins with `name`.
-
-    Raises:
-        UsageError: It cannot take a result; see `ResultFolder`.
-    """
-    return ResultFolder.new(name) if path is None else ResultFolder(path, overwrite)
+def new_folder(name: str, root: Path = DEFAULT_ROOT) -> Path:
+    """A path for a result that no other run has, two of the same second included: `root/name-TIME-MARK`."""
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return root / f"{name}-{stamp}-{secrets.token_hex(3)}"
 
 
 def read_record(path: Path, *kinds: str) -> Record:
