@@ -13,24 +13,16 @@ from vitgraph.errors import NothingReplayedError, VitgraphError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.measure.preparation import PreparedBench, prepare_bench, shared_facts
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.record_facts import correctness_facts, empty_record, replay_ms_of_path
+from vitgraph.measure.record_facts import correctness_facts, new_draft, replay_ms_of_path
 from vitgraph.measure.setup import load, resolve_device, resolve_dtype
 from vitgraph.planning.packing import EAGER_IS_FASTER
-from vitgraph.records.bench_record import CPU_REPLAY_REASON, RunRecord
-from vitgraph.records.files import refuse_to_replace
-from vitgraph.records.rank_samples import RankSample, RankSampleWriter, summarize_ranks
-from vitgraph.records.samples import (
-    EAGER,
-    EAGER_REPEAT,
-    GRAPH,
-    HF,
-    MONOLITHIC,
-    RUN_FILE,
-    SAMPLES_FILE,
-    Sample,
-    SampleWriter,
-)
-from vitgraph.records.summary import build_comparison, build_summary
+from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.draft import Draft
+from vitgraph.records.record import BenchRecord
+from vitgraph.records.sample_table import EAGER, GRAPH, HF, MONOLITHIC, Sample, Samples, SampleWriter
+from vitgraph.records.sections import Latency
+from vitgraph.records.store import SAMPLES_FILE, ResultFolder
+from vitgraph.records.summary import CPU_REPLAY_REASON, compare_bench, latencies
 
 if TYPE_CHECKING:
     import torch
@@ -66,53 +58,51 @@ def run_bench(
         group: The ranks that share the calls; this one is rank 0, and the others run `follow_bench`.
 
     Raises:
+        UsageError: Results cannot be saved in `folder`; nothing was loaded yet.
         NothingReplayedError: No graph was captured, or none was replayed; the record is saved all the same.
         IncorrectOutputError: Replay and eager disagree; the record says so and holds no latency.
         VitgraphError: Any other reason why nothing could be measured.
     """
-    if not prepared.spec.run.overwrite:
-        refuse_to_replace(folder / RUN_FILE)
-    overwrite = prepared.spec.run.overwrite
-    record = empty_record(prepared, command)
+    draft = new_draft(prepared, command)
     with ExitStack() as stack:
-        writer = stack.enter_context(SampleWriter(folder, overwrite=overwrite))
-        rank_writer = stack.enter_context(RankSampleWriter(folder, overwrite)) if group is not None else None
-        run = BenchRun(prepared, record, progress, group, folder)
+        results = stack.enter_context(ResultFolder(folder, prepared.spec.run.overwrite))
+        run = BenchRun(prepared, draft, progress, group, results)
         try:
-            run.execute(writer, rank_writer)
+            run.execute(stack.enter_context(SampleWriter(results)))
         except VitgraphError as error:
-            record["status"], record["status_reason"] = "error", str(error)
+            draft.end("error", str(error))
             raise
         except KeyboardInterrupt as stop:
             failure = group.failure_behind_stop() if group is not None else None
             if failure is not None:
-                record["status"], record["status_reason"] = "error", str(failure)
+                draft.end("error", str(failure))
                 raise failure from stop
             when = (
                 "after the measuring, while graphs were timed alone"
                 if run.is_measured
                 else "before the measuring began"
             )
-            record["status"], record["status_reason"] = "interrupted", f"stopped by the user {when}"
+            draft.end("interrupted", f"stopped by the user {when}")
             raise
         except Exception as error:
-            record["status"], record["status_reason"] = "error", f"{type(error).__name__}: {error}"
+            draft.end("error", f"{type(error).__name__}: {error}")
             raise
         finally:
-            saved = RunRecord(record)
-            saved.save(folder, overwrite=overwrite or group is not None)
-    if record["status"] == "complete" and not record["graph"]["replays"]:
-        items, misses = record["graph"]["items"], record["graph"]["misses_by_reason"]
-        if set(misses) != {EAGER_IS_FASTER}:
+            record = draft.save(results)
+    assert isinstance(record, BenchRecord)
+    graph = record.result.graph
+    if record.status == "complete" and not graph.replays:
+        if set(graph.misses_by_reason) != {EAGER_IS_FASTER}:
             raise NothingReplayedError(
-                f"graph mode replayed nothing: all {items} items went eager ({misses}); the record is in {folder}"
+                f"graph mode replayed nothing: all {graph.items} items went eager ({graph.misses_by_reason}); the "
+                f"record is in {folder}"
             )
         # An answer, not a failure: what was asked for is the faster of the two.
         progress.note(
-            f"no graph was replayed: the calibration predicts eager to be faster for all {items} items, so both modes "
-            "are eager here"
+            f"no graph was replayed: the calibration predicts eager to be faster for all {graph.items} items, so both "
+            "modes are eager here"
         )
-    return saved
+    return RunRecord.of(record, folder)
 
 
 def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progress) -> None:
@@ -121,40 +111,38 @@ def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progre
     Raises:
         VitgraphError: This rank, or another one, failed.
     """
-    BenchRun(prepared, empty_record(prepared, []), progress, group, None).execute(None, None)
+    BenchRun(prepared, new_draft(prepared, []), progress, group, None).execute(None)
 
 
 class BenchRun:
-    """One run in progress, or one rank's part of it; fills `record` as facts become known."""
+    """One run in progress, or one rank's part of it; fills `draft` as facts become known."""
 
     def __init__(
         self,
         prepared: PreparedBench,
-        record: dict[str, Any],
+        draft: Draft,
         progress: Progress,
         group: ParallelGroup | None,
-        folder: Path | None,
+        folder: ResultFolder | None,
     ) -> None:
         self.prepared = prepared
-        self.record = record
+        self.draft = draft
         self.progress = progress
         self.group = group
         self.ranks: RanksOfRun | None = None
         self.folder = folder
         self.samples: list[Sample] = []
-        self.rank_samples: list[RankSample] = []
         self.is_measured = False
         self._managers: list[EncoderCudaGraphManager] = []
 
-    def execute(self, writer: SampleWriter | None, rank_writer: RankSampleWriter | None) -> None:
+    def execute(self, writer: SampleWriter | None) -> None:
         """Runs it all.
 
         Args:
             writer: Takes the samples; None on ranks other than 0.
-            rank_writer: Takes those of all ranks; None elsewhere.
         """
         try:
-            self._execute(writer, rank_writer)
+            self._execute(writer)
         finally:
             self._release()
 
@@ -170,13 +158,13 @@ class BenchRun:
             with suppress(RuntimeError):
                 manager.clear()
 
-    def _execute(self, writer: SampleWriter | None, rank_writer: RankSampleWriter | None) -> None:
+    def _execute(self, writer: SampleWriter | None) -> None:
         from vitgraph.measure.calls import CallInputs
         from vitgraph.measure.experiment import Control, Experiment, rounds_over
         from vitgraph.measure.series import prepare_attention
         from vitgraph.measure.timing import CallTimer
 
-        prepared, record, spec = self.prepared, self.record, self.prepared.spec
+        prepared, draft, spec = self.prepared, self.draft, self.prepared.spec
         encoder = self._open()
         device = encoder.device
         managers = self._capture_all(encoder)
@@ -187,7 +175,7 @@ class BenchRun:
         prepare_attention(encoder, own_calls, inputs)
         if self.ranks is not None:
             self.ranks.wait_prepared()
-        record["environment"]["attn_plan_build_ms"] = encoder.attention.plan_build_ms
+        draft.environment["attn_plan_build_ms"] = encoder.attention.plan_build_ms
         timer = CallTimer(device) if self.ranks is None else self.ranks.timer
         experiment = Experiment(series, inputs, timer, device, self.ranks)
         self.progress.phase("warming up", len(prepared.warmups))
@@ -201,7 +189,7 @@ class BenchRun:
             experiment.measure(
                 rounds_over(prepared.calls, rounds),
                 steps,
-                self._keeper(writer, rank_writer),
+                self._keeper(writer),
                 control=control,
                 tick=self.progress.step,
             )
@@ -211,7 +199,7 @@ class BenchRun:
             if writer is not None:
                 self._summarize(experiment, problems)
         if experiment.is_interrupted:
-            record["status"], record["status_reason"] = "interrupted", "stopped by the user while measuring"
+            draft.end("interrupted", "stopped by the user while measuring")
             return
         self.is_measured = True
         if writer is not None and managers[GRAPH].is_cuda:
@@ -219,7 +207,7 @@ class BenchRun:
             self._speed_of_light(device, encoder.dtype)
             for name, manager in managers.items():
                 self._diagnose(manager, inputs, own_calls, self._section(name))
-        record["status"], record["status_reason"] = "complete", None
+        draft.end("complete")
 
     def _open(self) -> VisionEncoder:
         """Joins the other ranks, and loads the encoder."""
@@ -238,17 +226,18 @@ class BenchRun:
             self.ranks.agree(shared_facts(prepared))
             load_encoder = self.ranks.load
         encoder, facts = load_encoder(prepared.source, model, device=device, dtype=dtype)
-        self.record["environment"] = {**snapshot(device), **facts}
+        self.draft.environment = {**snapshot(device), **facts}
         if prepared.cost is not None:
-            differences = prepared.cost.model.profile.differences(self.record["environment"])
-            self.record["environment"]["calibration_differences"] = differences
+            differences = prepared.cost.model.profile.differences(self.draft.environment)
+            self.draft.environment["calibration_differences"] = differences
             for difference in differences:
                 self.progress.note(difference)
         return encoder
 
     def _section(self, name: str) -> dict[str, Any]:
         """The part of the record that tells of a series' graphs."""
-        return self.record["graph"] if name == GRAPH else self.record["graph"][name]
+        section: dict[str, Any] = self.draft.result[name]
+        return section
 
     def _capture_all(self, encoder: VisionEncoder) -> dict[str, EncoderCudaGraphManager]:
         """Captures the graphs of every series that has some."""
@@ -266,7 +255,7 @@ class BenchRun:
         for name, manager in managers.items():
             self._capture(manager, self._section(name), f"capturing {'' if name == GRAPH else f'{name} '}graphs")
         if self.ranks is not None:
-            environment, graph = self.record["environment"], self.record["graph"]
+            environment, graph = self.draft.environment, self.draft.result["graph"]
             held = {name: graph[name] for name in ("dropped", "pool_bytes", "buffer_bytes", "capture_s")}
             environment["ranks"] = self.ranks.meet(
                 device_name=environment["device"],
@@ -311,22 +300,17 @@ class BenchRun:
                     raise incorrect(one.name, deviation, reference)
         finally:
             checked = len(reference.calls) if found else 0
-            self.record["correctness"] = correctness_facts(found, checked, reference.limit)
+            self.draft.result["correctness"] = correctness_facts(found, checked, reference.limit)
 
-    def _keeper(self, writer: SampleWriter | None, rank_writer: RankSampleWriter | None) -> Callable[[TimedCall], None]:
+    def _keeper(self, writer: SampleWriter | None) -> Callable[[TimedCall], None]:
         """What takes the timed calls: keeps their samples, and writes them at once."""
-        from vitgraph.measure.record_samples import rank_samples_of, sample_of
+        from vitgraph.measure.record_samples import samples_of
 
         def keep(timed: TimedCall) -> None:
-            mode = EAGER_REPEAT if timed.is_repeat else timed.series.name
-            for of_rank in rank_samples_of(timed, mode):
-                self.rank_samples.append(of_rank)
-                if rank_writer is not None:
-                    rank_writer.write(of_rank)
-            sample = sample_of(timed, mode)
-            self.samples.append(sample)
-            if writer is not None:
-                writer.write(sample)
+            for sample in samples_of(timed):
+                self.samples.append(sample)
+                if writer is not None:
+                    writer.write(sample)
 
         return keep
 
@@ -339,6 +323,7 @@ class BenchRun:
             captured = [graph.as_dict() for graph in manager.graphs.values()]
             section |= {
                 "mode": CUDA if manager.is_cuda else CPU_REPLAY,
+                "graphs": len(captured),
                 "captured": captured,
                 "dropped": [dropped.as_dict() for dropped in manager.dropped],
                 "pool_bytes": manager.pool_bytes,
@@ -351,31 +336,27 @@ class BenchRun:
     def _save_before_measuring(self) -> None:
         """Rank 0 may be killed for another's sake; its samples then have a record that says what they are."""
         if self.folder is not None and self.ranks is not None:
-            self.record["status_reason"] = f"the run ended while it was measuring; {SAMPLES_FILE} holds what it has"
-            # The samples were begun, so that the folder is this run's.
-            RunRecord(self.record).save(self.folder, overwrite=True)
+            self.draft.end("error", f"the run ended while it was measuring; {SAMPLES_FILE} holds what it has")
+            self.draft.save(self.folder)
 
     def _summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
         from vitgraph.measure.environment import state_facts, validity_problems
         from vitgraph.models.compile.compilation import compile_facts
 
-        record = self.record
+        result, environment = self.draft.result, self.draft.environment
         reasons = [*validity_problems(experiment.gpu_states), *problems]
-        if self.record["graph"]["mode"] == CPU_REPLAY:
+        if result["graph"]["mode"] == CPU_REPLAY:
             reasons.insert(0, CPU_REPLAY_REASON)
-        record["summary"] = build_summary(self.samples)
-        ranks = 0 if self.group is None else self.group.size
-        for mode, entry in record["summary"].items():
-            shared = summarize_ranks(self.rank_samples, mode, ranks)
-            entry.update({} if shared is None else {"parallel": shared})
-        record["comparison"] = build_comparison(self.samples, self.prepared.spec.model.seed, reasons)
-        record["graph"] |= experiment.counters[GRAPH].as_dict()
+        samples = Samples.of(self.samples)
+        result["latency"] = latencies(samples, 1 if self.group is None else self.group.size)
+        result["comparison"] = compare_bench(samples, self.prepared.spec.model.seed, reasons)
+        result["graph"] |= experiment.counters[GRAPH].as_dict()
         if self.prepared.monolithic is not None:
             counters = experiment.counters[MONOLITHIC]
-            record["graph"]["monolithic"] |= self.prepared.monolithic.describe_counters(counters)
-        record["environment"]["gpu_states"] = state_facts(experiment.gpu_states)
+            result["monolithic"] |= self.prepared.monolithic.describe_counters(counters)
+        environment["gpu_states"] = state_facts(experiment.gpu_states)
         if self.prepared.spec.model.compile:
-            record["environment"] |= compile_facts()
+            environment |= compile_facts()
 
     def _diagnose(
         self,
@@ -432,10 +413,17 @@ class BenchRun:
         rule = self.prepared.source.rule()
         mean_flops = mean_request_flops(rule, self.prepared.calls)
         mean_ms = mean_flops / (rate * self.prepared.spec.parallel.ranks) * 1e3
-        self.record["environment"]["matrix_rate_tflops"] = rate / 1e12
-        for mode in self.record["summary"].values():
-            mode["speed_of_light_ms"] = mean_ms
-            mode["times_speed_of_light"] = mode["mean_ms"] / mean_ms
+        self.draft.environment["matrix_rate_tflops"] = rate / 1e12
+        latency: dict[str, Latency] = self.draft.result["latency"]
+        self.draft.result["latency"] = {
+            name: found.model_copy(
+                update={
+                    "speed_of_light_ms": mean_ms,
+                    "times_speed_of_light": None if found.mean_ms is None else found.mean_ms / mean_ms,
+                }
+            )
+            for name, found in latency.items()
+        }
 
 
 def mean_request_flops(rule: GeometryRule, calls: Sequence[EncoderCall]) -> float:

@@ -16,6 +16,7 @@ from vitgraph.models.two_path import GLOBAL, LOCAL, TwoPathRule
 from vitgraph.planning.accounting import GraphCounters, waste_of
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.packing import pack_items
+from vitgraph.records.sections import MonolithicPlan
 from vitgraph.specs import BenchSpec
 
 
@@ -41,15 +42,15 @@ class MonolithicBench:
             counters.add(pack_items(specs, self.plan, policy), real_rows(call))
         return counters
 
-    def resolved(self) -> dict[str, Any]:
-        """What the settings came to, in the shape of run.json."""
-        return {
-            "max_crops": self.rule.max_crops,
-            "item_tokens": self.rule.item_tokens,
-            "token_budgets": {path: list(budgets) for path, budgets in self.plan.path_budgets.items()},
-            "max_vision_items_per_batch": self.plan.max_items,
-            "graphs": len(self.plan.graph_keys()),
-        }
+    def resolved(self) -> MonolithicPlan:
+        """What the settings came to."""
+        return MonolithicPlan(
+            max_crops=self.rule.max_crops,
+            item_tokens=self.rule.item_tokens,
+            token_budgets=dict(self.plan.path_budgets),
+            max_vision_items_per_batch=self.plan.max_items,
+            graphs=len(self.plan.graph_keys()),
+        )
 
     def describe_counters(self, counters: GraphCounters) -> dict[str, Any]:
         """The counters in the shape of run.json, with the rows of either path inside the graph as `parts`."""

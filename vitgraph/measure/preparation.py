@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,13 @@ from vitgraph.planning.packing import pack_items
 from vitgraph.predict.assignment import Assigner
 from vitgraph.predict.find_profile import packing_cost
 from vitgraph.predict.targets import TargetCost
+from vitgraph.records.sections import Resolved
 from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.registry import build_workload
+
+AUTO_BACKEND = "auto"
+"""What is asked for where the choice of the attention backend is left open."""
 
 HIGH_WASTE = 0.4
 """Waste to warn of. Budgets that double, as automatic ones do, waste a quarter to a third of their rows."""
@@ -88,7 +92,7 @@ class PreparedBench:
         """Resolved settings, plan and expected packing, for `--dry-run`."""
         return {
             "settings": self.spec.as_dict(),
-            "resolved": dict(resolved_facts(self)),
+            "resolved": resolved_of(self).model_dump(mode="json"),
             "workload": workload_facts(self),
             "expected": self._expected(),
             "sharing": self.sharing,
@@ -189,24 +193,40 @@ def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
 
 def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
     """What must be equal on all ranks, by name, in few words."""
-    resolved = resolved_facts(prepared)
+    source, plan = prepared.source, prepared.plan
     return {
         "vitgraph": __version__,
-        "model": f"{prepared.source.name} ({resolved['architecture']}, {resolved['config_source']})",
+        "model": f"{source.name} ({source.architecture}, {source.config_source})",
         "workload": f"{prepared.workload.fingerprint()} of {len(prepared.calls)} calls",
-        "graphs": f"{resolved['token_budgets']}, {resolved['graphs']} of them",
+        "graphs": f"{plan.path_budgets}, {len(plan.graph_keys())} of them",
     }
 
 
-def resolved_facts(prepared: PreparedBench) -> Mapping[str, Any]:
-    plan, monolithic = prepared.plan, prepared.monolithic
-    return {
-        "architecture": prepared.source.architecture,
-        "row": prepared.source.row.name,
-        "config_source": prepared.source.config_source,
-        "token_budgets": {path: list(budgets) for path, budgets in plan.path_budgets.items()},
-        "max_vision_items_per_batch": plan.max_items,
-        "max_frames_per_batch": plan.max_frames,
-        "graphs": len(plan.graph_keys()),
-        **({"monolithic": monolithic.resolved()} if monolithic is not None else {}),
-    }
+def resolved_of(prepared: PreparedBench) -> Resolved:
+    """What the settings came to."""
+    spec, plan, monolithic = prepared.spec, prepared.plan, prepared.monolithic
+    model, graph = spec.model, spec.graph
+    return Resolved(
+        model=model.model,
+        architecture=prepared.source.architecture,
+        row=prepared.source.row.name,
+        config_source=prepared.source.config_source,
+        revision=model.revision,
+        load_format=model.load_format,
+        processor=dict(model.mm_processor_kwargs),
+        dtype=model.dtype,
+        attn_backend=None if model.attn_backend == AUTO_BACKEND else model.attn_backend,
+        compile=model.compile,
+        packing=graph.packing,
+        token_budgets=dict(plan.path_budgets),
+        max_vision_items_per_batch=plan.max_items,
+        max_frames_per_batch=plan.max_frames,
+        slot_tiers=graph.slot_tiers,
+        video_pruning_rate=graph.video_pruning_rate,
+        graphs=len(plan.graph_keys()),
+        requests_per_call=spec.run.requests_per_call,
+        rounds=spec.run.rounds,
+        ranks=spec.parallel.ranks,
+        assignment=spec.parallel.assignment if spec.parallel.ranks > 1 else None,
+        monolithic=None if monolithic is None else monolithic.resolved(),
+    )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitgraph import __version__
-from vitgraph.measure.preparation import PreparedBench, resolved_facts, workload_facts
+from vitgraph.measure.preparation import PreparedBench, resolved_of, workload_facts
 from vitgraph.planning.accounting import GraphCounters
-from vitgraph.records.samples import GRAPH, MONOLITHIC, SAMPLES_FILE
+from vitgraph.records.draft import Draft
+from vitgraph.records.sample_table import GRAPH, MONOLITHIC
+from vitgraph.records.store import SAMPLES_FILE
 
 
 def correctness_facts(found: Mapping[str, float | None], checked: int, tolerance: float) -> dict[str, Any]:
@@ -40,45 +40,18 @@ def replay_ms_of_path(path: str, per_budget: Sequence[Mapping[str, Any]], reques
     return sum(row["replays"] * time_ms for row, time_ms in zip(graphs, times, strict=True)) / requests
 
 
-def empty_record(prepared: PreparedBench, command: Sequence[str]) -> dict[str, Any]:
+def new_draft(prepared: PreparedBench, command: Sequence[str]) -> Draft:
     """The record of a run that has not begun: all that is decided without a device."""
-    return {
-        "schema_version": 1,
-        "kind": "bench",
-        "status": "error",
-        "status_reason": "the run ended before it measured anything",
-        "vitgraph_version": __version__,
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "settings": prepared.spec.as_dict() | {"resolved": resolved_facts(prepared)},
-        "environment": {},
-        "workload": workload_facts(prepared),
-        "summary": {},
-        "comparison": {},
-        "graph": _empty_graph(prepared, GraphCounters().as_dict()) | _empty_monolithic(prepared),
-        "correctness": None,
-        "samples_file": SAMPLES_FILE,
-    }
-
-
-def _empty_graph(prepared: PreparedBench, counters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "mode": None,
-        "policy": prepared.spec.graph.packing,
-        **counters,
-        "captured": [],
-        "dropped": [],
-        "pool_bytes": None,
-        "buffer_bytes": None,
-        "capture_s": None,
-        "launch_gap": None,
-        "call_overheads": None,
-        "host_steps_ms": None,
-    }
-
-
-def _empty_monolithic(prepared: PreparedBench) -> dict[str, Any]:
-    """The section of the monolithic graphs, where the run measures them."""
-    if prepared.monolithic is None:
-        return {}
-    return {"monolithic": _empty_graph(prepared, prepared.monolithic.describe_counters(GraphCounters()))}
+    draft = Draft(
+        "bench",
+        command,
+        prepared.spec.as_dict(),
+        resolved=resolved_of(prepared),
+        workload=workload_facts(prepared),
+        samples_file=SAMPLES_FILE,
+    )
+    draft.result = {"graph": {"policy": prepared.spec.graph.packing}}
+    if prepared.monolithic is not None:
+        counters = prepared.monolithic.describe_counters(GraphCounters())
+        draft.result["monolithic"] = {"policy": prepared.spec.graph.packing, **counters}
+    return draft

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from vitgraph.errors import UsageError
-from vitgraph.records.files import RecordFileError, os_reason, read_text, refuse_to_replace
+from vitgraph.records.files import RecordFileError, os_reason, refuse_to_replace
 from vitgraph.records.stats import FloatArray
 
 RUN_FILE = "run.json"
@@ -177,35 +175,6 @@ class LoadedSamples:
 
     samples: list[Sample]
     warning: str | None = None
-
-
-def load_samples(path: Path | str) -> LoadedSamples:
-    """Reads a `samples.csv`; a last line that a crash cut off is left out and reported.
-
-    Args:
-        path: The file, or the folder of the run.
-
-    Raises:
-        UsageError: The file is missing, has other columns, or a line before the last is damaged.
-    """
-    path = Path(path)
-    if path.is_dir():
-        path = path / SAMPLES_FILE
-    text = read_text(path)
-    complete, _, rest = text.rpartition("\n")
-    lines = list(csv.reader(complete.splitlines()))
-    if not lines or tuple(lines[0]) != SAMPLE_COLUMNS:
-        raise UsageError(f"{path} does not start with the header {','.join(SAMPLE_COLUMNS)}; it is no samples file")
-    samples = []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            samples.append(Sample.from_row(line))
-        except ValueError as error:
-            raise UsageError(f"{path}, line {number}: {error}; delete the line to read the others") from error
-    # A row without its line end may have lost digits, so it is not trusted even where it parses.
-    if rest:
-        return LoadedSamples(samples, f"{path}: the last line was cut off and is left out; {len(samples)} are complete")
-    return LoadedSamples(samples)
 
 
 @dataclass(frozen=True, slots=True)

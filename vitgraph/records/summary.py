@@ -1,108 +1,175 @@
-"""What is derived from a run's samples: latencies of each mode, differences with their intervals, and the verdict."""
+"""What is derived from samples: latencies of series, gains with their intervals, and verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from vitgraph.records import stats
-from vitgraph.records.samples import (
+from vitgraph.records.kinds.bench import BenchComparison
+from vitgraph.records.sample_table import (
     EAGER,
-    EAGER_REPEAT,
+    FIRST,
     GRAPH,
     HF,
     MONOLITHIC,
-    Sample,
-    compared_modes,
-    request_times,
+    SECOND,
+    FloatArray,
+    IntArray,
+    PairedTimes,
+    Samples,
 )
+from vitgraph.records.sections import Improvement, Latency, Pair, SlowerRequests
+from vitgraph.records.stats import Metric, Noise
 
-Json = dict[str, Any]
+CPU_REPLAY_REASON = "replay on a CPU saves no launches; no speed-up is claimed here"
+"""Why the times of a run whose replays ran on a CPU must not be compared."""
+
+BENCH_METRICS: tuple[Metric, ...] = ("mean", "p50", "p99", "trimmed_mean")
 
 
-def build_summary(samples: Sequence[Sample]) -> Json:
-    """Latency of each measured mode over requests, each request being the mean of its rounds.
+def compared_series(samples: Samples) -> list[str]:
+    """Series that a bench sets against one another call by call: monolithic where it was measured."""
+    return [EAGER, GRAPH, *([MONOLITHIC] if MONOLITHIC in samples.series else [])]
 
-    Eager, graph and monolithic count the requests and rounds in which all were measured, so that they can be compared.
 
-    Returns:
-        One entry for each of `eager`, `graph`, `monolithic` and `hf` that has samples. `p99_ms` is always the plain
-        percentile; `p99_supported` says whether there are enough requests to speak of it.
+def latencies(samples: Samples, ranks: int = 1) -> dict[str, Latency]:
+    """Latency of each measured series of a bench, each call being the mean of its rounds.
+
+    Eager, graph and monolithic count the calls and rounds in which all were measured, so that they can be compared.
+
+    Args:
+        samples: All samples of the run.
+        ranks: Processes that shared every call.
     """
-    present = {sample.mode for sample in samples}
-    compared = [mode for mode in compared_modes(samples) if mode in present]
-    groups = [compared, [HF] if HF in present else []]
-    summary: Json = {}
-    for modes in filter(None, groups):
-        wall = request_times(samples, modes)
-        gpu = request_times(samples, modes, clock="gpu_ms")
-        for mode in modes:
-            summary[mode] = _latency_entry(stats.summarize(wall.times[mode]), stats.summarize(gpu.times[mode]).mean)
-    return summary
+    measured = samples.series
+    groups = ([name for name in compared_series(samples) if name in measured], [HF] if HF in measured else [])
+    found: dict[str, Latency] = {}
+    for group in filter(None, groups):
+        wall, gpu = samples.paired(group), samples.paired(group, "gpu_ms")
+        for name in group:
+            sharing = samples.sharing(name, ranks) if ranks > 1 else None
+            found[name] = latency_of(wall, gpu, name).model_copy(update={"sharing": sharing})
+    return found
 
 
-def build_comparison(samples: Sequence[Sample], seed: int = 0, invalid_reasons: Iterable[str] = ()) -> Json:
-    """Graph against eager: differences with their intervals, noise floors and verdicts.
+def latency_of(wall: PairedTimes, gpu: PairedTimes, name: str) -> Latency:
+    """Latency of one of some series over the calls that all of them have."""
+    device = stats.summarize(gpu.times[name], gpu.requests).mean
+    return latency_from(wall.times[name], wall.requests).model_copy(update={"gpu_mean_ms": device})
 
-    Where monolithic graphs were measured, `monolithic_against_eager` and `two_paths_against_monolithic` hold the same
-    of these pairs, over the requests that all three modes have.
+
+def latency_from(times: FloatArray, requests: IntArray) -> Latency:
+    """Latency over requests.
+
+    Args:
+        times: Milliseconds a request, one value a call; `[n]`.
+        requests: Requests of each call; `[n]`.
+    """
+    found = stats.summarize(times, requests)
+    return Latency(
+        mean_ms=found.mean,
+        p50_ms=found.p50,
+        p90_ms=found.p90,
+        p99_ms=found.p99,
+        p99_supported=found.is_p99_supported,
+        max_ms=found.max,
+        std_ms=found.std,
+        requests=found.n,
+        calls=found.calls,
+        outliers=found.outliers,
+    )
+
+
+def noise_of(samples: Samples, series: Sequence[str], seed: int) -> tuple[Noise, float | None]:
+    """What series differ from themselves: the noise of their figures, and that of a request in percent."""
+    twice = samples.repeated(series)
+    first, second = twice.times[FIRST], twice.times[SECOND]
+    noise = Noise.of(first, second, twice.requests, seed=seed)
+    return noise, stats.request_noise_pct(first, second, twice.requests)
+
+
+def improvement_from(judged: stats.Judgement, is_invalid: bool = False) -> Improvement:
+    """The section of a judgement."""
+    return Improvement(
+        improvement_pct=judged.improvement.improvement_pct,
+        ci95=judged.improvement.ci95,
+        noise_floor_pct=judged.noise_floor_pct,
+        verdict="invalid" if is_invalid else judged.verdict,
+    )
+
+
+def slower_from(found: stats.SlowerCount) -> SlowerRequests:
+    """The section of such a count."""
+    return SlowerRequests(
+        requests=found.n,
+        threshold_pct=found.threshold_pct,
+        count=found.count,
+        share=found.share,
+        over_2pct_count=found.over_2pct_count,
+        over_2pct_share=found.over_2pct_share,
+    )
+
+
+def pair_of(
+    times: PairedTimes,
+    base: str,
+    series: str,
+    noise: Noise,
+    metrics: Sequence[Metric] = BENCH_METRICS,
+    *,
+    request_noise_pct: float | None = None,
+    is_invalid: bool = False,
+    seed: int = 0,
+) -> Pair:
+    """Two series compared.
+
+    Args:
+        times: Of both.
+        base: The series that percentages refer to.
+        series: The series that is judged.
+        noise: What the figures differ by when the same is measured twice.
+        metrics: What is compared.
+        request_noise_pct: What counts as a slower request.
+        is_invalid: The times must not be compared.
+        seed: Seed of the bootstrap.
+    """
+    before, after = times.times[base], times.times[series]
+    found = {
+        metric: improvement_from(noise.judge(before, after, metric, times.requests, seed=seed), is_invalid)
+        for metric in metrics
+    }
+    slower = stats.count_slower(before, after, request_noise_pct, times.requests)
+    return Pair.model_validate({"base": base, "series": series, **found, "slower": slower_from(slower)})
+
+
+def compare_bench(samples: Samples, seed: int = 0, invalid_reasons: Iterable[str] = ()) -> BenchComparison:
+    """Graph against eager, and with monolithic graphs those against eager and graph against those.
 
     Args:
         samples: All samples of the run.
         seed: Seed of the bootstrap.
-        invalid_reasons: Why the times must not be compared (clock drop, throttling, another process on the
-            device, `CPU_REPLAY_REASON`); any reason makes every verdict `invalid`.
-
-    Returns:
-        The `comparison` section; `delta_pct` and `ci95` are graph minus eager, negative is faster.
+        invalid_reasons: Why the times must not be compared (clock drop, throttling, another process on the device,
+            `CPU_REPLAY_REASON`); any reason makes every verdict `invalid`.
     """
-    pair = request_times(samples, compared_modes(samples))
-    control = request_times(samples, (EAGER, EAGER_REPEAT))
-    reasons = tuple(invalid_reasons)
-    n = len(pair.requests)
-    noise = stats.Noise.of(control.times[EAGER], control.times[EAGER_REPEAT], seed=seed)
-
-    def judge(base: str, other: str, metric: stats.Metric) -> stats.Judgement:
-        return noise.judge(pair.times[base], pair.times[other], metric, seed=seed)
-
-    def differences(base: str, other: str) -> Json:
-        return {metric: _difference(judge(base, other, metric), reasons) for metric in stats.METRICS}
-
-    comparison: Json = {"requests": n, "rounds": pair.rounds, "unpaired_samples": pair.unpaired}
-    comparison |= differences(EAGER, GRAPH)
-    if MONOLITHIC in pair.times:
-        comparison["monolithic_against_eager"] = differences(EAGER, MONOLITHIC)
-        comparison["two_paths_against_monolithic"] = differences(MONOLITHIC, GRAPH)
-    noise_pct = stats.request_noise_pct(control.times[EAGER], control.times[EAGER_REPEAT])
-    comparison["slower_than_eager"] = asdict(stats.count_slower(pair.times[EAGER], pair.times[GRAPH], noise_pct))
-    verdict, reason = stats.conclude(judge(EAGER, GRAPH, "mean"), judge(EAGER, GRAPH, "trimmed_mean"))
-    comparison["verdict"] = "invalid" if reasons else verdict
-    comparison["verdict_reason"] = "; ".join(reasons) or reason
-    return comparison
-
-
-def _difference(judged: stats.Judgement, reasons: Sequence[str]) -> Json:
-    found = judged.improvement
-    return {
-        "improvement_pct": found.improvement_pct,
-        "delta_pct": None if found.improvement_pct is None else 0.0 - found.improvement_pct,
-        "ci95": None if found.ci95 is None else [0.0 - end for end in reversed(found.ci95)],
-        "noise_floor_pct": judged.noise_floor_pct,
-        "verdict": "invalid" if reasons else judged.verdict,
-    }
-
-
-def _latency_entry(wall: stats.Summary, gpu_mean_ms: float | None) -> Json:
-    return {
-        "mean_ms": wall.mean,
-        "p50_ms": wall.p50,
-        "p90_ms": wall.p90,
-        "p99_ms": wall.p99,
-        "p99_supported": wall.is_p99_supported,
-        "max_ms": wall.max,
-        "std_ms": wall.std,
-        "n": wall.n,
-        "gpu_mean_ms": gpu_mean_ms,
-        "outliers": wall.outliers,
-    }
+    series, reasons = compared_series(samples), tuple(invalid_reasons)
+    times = samples.paired(series)
+    noise, request_noise = noise_of(samples, [EAGER], seed)
+    against = [(EAGER, GRAPH), *([(EAGER, MONOLITHIC), (MONOLITHIC, GRAPH)] if MONOLITHIC in series else [])]
+    judged = [
+        noise.judge(times.times[EAGER], times.times[GRAPH], metric, times.requests, seed=seed)
+        for metric in ("mean", "trimmed_mean")
+    ]
+    verdict, reason = stats.conclude(*judged)
+    return BenchComparison(
+        requests=times.request_count,
+        calls=len(times.calls),
+        rounds=times.rounds,
+        unpaired_samples=times.unpaired,
+        invalid_reasons=reasons,
+        pairs=tuple(
+            pair_of(times, *pair, noise, request_noise_pct=request_noise, is_invalid=bool(reasons), seed=seed)
+            for pair in against
+        ),
+        verdict="invalid" if reasons else verdict,
+        verdict_reason="; ".join(reasons) or reason,
+    )

@@ -1,0 +1,276 @@
+"""What follows from the samples of a comparison: latencies, gains, standings against the best, and the advice.
+
+A candidate (an attention backend, or the tower compiled or not) has two series, one a mode: `FLASH_ATTN/graph`. All
+series are compared on the calls that every one of them has measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, VitgraphError
+from vitgraph.records import stats
+from vitgraph.records.kinds.compare import CompareResult, NoiseFloor, Recommendation, Standing
+from vitgraph.records.resampling import RESAMPLES
+from vitgraph.records.sample_table import EAGER, GRAPH, FloatArray, IntArray, PairedTimes, Samples
+from vitgraph.records.sections import Pair
+from vitgraph.records.stats import Metric, Noise
+from vitgraph.records.summary import improvement_from, latency_of, noise_of, pair_of
+
+Json = dict[str, Any]
+
+COMPARE_KIND, COMPILE_KIND = "compare-backends", "compile-rows"
+OK, UNAVAILABLE, UNSUPPORTED, CAPTURE_FAILED = "ok", "unavailable", "unsupported", "capture_failed"
+INCORRECT, OUT_OF_MEMORY, ERROR = "incorrect", "out_of_memory", "error"
+COMPARED_MODES = (EAGER, GRAPH)
+CLEAR, UNDECIDED, SLOWER = "clear", "undecided", "slower"
+NOTHING_MEASURED = "No recommendation: no request was measured."
+GAIN_METRICS: tuple[Metric, ...] = ("mean", "p99", "trimmed_mean")
+NOT_YET = "the run ended before its turn"
+
+_RESAMPLE_ELEMENTS = 1_000_000
+
+
+def series_name(candidate: str, mode: str) -> str:
+    """A candidate's mode as samples name it."""
+    return f"{candidate}/{mode}"
+
+
+def mode_of(series: str) -> str:
+    """The mode of a series."""
+    return series.rpartition("/")[2]
+
+
+def empty_row(name: str) -> Json:
+    """What is known of a candidate before its turn; both modes are `error` until they are measured."""
+    failed = {"status": ERROR, "reason": NOT_YET}
+    return {"name": name, **failed, EAGER: dict(failed), GRAPH: dict(failed)}
+
+
+def set_status(row: Json, modes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Puts the statuses of both modes into a row, and the first one that is not `ok` over them."""
+    for mode in COMPARED_MODES:
+        row[mode] |= modes[mode]
+    failed = [(mode, modes[mode]) for mode in COMPARED_MODES if modes[mode]["status"] != OK]
+    if not failed:
+        row["status"], row["reason"] = OK, None
+        return
+    mode, state = failed[0]
+    is_shared = len({(other["status"], other["reason"]) for other in modes.values()}) == 1
+    row["status"] = state["status"]
+    row["reason"] = state["reason"] if is_shared else f"{mode}: {state['reason']}"
+
+
+def measured_series(rows: Sequence[Json]) -> list[str]:
+    """Series of the modes that are `ok`, in the order of the rows."""
+    return [series_name(row["name"], mode) for row in rows for mode in COMPARED_MODES if row[mode]["status"] == OK]
+
+
+def derive_results(
+    rows: Sequence[Json], comparison: Json, samples: Samples, seed: int, ranks: int = 1
+) -> Recommendation:
+    """Fills what the samples tell into the rows and the comparison; nothing else in them is changed.
+
+    Args:
+        rows: The candidates; each mode whose status is not `ok` gets no figures.
+        comparison: Fields of `CandidateComparison`; `isolated` and `invalid_reasons` are read. Any reason makes every
+            verdict `invalid`.
+        samples: All samples of the run.
+        seed: Seed of the bootstraps.
+        ranks: Processes that shared every call.
+    """
+    series = measured_series(rows)
+    wall, gpu = samples.paired(series), samples.paired(series, "gpu_ms")
+    noises = mode_noises(samples, comparison.get("isolated", False), seed)
+    is_invalid = bool(comparison.get("invalid_reasons"))
+    comparison |= {
+        "requests": wall.request_count,
+        "calls": len(wall.calls),
+        "rounds": wall.rounds,
+        "unpaired_samples": wall.unpaired,
+        "noise_floor": {
+            mode: NoiseFloor(mean=noise.floors.get("mean"), p99=noise.floors.get("p99"))
+            for mode, (noise, _) in noises.items()
+        },
+    }
+    noise, request_noise = noises[EAGER]
+    for row in rows:
+        names = {mode: series_name(row["name"], mode) for mode in COMPARED_MODES}
+        has = {mode: name for mode, name in names.items() if name in series and len(wall.calls)}
+        for mode in COMPARED_MODES:
+            row[mode]["latency"] = None
+        for mode, name in has.items():
+            sharing = samples.sharing(name, ranks) if ranks > 1 else None
+            row[mode]["latency"] = latency_of(wall, gpu, name).model_copy(update={"sharing": sharing})
+        row["gain"] = None
+        if len(has) == len(COMPARED_MODES):
+            found = pair_of(
+                wall,
+                names[EAGER],
+                names[GRAPH],
+                noise,
+                GAIN_METRICS,
+                request_noise_pct=request_noise,
+                is_invalid=is_invalid,
+                seed=seed,
+            )
+            row["gain"] = found.model_copy(update={"base": EAGER, "series": GRAPH})
+    standings = _standings(wall, series, noises, is_invalid, seed) if len(wall.calls) else ()
+    comparison["standings"] = standings
+    return _recommend(standings, wall, comparison.get("invalid_reasons", ()), seed)
+
+
+def mode_noises(samples: Samples, isolated: bool, seed: int) -> dict[str, tuple[Noise, float | None]]:
+    """What each mode differs from itself, and a request of it; of several processes, the noisiest one counts."""
+    found = {}
+    for mode in COMPARED_MODES:
+        series = [name for name in samples.series if mode_of(name) == mode]
+        together = noise_of(samples, series, seed)
+        if isolated:
+            alone = [noise_of(samples, [name], seed)[0] for name in series]
+            known = [noise for noise in alone if noise.floors.get("mean") is not None]
+            together = (Noise.largest(known) if known else together[0]), together[1]
+        found[mode] = together
+    return found
+
+
+def contrast(
+    samples: Samples, rows: Sequence[Json], pairs: Sequence[tuple[str, str]], comparison: Json, seed: int
+) -> tuple[Pair, ...]:
+    """Pairs of series of different candidates, on the calls that all measured series have."""
+    measured = measured_series(rows)
+    wall = samples.paired(measured)
+    if not len(wall.calls):
+        return ()
+    noises = mode_noises(samples, comparison.get("isolated", False), seed)
+    is_invalid = bool(comparison.get("invalid_reasons"))
+    return tuple(
+        pair_of(
+            wall,
+            base,
+            series,
+            Noise.largest([noises[mode][0] for mode in {mode_of(base), mode_of(series)}]),
+            GAIN_METRICS,
+            is_invalid=is_invalid,
+            seed=seed,
+        )
+        for base, series in pairs
+        if base in measured and series in measured
+    )
+
+
+def failure(result: CompareResult) -> VitgraphError | None:
+    """What a finished comparison must not exit with 0 for: nothing measured, or no graph replayed."""
+    rows = result.candidates
+    if any(row.graph.status == OK for row in rows):
+        return None
+    reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows)
+    if any(row.eager.status == OK for row in rows):
+        return NothingReplayedError(f"no backend could be replayed as graphs, only eager was measured ({reasons})")
+    if any(row.status == INCORRECT for row in rows):
+        return IncorrectOutputError(f"no backend's outputs are right, so nothing was timed ({reasons})")
+    return BackendError(f"no backend could be measured ({reasons})")
+
+
+def fastest_shares(times: Sequence[FloatArray], requests: IntArray, seed: int) -> list[float]:
+    """Bootstrap over calls: the share of the resamples in which each series has the smallest mean of a request.
+
+    Args:
+        times: Milliseconds a request, one value a call for each series; `[n]` each, of the same calls.
+        requests: Requests of each call; `[n]`.
+        seed: Seed of the resampling.
+    """
+    n = int(times[0].size)
+    rng = np.random.default_rng(seed)
+    wins = np.zeros(len(times))
+    chunk = max(1, _RESAMPLE_ELEMENTS // n)
+    for start in range(0, RESAMPLES, chunk):
+        picks = rng.integers(0, n, size=(min(chunk, RESAMPLES - start), n), dtype=np.int32)
+        # The sum over requests decides, since all series have the same ones.
+        sums = np.stack([(values * requests)[picks].sum(axis=1) for values in times])
+        wins += np.bincount(sums.argmin(axis=0), minlength=len(times))
+    return [float(share) for share in wins / RESAMPLES]
+
+
+def _standings(
+    wall: PairedTimes,
+    series: Sequence[str],
+    noises: Mapping[str, tuple[Noise, float | None]],
+    is_invalid: bool,
+    seed: int,
+) -> tuple[Standing, ...]:
+    """Every series against the one with the smallest mean, the best first."""
+    means = {name: float(np.average(wall.times[name], weights=wall.requests)) for name in series}
+    order = sorted(series, key=means.__getitem__)
+    best, found = order[0], []
+    for name in order:
+        against = None
+        if name != best:
+            noise = Noise.largest([noises[mode][0] for mode in {mode_of(best), mode_of(name)}])
+            judged = noise.judge(wall.times[best], wall.times[name], "mean", wall.requests, seed=seed)
+            against = improvement_from(judged, is_invalid)
+        candidate, _, mode = name.rpartition("/")
+        entry = {"name": candidate, "mode": mode, "mean_ms": means[name], "against_best": against}
+        found.append(Standing.model_validate(entry))
+    return tuple(found)
+
+
+def _recommend(
+    standings: Sequence[Standing], wall: PairedTimes, invalid_reasons: Sequence[str], seed: int
+) -> Recommendation:
+    """Which candidate and mode to use, how sure that is, and why in a sentence or two."""
+    if not standings:
+        return Recommendation(text=NOTHING_MEASURED)
+    if invalid_reasons:
+        return Recommendation(text=f"No recommendation: {'; '.join(invalid_reasons)}.")
+    best, others = standings[0], standings[1:]
+    advice = f"Use {best.name} in {best.mode} mode ({best.mean_ms:.2f} ms a request)"
+    if not others:
+        text = f"{advice}: nothing else could be measured, so there was no choice."
+        return Recommendation(name=best.name, mode=best.mode, text=text)
+    arrays = [wall.times[series_name(entry.name, entry.mode)] for entry in standings]
+    share = fastest_shares(arrays, wall.requests, seed)[0]
+    close = [entry for entry in others if entry.verdict != SLOWER]
+    often = f"it is the fastest in {100 * share:.0f}% of the bootstrap's resamples"
+    if close:
+        named = ", ".join(_standing_text(entry) for entry in close)
+        text = f"{advice}, but this is undecided: {named} cannot be told apart from it in this run; {often}."
+    else:
+        text = (
+            f"{advice}. This is clear: everything else is slower beyond the noise, the nearest is "
+            f"{_standing_text(others[0])}; {often}."
+        )
+    return Recommendation(
+        name=best.name,
+        mode=best.mode,
+        sure=UNDECIDED if close else CLEAR,
+        fastest_in_share=share,
+        text=text + _tail_text(standings, arrays, wall.requests),
+    )
+
+
+def _standing_text(entry: Standing) -> str:
+    gain = entry.against_best
+    assert gain is not None
+    interval = "" if gain.ci95 is None else f", 95% CI {gain.ci95[0]:+.1f} … {gain.ci95[1]:+.1f}"
+    shown = "?" if gain.improvement_pct is None else f"{gain.improvement_pct:+.1f}%"
+    return f"{entry.name} {entry.mode} ({shown}{interval})"
+
+
+def _tail_text(standings: Sequence[Standing], arrays: Sequence[FloatArray], requests: IntArray) -> str:
+    """A word about P99 where it is supported and another series has the lowest."""
+    found = [stats.summarize(values, requests) for values in arrays]
+    tails = [summary.p99 for summary in found]
+    if not found[0].is_p99_supported or None in tails:
+        return ""
+    known = [tail for tail in tails if tail is not None]
+    lowest = int(np.argmin(known))
+    if lowest == 0:
+        return ""
+    entry = standings[lowest]
+    return f" P99 is lowest with {entry.name} in {entry.mode} mode: {known[lowest]:.2f} ms against {known[0]:.2f} ms."
+
+

@@ -1,0 +1,335 @@
+"""Records as the dictionaries that reports took before they took types; goes when the last of those reports does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitgraph.records.draft import facts_of
+from vitgraph.records.record import (
+    BenchRecord,
+    CompareRecord,
+    MicroRecord,
+    ProfileRecord,
+    Record,
+    TuneRecord,
+    VerifyRecord,
+)
+from vitgraph.records.sections import Environment, Improvement, Latency, Pair
+
+Json = dict[str, Any]
+_NAMES = {"tune-budgets": "tune", "calibrate": "calibration"}
+
+
+def old_form(record: Record) -> Json:
+    """The dictionary of a record."""
+    found: Json = {
+        "schema_version": 1,
+        "kind": _NAMES.get(record.kind, record.kind),
+        **{name: getattr(record, name) for name in ("status", "status_reason", "vitgraph_version", "created_at")},
+        "command": list(record.command),
+        "settings": _settings(record),
+        "environment": {} if record.environment is None else old_environment(record.environment),
+    }
+    if record.workload is not None:
+        found["workload"] = record.workload.model_dump()
+    if record.samples_file is not None:
+        found["samples_file"] = record.samples_file
+    for kind, make in _RESULTS.items():
+        if isinstance(record, kind):
+            found |= make(record)
+    return found
+
+
+def _settings(record: Record) -> Json:
+    if record.resolved is None:
+        return dict(record.settings)
+    names = [
+        "architecture",
+        "row",
+        "config_source",
+        "token_budgets",
+        "max_vision_items_per_batch",
+        "max_frames_per_batch",
+        "graphs",
+    ]
+    resolved = {name: getattr(record.resolved, name) for name in names}
+    resolved["token_budgets"] = {path: list(budgets) for path, budgets in record.resolved.token_budgets.items()}
+    if record.resolved.monolithic is not None:
+        resolved["monolithic"] = record.resolved.monolithic.model_dump()
+    return {**record.settings, "resolved": resolved}
+
+
+def old_environment(environment: Environment) -> Json:
+    found = facts_of(environment)
+    if environment.gpu_states:
+        found["other_gpu_processes"] = environment.gpu_states[0].other_processes
+        states = environment.gpu_states[1:]
+        found["gpu_states"] = [{**state.values, "other_processes": state.other_processes} for state in states]
+    if environment.ranks:
+        found["ranks"] = [rank.model_dump() for rank in environment.ranks]
+    if environment.encoder is not None:
+        found.setdefault("attn_selection", None)
+        if (compiled := environment.encoder.compiled) is not None:
+            found |= {"compile_s": compiled.seconds, "compilations": compiled.compilations}
+            found["compile_cache"] = None if compiled.cache is None else compiled.cache.model_dump()
+            found |= {"compile_cache_dir": compiled.cache_dir, "compile_fusions": compiled.fusions}
+    return found
+
+
+def _latency(latency: Latency | None) -> Json | None:
+    if latency is None:
+        return None
+    found = latency.model_dump()
+    sharing, found["n"] = found.pop("sharing"), found.pop("calls")
+    del found["requests"]
+    if found["speed_of_light_ms"] is None:
+        del found["speed_of_light_ms"], found["times_speed_of_light"]
+    return found if sharing is None else {**found, "parallel": sharing}
+
+
+def _improvement(found: Improvement) -> Json:
+    delta = None if found.improvement_pct is None else 0.0 - found.improvement_pct
+    ci95 = None if found.ci95 is None else [0.0 - found.ci95[1], 0.0 - found.ci95[0]]
+    return {**found.model_dump(), "delta_pct": delta, "ci95": ci95}
+
+
+def _pair(pair: Pair, slower: str = "") -> Json:
+    metrics = {name: pair.metric(name) for name in ("mean", "p50", "p99")}  # type: ignore[arg-type]
+    found: Json = {name: _improvement(of) for name, of in metrics.items() if of is not None}
+    if slower and pair.slower is not None:
+        found[slower] = _slower(pair)
+    return found
+
+
+def _slower(pair: Pair) -> Json | None:
+    if pair.slower is None:
+        return None
+    found = pair.slower.model_dump()
+    return {"n": found.pop("requests"), **found}
+
+
+def _graph(graph: Any) -> Json:
+    found: Json = graph.model_dump()
+    for name in ("graphs", "replay_ms", "gpu_busy_ms"):
+        found.pop(name)
+    found["per_budget"] = [
+        {name: value for name, value in row.items() if value is not None} for row in found["per_budget"]
+    ]
+    if not found["parts"]:
+        del found["parts"]
+    return found
+
+
+def _bench(record: BenchRecord) -> Json:
+    result = record.result
+    graph = _graph(result.graph)
+    if result.monolithic is not None:
+        graph["monolithic"] = _graph(result.monolithic)
+    found, comparison = result.comparison, {}
+    if found.pairs:
+        comparison = {
+            "requests": found.calls,
+            **{name: getattr(found, name) for name in ("rounds", "unpaired_samples", "verdict", "verdict_reason")},
+            **_pair(found.pairs[0], "slower_than_eager"),
+        }
+        names = ("monolithic_against_eager", "two_paths_against_monolithic")
+        comparison |= {name: _pair(pair) for name, pair in zip(names, found.pairs[1:], strict=False)}
+    correctness = None if result.correctness is None else result.correctness.model_dump()
+    if correctness is not None and correctness["monolithic_max_rel_l2"] is None:
+        del correctness["monolithic_max_rel_l2"]
+    summary = {name: _latency(of) for name, of in result.latency.items()}
+    return {"summary": summary, "comparison": comparison, "graph": graph, "correctness": correctness}
+
+
+_SERIES = {
+    "plain/eager": "eager",
+    "compiled/eager": "eager+compile",
+    "plain/graph": "graph",
+    "compiled/graph": "graph+compile",
+}
+
+
+def _compare(record: CompareRecord) -> Json:
+    found = record.result.comparison
+    comparison: Json = {
+        **{name: getattr(found, name) for name in ("mode", "isolated", "rounds", "unpaired_samples")},
+        "reference": None if found.reference is None else found.reference.model_dump(),
+        "invalid_reasons": list(found.invalid_reasons),
+        "requests": found.calls,
+        "noise_floor_pct": {mode: floor.model_dump() for mode, floor in found.noise_floor.items()},
+        "standings": [_standing(entry, bool(found.invalid_reasons)) for entry in found.standings],
+    }
+    if record.kind == "compile-rows":
+        comparison["contrasts"] = [
+            {"first": _SERIES[pair.base], "second": _SERIES[pair.series], "metric": metric, **_improvement(gain)}
+            for pair in found.contrasts
+            for metric, gain in (("mean", pair.mean), ("p99", pair.p99))
+            if gain is not None
+        ]
+        comparison["speed_of_light_ms"] = found.speed_of_light_ms
+    advice = record.result.recommendation.model_dump()
+    rows = [_candidate(row.model_dump(), row, comparison["standings"]) for row in record.result.candidates]
+    return {
+        "backends": rows,
+        "comparison": comparison,
+        "recommendation": {"backend": advice.pop("name"), **advice},
+    }
+
+
+def _standing(entry: Any, is_invalid: bool) -> Json:
+    found: Json = {"backend": entry.name, "mode": entry.mode, "mean_ms": entry.mean_ms}
+    if entry.against_best is None:
+        verdict = "invalid" if is_invalid else "best"
+        return found | {"delta_pct": 0.0, "ci95": None, "noise_floor_pct": None, "verdict": verdict}
+    gain = _improvement(entry.against_best)
+    del gain["improvement_pct"]
+    return found | gain
+
+
+def _candidate(row: Json, typed: Any, standings: list[Json]) -> Json:
+    graphs = row["graphs"] or {}
+    use = {name: value for name, value in graphs.items() if name in _USE} if graphs.get("items") else None
+    modes = {mode: getattr(typed, mode) for mode in ("eager", "graph")}
+    own = [entry for entry in standings if entry["backend"] == typed.name]
+    shared = {mode: of.latency.sharing for mode, of in modes.items() if of.latency is not None}
+    found: Json = {
+        "requested": typed.name,
+        **{name: row[name] for name in ("used", "implementation", "status", "reason", "plan_build_ms")},
+        "modes": {mode: {"status": of.status, "reason": of.reason} for mode, of in modes.items()},
+        "eager": _latency(typed.eager.latency),
+        "graph": _latency(typed.graph.latency),
+        "improvement": None if typed.gain is None else _pair(typed.gain),
+        "slower_than_eager": None if typed.gain is None else _slower(typed.gain),
+        "error_vs_float32": {mode: of.error_vs_float32 for mode, of in modes.items()},
+        "busy": {mode: None if of.busy is None else of.busy.model_dump() for mode, of in modes.items()},
+        "use": use,
+        "captured": graphs.get("graphs"),
+        "dropped": list(row["dropped"]),
+        **{name: graphs.get(name) for name in _OF_GRAPHS},
+        "verdict_vs_best": min(own, key=lambda entry: entry["mean_ms"], default=None),
+    }
+    if any(shared.values()):
+        found["parallel"] = {mode: of.model_dump() for mode, of in shared.items() if of is not None}
+    if typed.compiled is not None:
+        found |= {"compile_s": typed.compiled.seconds, "compilations": typed.compiled.compilations}
+        found["compile_cache"] = None if typed.compiled.cache is None else typed.compiled.cache.model_dump()
+        found |= {"compile_cache_dir": typed.compiled.cache_dir, "compile_fusions": typed.compiled.fusions}
+    return found
+
+
+_OF_GRAPHS = ("pool_bytes", "buffer_bytes", "capture_s", "replay_ms", "gpu_busy_ms", "launch_gap")
+_USE = [
+    "items",
+    "hits",
+    "misses",
+    "hit_rate",
+    "misses_by_reason",
+    "replays",
+    "path_runs",
+    "path_replays",
+    "partial_hits",
+    "tokens_replayed",
+    "budget_tokens_replayed",
+    "waste",
+    "per_path",
+    "per_budget",
+]
+
+
+def _micro(record: MicroRecord) -> Json:
+    rate = None if record.environment is None else record.environment.matrix_rate_tflops
+    return {**record.result.model_dump(), "matrix_rate_tflops": rate}
+
+
+def _verify(record: VerifyRecord) -> Json:
+    rows = zip(record.result.models, record.result.model_dump()["models"], strict=True)
+    return {"rows": [{**row, "failed_checks": model.failed_checks} for model, row in rows]}
+
+
+def _profile(record: ProfileRecord) -> Json:
+    return {} if record.result is None else record.result.model_dump()
+
+
+def _evaluation(found: Mapping[str, Any] | None) -> Any:
+    if found is None:
+        return None
+    entry = {**found["settings"], **{name: value for name, value in found["latency"].items() if name != "requests"}}
+    entry |= {name: found[name] for name in ("score", "graphs", "memory_bytes", "capture_s", "is_within_limits")}
+    against = found["against_eager"]
+    if against is not None:
+        entry |= _predicted(against["latency"])
+        entry |= {"gain_over_eager_pct": against["improvement_pct"], "slower_than_eager_share": against["slower_share"]}
+        entry |= {f"closed_to_oracle_{name}": against[f"closed_to_oracle_{name}"] for name in ("mean", "median")}
+    return entry
+
+
+def _predicted(found: Mapping[str, Any]) -> Json:
+    return {"n": found["requests"], **{name: found[name] for name in ("mean_ms", "p50_ms", "p99_ms")}}
+
+
+def _tune(record: TuneRecord) -> Json:
+    found = record.result.model_dump()
+    result = record.result
+    environment = old_environment(result.profile.environment)
+    machine = {name: value for name, value in environment.items() if name in Environment.model_fields or "gpu" in name}
+    model = {name: value for name, value in environment.items() if name not in machine}
+    name, row = (record.resolved.model, record.resolved.row) if record.resolved else ("", None)
+    baselines = found.pop("baselines")
+    predicted = _evaluation(found.pop("best"))
+    error_text = found.pop("error_text")
+    found |= {
+        "best": {key: predicted[key] for key in result.best.settings.model_dump()},
+        "predicted": predicted | {"error": found["error"], "error_text": error_text},
+        "runners_up": [_evaluation(one) for one in found["runners_up"]],
+        "pareto": [_evaluation(one) for one in found["pareto"]],
+        "baselines": {
+            name: _predicted(of) if name in ("eager", "oracle") else _evaluation(of)
+            for name, of in baselines.items()
+            if of is not None
+        },
+        "vllm": {
+            **{key: found["vllm"][key] for key in ("verdict", "compilation_config", "assumed_overheads")},
+            "best": found["vllm"]["best"]["settings"],
+            "predicted": _evaluation(found["vllm"]["best"]),
+            "baselines": {name: _evaluation(of) for name, of in found["vllm"]["baselines"].items()},
+        },
+        "what_vllm_cannot_express": found.pop("beyond_vllm"),
+        "profile": {
+            **{key: found["profile"][key] for key in ("label", "created_at", "is_synthetic", "is_cpu")},
+            "environment": machine,
+            "model": {"name": result.profile.label.split(",")[0], "row": row, **model},
+        },
+        "model": name,
+    }
+    if result.measured is not None:
+        found["measured"]["strategies"] = {name: _strategy(of) for name, of in result.measured.strategies.items()}
+        found["measured"]["rows"] = []
+    return found
+
+
+def _strategy(typed: Any) -> Json:
+    latency = typed.latency
+    found: Json = {name: getattr(latency, name) for name in ("mean_ms", "p50_ms", "p99_ms", "max_ms")}
+    found |= {"n": latency.requests, "is_p99_supported": latency.p99_supported}
+    kept = ["graphs", "graphs_captured", "dropped", "memory_bytes", "capture_s", "predicted_mean_ms"]
+    found |= {name: getattr(typed, name) for name in kept if getattr(typed, name) is not None}
+    if typed.prediction_error is not None:
+        found["prediction_error"] = typed.prediction_error.model_dump()
+    if typed.against_eager is not None:
+        for metric in ("mean", "p50", "p99"):
+            gain = _improvement(typed.against_eager.metric(metric))
+            found |= {f"{metric}_delta_pct": gain["delta_pct"], f"{metric}_ci95": gain["ci95"]}
+        found["slower_share"] = typed.against_eager.slower.share
+        found["slower_over_2pct_share"] = typed.against_eager.slower.over_2pct_share
+    return found
+
+
+_RESULTS: dict[Any, Any] = {
+    BenchRecord: _bench,
+    CompareRecord: _compare,
+    MicroRecord: _micro,
+    VerifyRecord: _verify,
+    ProfileRecord: _profile,
+    TuneRecord: _tune,
+}
