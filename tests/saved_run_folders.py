@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).parent / "data" / "run-v1"
+from vitgraph.records.drafts import record_of
+from vitgraph.records.old_forms import old_form
+from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
+from vitgraph.records.store import SAMPLES_FILE, ResultFolder, read_record
+
+EXAMPLE = Path(__file__).parent / "data" / "bench-run"
 
 
 def write_run(
@@ -25,18 +28,20 @@ def write_run(
         wall_ms: New wall time of a sample, from its row; None keeps all.
         requests: Keep only the samples of so many requests.
     """
-    folder.mkdir(parents=True)
-    record = json.loads((EXAMPLE / "run.json").read_text(encoding="utf-8"))
+    record = old_form(read_record(EXAMPLE))
     change(record)
-    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
-    with (EXAMPLE / "samples.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if requests is None or int(row["request"]) < requests]
-    with (folder / "samples.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            time_ms = float(row["wall_ms"]) if wall_ms is None else wall_ms(row)
-            writer.writerow(row | {"wall_ms": f"{time_ms:.6f}"})
+    samples = read_samples(EXAMPLE / SAMPLES_FILE)
+    frame = samples.frame if requests is None else samples.frame[samples.frame["call"] < requests]
+    if wall_ms is not None:
+        rows = [
+            {"mode": row["series"], "request": str(row["call"]), "round": str(row["round"]), "wall_ms": row["wall_ms"]}
+            for row in frame.to_dict("records")
+        ]
+        frame = frame.assign(wall_ms=[wall_ms(row) for row in rows])
+    with ResultFolder(folder) as results:
+        with SampleWriter(results) as writer:
+            writer.write_table(Samples(frame))
+        results.save(record_of(record))
     return folder
 
 

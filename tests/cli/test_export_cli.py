@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from vitgraph.cli import app
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "tests" / "data" / "run-v1"
+EXAMPLE = ROOT / "tests" / "data" / "bench-run"
 
 # Runs the program as if torch and transformers were not installed.
 WITHOUT_TORCH = """

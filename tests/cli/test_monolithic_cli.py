@@ -114,7 +114,7 @@ def test_waste_counts_the_crops_that_images_do_not_have(finished: tuple[str, Pat
 
 def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((ROOT / "vitgraph" / "schemas" / "run-v1.schema.json").read_text("utf-8"))
+    schema = json.loads((ROOT / "vitgraph" / "schemas" / "bench-run.schema.json").read_text("utf-8"))
     record = json.loads((finished[1] / "run.json").read_text("utf-8"))
     assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(record)] == []
 
@@ -144,7 +144,7 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> No
 
 def test_its_table_is_exported_beside_those_of_other_runs(finished: tuple[str, Path, str], tmp_path: Path) -> None:
     _, folder, _ = finished
-    runs = [str(folder), str(ROOT / "tests" / "data" / "run-v1")]
+    runs = [str(folder), str(ROOT / "tests" / "data" / "bench-run")]
     result = CliRunner().invoke(app, ["export", *runs, "--formats", "csv,parquet", "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert [row["run"] for row in read_csv(tmp_path / "monolithic.csv")] == ["run"] * 3

@@ -19,7 +19,6 @@ from vitgraph.attention.selection import first_line
 from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.compare_results import COMPARED_MODES, OK
 from vitgraph.measure.correctness import Reference, largest_deviation, worst
 from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.series import Encode, Series, eager_series, graph_series, prepare_attention
@@ -28,18 +27,20 @@ from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
-from vitgraph.records.compare_record import (
+from vitgraph.records.candidates import (
     CAPTURE_FAILED,
+    COMPARED_MODES,
     ERROR,
     INCORRECT,
+    OK,
     OUT_OF_MEMORY,
     UNAVAILABLE,
     UNSUPPORTED,
     empty_row,
+    series_name,
     set_status,
 )
-from vitgraph.records.compare_samples import series_name
-from vitgraph.records.samples import EAGER, GRAPH
+from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.specs import ModelSpec
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class CandidateSeries(Series):
     """
 
     def __init__(self, candidate: Candidate, mode: str, series: Series) -> None:
-        super().__init__(series_name((candidate.name, mode)), series.encode, series.manager)
+        super().__init__(series_name(candidate.name, mode), series.encode, series.manager)
         self.candidate = candidate
         self.mode = mode
 
@@ -187,7 +188,7 @@ class Candidate:
             counters: Of the experiment, by series.
         """
         if GRAPH in self.modes:
-            self.row["use"] = counters[self._alone[GRAPH].name].as_dict()
+            self.row["graphs"] |= counters[self._alone[GRAPH].name].as_dict()
         if self._encoder is not None:
             self.row["plan_build_ms"] = self._encoder.attention.plan_build_ms
 
@@ -245,8 +246,10 @@ class Candidate:
             )
             self.fail((GRAPH,), OUT_OF_MEMORY if is_memory else CAPTURE_FAILED, _reason(error))
             return
-        self.row |= {
-            "captured": len(manager.graphs),
+        self.row["graphs"] = {
+            "mode": "cuda" if manager.is_cuda else "cpu-replay",
+            "policy": self._prepared.spec.graph.packing,
+            "graphs": len(manager.graphs),
             "dropped": [dropped.as_dict() for dropped in manager.dropped],
             "pool_bytes": manager.pool_bytes,
             "buffer_bytes": manager.buffer_bytes,
@@ -270,7 +273,7 @@ class Candidate:
             over = " over all ranks"
         if error is None:
             return
-        self.row["error_vs_float32"][mode] = worst([error, self.row["error_vs_float32"][mode]])
+        self.row[mode]["error_vs_float32"] = worst([error, self.row[mode].get("error_vs_float32")])
         if not error <= reference.limit:
             text = f"relative L2 distance {error:.3g} from float32{over}, at most {reference.limit:.3g} passes"
             self.fail((mode,), INCORRECT, text)

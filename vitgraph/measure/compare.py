@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import VitgraphError
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.compare_results import COMPARED_MODES, derive_results
-from vitgraph.measure.compare_spec import PreparedCompare, new_record
+from vitgraph.measure.compare_spec import PreparedCompare, new_draft
 from vitgraph.measure.preparation import shared_facts
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype
-from vitgraph.records.bench_record import CPU_REPLAY_REASON
-from vitgraph.records.compare_record import CPU_REPLAY, CUDA, KIND, CompareRecord
-from vitgraph.records.compare_samples import BackendSample, BackendSampleWriter
-from vitgraph.records.compare_samples import Series as SeriesName
-from vitgraph.records.files import refuse_to_replace
-from vitgraph.records.rank_samples import RankSample, RankSampleWriter, summarize_ranks
-from vitgraph.records.samples import RUN_FILE
+from vitgraph.records import record as records
+from vitgraph.records.candidates import COMPARE_KIND, COMPARED_MODES, derive_results
+from vitgraph.records.compare_record import CPU_REPLAY, CUDA, CompareRecord
+from vitgraph.records.draft import Draft
+from vitgraph.records.sample_table import Sample, Samples, SampleWriter
+from vitgraph.records.store import ResultFolder
+from vitgraph.records.summary import CPU_REPLAY_REASON
 
 if TYPE_CHECKING:
     from vitgraph.measure.candidate import Candidate
     from vitgraph.measure.experiment import Experiment, TimedCall
     from vitgraph.measure.on_ranks import RanksOfRun
     from vitgraph.ranks.group import ParallelGroup
-
-BACKEND_RANK_SAMPLES_FILE = "backend_samples-ranks.csv"
 
 STOPPED = "stopped by the user while measuring"
 STOPPED_BEFORE = "stopped by the user before the measuring began"
@@ -59,29 +55,26 @@ def run_compare(
     Raises:
         VitgraphError: The model itself cannot be loaded or checked, or another rank failed.
     """
-    overwrite = prepared.spec.bench.run.overwrite
-    if not overwrite:
-        refuse_to_replace(folder / RUN_FILE)
-    record = new_record(prepared, command)
+    chosen = comparison or Comparison
+    draft = new_draft(prepared, command, chosen.kind)
     with ExitStack() as stack:
-        of_ranks = None
-        if group is not None:
-            of_ranks = RankSampleWriter(folder, overwrite, BACKEND_RANK_SAMPLES_FILE, ("backend", "repeat"))
-            stack.enter_context(of_ranks)
-        writer = stack.enter_context(BackendSampleWriter(folder, overwrite=overwrite))
+        results = stack.enter_context(ResultFolder(folder, prepared.spec.bench.run.overwrite))
         try:
-            running = (comparison or Comparison)(prepared, record, progress, group)
-            record.data["kind"] = running.kind
-            running.execute(writer, of_ranks)
+            running = chosen(prepared, draft, progress, group)
+            running.execute(stack.enter_context(SampleWriter(results)))
         except VitgraphError as error:
-            record.data |= {"status": "error", "status_reason": str(error)}
+            draft.end("error", str(error))
             raise
         except KeyboardInterrupt:
-            record.data |= {"status": "interrupted", "status_reason": STOPPED_BEFORE}
+            draft.end("interrupted", STOPPED_BEFORE)
+            raise
+        except Exception as error:
+            draft.end("error", f"{type(error).__name__}: {error}")
             raise
         finally:
-            record.save(folder, overwrite=overwrite)
-    return record
+            record = draft.save(results)
+    assert isinstance(record, records.CompareRecord)
+    return CompareRecord.of(record, folder)
 
 
 def follow_compare(prepared: PreparedCompare, command: Sequence[str], group: ParallelGroup, progress: Progress) -> None:
@@ -90,26 +83,25 @@ def follow_compare(prepared: PreparedCompare, command: Sequence[str], group: Par
     Raises:
         VitgraphError: This rank, or another one, failed.
     """
-    Comparison(prepared, new_record(prepared, command), progress, group).execute(None, None)
+    Comparison(prepared, new_draft(prepared, command), progress, group).execute(None)
 
 
 class Comparison:
-    """One comparison in progress, or one rank's part of it; fills `record` as facts become known."""
+    """One comparison in progress, or one rank's part of it; fills `draft` as facts become known."""
 
-    kind: ClassVar[str] = KIND
+    kind: ClassVar[str] = COMPARE_KIND
 
     def __init__(
-        self, prepared: PreparedCompare, record: CompareRecord, progress: Progress, group: ParallelGroup | None = None
+        self, prepared: PreparedCompare, draft: Draft, progress: Progress, group: ParallelGroup | None = None
     ) -> None:
         model = prepared.bench.spec.model
         self.prepared = prepared
         self.calls = prepared.bench.calls
-        self.record = record
+        self.draft = draft
         self.progress = progress
         self.device = resolve_device(model.device) if group is None else group.device
         self.dtype = resolve_dtype(model.dtype, self.device)
-        self.samples: list[BackendSample] = []
-        self.rank_samples: dict[SeriesName, list[RankSample]] = defaultdict(list)
+        self.samples: list[Sample] = []
         self.candidates: list[Candidate] = []
         self.group = group
         self.ranks: RanksOfRun | None = None
@@ -118,15 +110,20 @@ class Comparison:
     def live(self) -> list[Candidate]:
         return [candidate for candidate in self.candidates if candidate.modes]
 
-    def execute(self, writer: BackendSampleWriter | None, of_ranks: RankSampleWriter | None) -> None:
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The candidates of the record."""
+        rows: list[dict[str, Any]] = self.draft.result["candidates"]
+        return rows
+
+    def execute(self, writer: SampleWriter | None) -> None:
         """Runs it all.
 
         Args:
             writer: Takes the samples; None where this process has none to save.
-            of_ranks: Takes those of all ranks; None elsewhere.
         """
         try:
-            self._execute(self._keeper(writer, of_ranks))
+            self._execute(self._keeper(writer))
         except KeyboardInterrupt as stop:
             failure = self.group.failure_behind_stop() if self.group is not None else None
             if failure is not None:
@@ -147,7 +144,7 @@ class Comparison:
         from vitgraph.measure.experiment import Control, Experiment, rounds_over
         from vitgraph.measure.timing import CallTimer
 
-        data, bench = self.record.data, self.prepared.bench
+        bench = self.prepared.bench
         # Weights are made outside inference mode, as in `bench`, whose eager calls they must cost as much as.
         inputs = self._open()
         own_calls = self.calls if self.ranks is None else self.ranks.own_calls(self.calls)
@@ -179,8 +176,10 @@ class Comparison:
                     self._diagnose(inputs, own_calls)
         except KeyboardInterrupt:
             is_interrupted = True
-        done = {"status": "complete", "status_reason": None}
-        data |= {"status": "interrupted", "status_reason": STOPPED} if is_interrupted else done
+        if is_interrupted:
+            self.draft.end("interrupted", STOPPED)
+        else:
+            self.draft.end("complete")
 
     @property
     def _records(self) -> bool:
@@ -191,8 +190,8 @@ class Comparison:
         from vitgraph.measure.correctness import float32_reference, load_base
         from vitgraph.measure.environment import snapshot
 
-        bench, data = self.prepared.bench, self.record.data
-        names, comparison = self.prepared.spec.backends, data["comparison"]
+        bench, draft = self.prepared.bench, self.draft
+        names, comparison = self.prepared.spec.backends, draft.result["comparison"]
         if self.group is not None:
             from vitgraph.measure.on_ranks import RanksOfRun
 
@@ -202,7 +201,7 @@ class Comparison:
         self.progress.phase("float32 reference")
         base, facts = load_base(bench, self.device, self.dtype)
         kept = {name: facts[name] for name in ("dtype", "parameters", "weight_bytes")}
-        data["environment"] = snapshot(self.device) | kept
+        draft.environment = snapshot(self.device) | kept
         is_cuda = self.device.type == "cuda"
         comparison |= {
             "mode": CUDA if is_cuda else CPU_REPLAY,
@@ -216,10 +215,10 @@ class Comparison:
             # Known before it is opened, so that a stop in the middle of its captures releases them too.
             self.candidates.append(candidate)
             candidate.open(self.device, self.dtype, reference)
-            self.record.rows[index] = candidate.row
+            self.rows[index] = candidate.row
             self.progress.step()
         if self.ranks is not None:
-            data["environment"]["ranks"] = self.ranks.meet(device_name=data["environment"]["device"])
+            draft.environment["ranks"] = self.ranks.meet(device_name=draft.environment["device"])
         return inputs
 
     def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
@@ -228,23 +227,15 @@ class Comparison:
 
         return Candidate(name, self.prepared.bench, inputs, self.ranks)
 
-    def _keeper(
-        self, writer: BackendSampleWriter | None, of_ranks: RankSampleWriter | None
-    ) -> Callable[[TimedCall], None]:
+    def _keeper(self, writer: SampleWriter | None) -> Callable[[TimedCall], None]:
         """What takes the timed calls: keeps their samples, and writes them at once."""
-        from vitgraph.measure.record_samples import rank_samples_of, sample_of
+        from vitgraph.measure.record_samples import samples_of
 
         def keep(timed: TimedCall) -> None:
-            backend, mode = timed.series.name.split("/")
-            for part in rank_samples_of(timed, mode):
-                if of_ranks is not None:
-                    of_ranks.write(part, (backend, str(int(timed.is_repeat))))
-                if not timed.is_repeat:
-                    self.rank_samples[backend, mode].append(part)
-            sample = BackendSample(backend, timed.is_repeat, sample_of(timed, mode))
-            self.samples.append(sample)
-            if writer is not None:
-                writer.write(sample)
+            for sample in samples_of(timed):
+                self.samples.append(sample)
+                if writer is not None:
+                    writer.write(sample)
 
         return keep
 
@@ -252,23 +243,14 @@ class Comparison:
         """Fills what the samples tell into the record."""
         from vitgraph.measure.environment import state_facts, validity_problems
 
-        data = self.record.data
-        comparison = data["comparison"]
+        result = self.draft.result
+        comparison = result["comparison"]
         comparison["invalid_reasons"] += [*problems, *validity_problems(experiment.gpu_states)]
         for candidate in self.live:
             candidate.count(experiment.counters)
-        data["recommendation"] = derive_results(
-            self.record.rows, comparison, self.samples, self.prepared.spec.bench.model.seed
-        )
-        data["environment"]["gpu_states"] = state_facts(experiment.gpu_states)
-        if self.group is None:
-            return
-        for row in self.record.rows:
-            found = {
-                mode: summarize_ranks(self.rank_samples[row["requested"], mode], mode, self.group.size)
-                for mode in COMPARED_MODES
-            }
-            row["parallel"] = {mode: shared for mode, shared in found.items() if shared is not None}
+        seed, ranks = self.prepared.spec.bench.model.seed, 1 if self.group is None else self.group.size
+        result["recommendation"] = derive_results(self.rows, comparison, Samples.of(self.samples), seed, ranks)
+        self.draft.environment["gpu_states"] = state_facts(experiment.gpu_states)
 
     def _diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall]) -> None:
         from vitgraph.attention.selection import first_line

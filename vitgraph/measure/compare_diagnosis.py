@@ -14,8 +14,8 @@ from vitgraph.measure.candidate import Candidate
 from vitgraph.measure.diagnose import measure_replays
 from vitgraph.measure.timing import busy_time
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.records.compare_samples import BackendSample
-from vitgraph.records.samples import GRAPH
+from vitgraph.records.candidates import series_name
+from vitgraph.records.sample_table import GRAPH, Sample
 
 MOST_GRAPHS = 4
 WHOLE_CALLS = 3
@@ -27,7 +27,7 @@ def diagnose(
     candidate: Candidate,
     inputs: CallInputs,
     calls: Sequence[EncoderCall],
-    samples: Sequence[BackendSample],
+    samples: Sequence[Sample],
     device: torch.device,
 ) -> None:
     """Fills `replay_ms`, `gpu_busy_ms`, `launch_gap` and `busy` of a candidate's row; nothing on a CPU.
@@ -50,16 +50,18 @@ def diagnose(
         for call in chosen:
             found = busy_time(partial(candidate.encode_alone(mode), inputs.make(call)), device, BUSY_REPEATS)
             walls = [
-                row.sample.wall_ms * len(call.requests)
-                for row in samples
-                if row.series == (candidate.name, mode) and row.sample.request == call.index
+                sample.wall_ms
+                for sample in samples
+                if sample.series == series_name(candidate.name, mode)
+                and sample.rank is None
+                and sample.call == call.index
             ]
             if found is not None and walls:
                 busy_sum += found.busy_ms
                 wall_sum += float(np.mean(walls))
         if wall_sum:
             requests = sum(len(call.requests) for call in chosen)
-            candidate.row["busy"][mode] = {
+            candidate.row[mode]["busy"] = {
                 "calls": len(chosen),
                 "gpu_busy_ms": busy_sum / requests,
                 "wall_ms": wall_sum / requests,
@@ -89,4 +91,6 @@ def _diagnose_replays(candidate: Candidate, inputs: CallInputs, calls: Sequence[
         if timed:
             weights = [use[key].replays for key in timed]
             for name in ("replay_ms", "gpu_busy_ms", "launch_gap"):
-                candidate.row[name] = float(np.average([times[name] for times in timed.values()], weights=weights))
+                candidate.row["graphs"][name] = float(
+                    np.average([times[name] for times in timed.values()], weights=weights)
+                )

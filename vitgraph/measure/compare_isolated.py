@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.measure.compare import STOPPED
-from vitgraph.measure.compare_results import COMPARED_MODES, OK, derive_results
-from vitgraph.measure.compare_spec import PreparedCompare, new_record
+from vitgraph.measure.compare_spec import PreparedCompare, new_draft
 from vitgraph.measure.progress import Progress
-from vitgraph.records.compare_record import ERROR, CompareRecord, empty_row, set_status
-from vitgraph.records.compare_samples import BackendSample, BackendSampleWriter
-from vitgraph.records.files import refuse_to_replace
-from vitgraph.records.samples import RUN_FILE
+from vitgraph.records import record as records
+from vitgraph.records.candidates import COMPARE_KIND, COMPARED_MODES, ERROR, OK, derive_results, empty_row, set_status
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.draft import Draft, facts_of
+from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
+from vitgraph.records.store import RUN_FILE, ResultFolder, beside, read_record, refuse_to_replace
 
 PARTS_FOLDER = "parts"
 STDERR_FILE = "stderr.txt"
@@ -36,33 +37,36 @@ def run_isolated(
     Returns:
         The record; also where no backend could be measured, which `CompareRecord.failure` tells.
     """
-    overwrite = prepared.spec.bench.run.overwrite
     parts = folder / PARTS_FOLDER
-    for path in () if overwrite else (folder / RUN_FILE, parts):
-        refuse_to_replace(path)
-    record = new_record(prepared, command)
-    record["comparison"]["isolated"] = True
-    samples: list[BackendSample] = []
+    if not prepared.spec.bench.run.overwrite:
+        refuse_to_replace(parts)
+    draft = new_draft(prepared, command)
+    comparison, rows = draft.result["comparison"], draft.result["candidates"]
+    comparison["isolated"] = True
+    samples: list[Samples] = []
     is_interrupted = False
     progress.phase("measuring, one process a backend", len(prepared.spec.backends))
-    with BackendSampleWriter(folder, overwrite=overwrite) as writer:
+    with ResultFolder(folder, prepared.spec.bench.run.overwrite) as results, SampleWriter(results) as writer:
         try:
             for index, name in enumerate(prepared.spec.backends):
                 is_interrupted, status = _run_process(part_command(name, parts / name), parts / name)
-                record.rows[index], found = _read_part(record, name, parts / name, status)
-                for sample in found:
-                    samples.append(sample)
-                    writer.write(sample)
+                rows[index], found = _read_part(draft, name, parts / name, status)
+                if found is not None:
+                    samples.append(found)
+                    writer.write_table(found)
                 if is_interrupted:
                     break
                 progress.step()
             seed = prepared.spec.bench.model.seed
-            record.data["recommendation"] = derive_results(record.rows, record["comparison"], samples, seed)
-            status_of_run = ("interrupted", STOPPED) if is_interrupted else ("complete", None)
-            record.data["status"], record.data["status_reason"] = status_of_run
+            draft.result["recommendation"] = derive_results(rows, comparison, Samples.joined(samples), seed)
+            if is_interrupted:
+                draft.end("interrupted", STOPPED)
+            else:
+                draft.end("complete")
         finally:
-            record.save(folder, overwrite=overwrite)
-    return record
+            record = draft.save(results)
+    assert isinstance(record, records.CompareRecord)
+    return CompareRecord.of(record, folder)
 
 
 def _run_process(command: Sequence[str], part: Path) -> tuple[bool, int]:
@@ -92,26 +96,30 @@ def _kill(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def _read_part(record: CompareRecord, name: str, part: Path, status: int) -> tuple[dict[str, Any], list[BackendSample]]:
-    """The row and the samples that a process left; what all rows share goes into `record`."""
+def _read_part(draft: Draft, name: str, part: Path, status: int) -> tuple[dict[str, Any], Samples | None]:
+    """The row and the samples that a process left; what all rows share goes into `draft`."""
     row = empty_row(name)
     if not (part / RUN_FILE).exists():
         ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         # A process that died may have left anything there.
         lines = (part / STDERR_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
-        return _failed(row, f"its process {ended} and left no record{last}"), []
-    found = CompareRecord.load(part)
-    row, theirs, ours = found.rows[0], found["comparison"], record["comparison"]
-    environment = record.data["environment"]
-    states = environment.get("gpu_states", []) + found["environment"].get("gpu_states", [])
-    record.data["environment"] = (environment or found["environment"]) | {"gpu_states": states}
-    ours["mode"] = ours["mode"] or theirs["mode"]
-    ours["reference"] = ours["reference"] or theirs["reference"]
-    ours["invalid_reasons"] = list(dict.fromkeys([*ours["invalid_reasons"], *theirs["invalid_reasons"]]))
-    if found["status"] == "error" and row["status"] != OK:
-        return _failed(row, str(found["status_reason"])), []
-    return row, found.load_samples()
+        return _failed(row, f"its process {ended} and left no record{last}"), None
+    found = read_record(part, COMPARE_KIND)
+    assert isinstance(found, records.CompareRecord)
+    row, theirs, ours = found.result.candidates[0].model_dump(), found.result.comparison, draft.result["comparison"]
+    if found.environment is not None:
+        facts = facts_of(found.environment)
+        states = [{**state.values, "other_processes": state.other_processes} for state in found.environment.gpu_states]
+        draft.environment = (draft.environment or facts) | {
+            "gpu_states": [*draft.environment.get("gpu_states", []), *states[1:]]
+        }
+    ours["mode"] = ours.get("mode") or theirs.mode
+    ours["reference"] = ours.get("reference") or theirs.reference
+    ours["invalid_reasons"] = list(dict.fromkeys([*ours["invalid_reasons"], *theirs.invalid_reasons]))
+    if found.status == "error" and row["status"] != OK:
+        return _failed(row, str(found.status_reason)), None
+    return row, read_samples(beside(part / RUN_FILE, str(found.samples_file)))
 
 
 def _failed(row: dict[str, Any], reason: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from vitgraph import __version__
 from vitgraph.errors import BackendError, UsageError, VitgraphError
-from vitgraph.measure.compare_results import OK
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.bench_record import encode
+from vitgraph.records.candidates import OK
 from vitgraph.records.files import refuse_to_replace, write_atomically
 from vitgraph.records.samples import RUN_FILE
 from vitgraph.specs import CompareSpec

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitgraph import __version__
 from vitgraph.errors import UsageError
-from vitgraph.measure.compare_results import NOTHING_MEASURED, UNDECIDED
-from vitgraph.measure.preparation import PreparedBench, prepare_bench
+from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_of
 from vitgraph.measure.setup import resolve_device
-from vitgraph.records.compare_record import KIND, SCHEMA_VERSION, CompareRecord, empty_row
-from vitgraph.records.compare_samples import BACKEND_SAMPLES_FILE
+from vitgraph.records.candidates import COMPARE_KIND, NOTHING_MEASURED, empty_row
+from vitgraph.records.draft import Draft
+from vitgraph.records.kinds.compare import Recommendation
+from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs import CompareSpec
 
 
@@ -63,29 +62,20 @@ def prepare_compare(spec: CompareSpec) -> PreparedCompare:
     return PreparedCompare(spec, prepare_bench(spec.bench))
 
 
-def new_record(prepared: PreparedCompare, command: Sequence[str]) -> CompareRecord:
+def new_draft(prepared: PreparedCompare, command: Sequence[str], kind: str = COMPARE_KIND) -> Draft:
     """A record of a comparison that has not measured anything yet."""
-    plan = prepared.bench.describe()
-    data: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
-        "status": "error",
-        "status_reason": "the run ended before it measured anything",
-        "vitgraph_version": __version__,
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "settings": prepared.spec.as_dict() | {"resolved": plan["resolved"]},
-        "environment": {},
-        "workload": plan["workload"],
-        "backends": [empty_row(name) for name in prepared.spec.backends],
-        "comparison": {"mode": None, "isolated": False, "reference": None, "invalid_reasons": [], "requests": 0},
-        "recommendation": {
-            "backend": None,
-            "mode": None,
-            "sure": UNDECIDED,
-            "fastest_in_share": None,
-            "text": NOTHING_MEASURED,
-        },
-        "samples_file": BACKEND_SAMPLES_FILE,
+    bench = prepared.bench
+    draft = Draft(
+        kind,
+        command,
+        prepared.spec.as_dict(),
+        resolved=resolved_of(bench).model_copy(update={"attn_backend": None}),
+        workload=bench.describe_workload(),
+        samples_file=SAMPLES_FILE,
+    )
+    draft.result = {
+        "candidates": [empty_row(name) for name in prepared.spec.backends],
+        "comparison": {"invalid_reasons": []},
+        "recommendation": Recommendation(text=NOTHING_MEASURED),
     }
-    return CompareRecord(data)
+    return draft

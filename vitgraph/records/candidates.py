@@ -243,13 +243,8 @@ def _recommend(
             f"{advice}. This is clear: everything else is slower beyond the noise, the nearest is "
             f"{_standing_text(others[0])}; {often}."
         )
-    return Recommendation(
-        name=best.name,
-        mode=best.mode,
-        sure=UNDECIDED if close else CLEAR,
-        fastest_in_share=share,
-        text=text + _tail_text(standings, arrays, wall.requests),
-    )
+    found = {"name": best.name, "mode": best.mode, "sure": UNDECIDED if close else CLEAR, "fastest_in_share": share}
+    return Recommendation.model_validate({**found, "text": text + _tail_text(standings, arrays, wall.requests)})
 
 
 def _standing_text(entry: Standing) -> str:
@@ -272,5 +267,3 @@ def _tail_text(standings: Sequence[Standing], arrays: Sequence[FloatArray], requ
         return ""
     entry = standings[lowest]
     return f" P99 is lowest with {entry.name} in {entry.mode} mode: {known[lowest]:.2f} ms against {known[0]:.2f} ms."
-
-

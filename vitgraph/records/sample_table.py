@@ -118,15 +118,29 @@ class SampleWriter:
         Raises:
             RecordFileError: It could not be written; the message gives the number of samples that were.
         """
+        self._write(sample.to_row(), f"call {sample.call} of round {sample.round} ({sample.series})")
+
+    def _write(self, row: str, name: str) -> None:
         try:
-            self._append(sample.to_row())
+            self._append(row)
         except OSError as error:
             raise RecordFileError(
                 f"cannot write {self.path}: {os_reason(error)}. Saved: the first {self.rows} samples. Not saved: "
-                f"call {sample.call} of round {sample.round} ({sample.series}) and all after it"
+                f"{name} and all after it"
             ) from error
         self.rows += 1
         self._folder.samples_saved = self.rows
+
+    def write_table(self, samples: Samples) -> None:
+        """Appends the rows of a table.
+
+        Raises:
+            RecordFileError: They could not be written.
+        """
+        whole = {column: "Int64" for column in _OPTIONAL if column not in _TIMES}
+        text = samples.frame[list(COLUMNS)].astype(whole).to_csv(header=False, index=False, float_format="%.6f")
+        for line in text.splitlines():
+            self._write(line, f"a sample of another process ({line.split(',')[2]})")
 
     def close(self) -> None:
         """Closes the file; may be called twice."""
@@ -195,6 +209,13 @@ class Samples:
         frame = pd.DataFrame(rows, columns=list(COLUMNS))
         frame["requests"] = [_cell(requests) for requests in frame["requests"]]
         return cls(frame.astype(dict.fromkeys((*_TIMES, *_OPTIONAL), "float64")))
+
+    @classmethod
+    def joined(cls, tables: Sequence[Samples]) -> Samples:
+        """The rows of several tables in one."""
+        import pandas as pd
+
+        return cls(pd.concat([table.frame for table in tables], ignore_index=True)) if tables else cls.of([])
 
     def __len__(self) -> int:
         return len(self.frame)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitgraph.errors import UsageError
 from vitgraph.records.bench_record import RunRecord, Sample
-from vitgraph.records.files import read_text
-from vitgraph.records.samples import RUN_FILE
+from vitgraph.records.store import SAMPLES_FILE, beside, record_file, record_kind
 
 BENCH_KIND = "bench"
 
@@ -50,29 +48,12 @@ def open_runs(paths: Sequence[Path]) -> list[SavedRun]:
 
 def _open(name: str, file: Path) -> SavedRun:
     record = RunRecord.load(file)
-    if not (file.parent / record["samples_file"]).exists():
-        note = f"{name}: {record['samples_file']} is missing, so there are no samples and no plots of latency"
+    if record.data.get("samples_file") is None or not beside(file, record["samples_file"]).exists():
+        note = f"{name}: {SAMPLES_FILE} is missing, so there are no samples and no plots of latency"
         return SavedRun(name, record, (), (note,))
     loaded = record.load_samples()
     notes = (f"{name}: {loaded.warning}",) if loaded.warning else ()
     return SavedRun(name, record, tuple(loaded.samples), notes)
-
-
-def record_file(path: Path) -> Path:
-    """The `run.json` of a record that is given by its folder or by that file."""
-    return (path / RUN_FILE if path.is_dir() else path).resolve()
-
-
-def record_kind(file: Path) -> str | None:
-    """The kind of a saved record; None where there is none to read, which is for the loader to say."""
-    if not file.exists():
-        return None
-    try:
-        data = json.loads(read_text(file))
-    except json.JSONDecodeError:
-        return None
-    kind = data.get("kind") if isinstance(data, dict) else None
-    return kind if isinstance(kind, str) else None
 
 
 def _check_kind(file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from collections import Counter
 from contextlib import nullcontext
@@ -27,8 +28,10 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.bench_record import CPU_REPLAY_REASON
+from vitgraph.records.candidates import failure
 from vitgraph.records.compare_record import CompareRecord
-from vitgraph.records.compare_samples import load_backend_samples
+from vitgraph.records.sample_table import read_samples
+from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 REQUESTS = 5
@@ -148,17 +151,15 @@ def test_each_kind_of_failure_keeps_its_row_and_the_rest_goes_on(tmp_path: Path)
 
 def test_samples_are_interleaved_and_name_their_backend(tmp_path: Path) -> None:
     record = run(tmp_path, "GOOD", "ALSO_GOOD", rounds=2)
-    samples = load_backend_samples(tmp_path)
-    assert CompareRecord.load(tmp_path).load_samples() == samples
+    samples = read_samples(tmp_path / SAMPLES_FILE).calls
     per_call = 2 * 2 + 1
     assert len(samples) == 2 * REQUESTS * per_call
     first = samples[:per_call]
-    assert [sample.sample.position for sample in first] == list(range(per_call))
-    assert Counter(sample.series for sample in first if not sample.is_repeat) == {
-        (name, mode): 1 for name in ("GOOD", "ALSO_GOOD") for mode in ("eager", "graph")
-    }
-    assert sum(sample.is_repeat for sample in samples) == 2 * REQUESTS
-    assert all(sample.sample.hits == 0 for sample in samples if sample.sample.mode == "eager")
+    assert first["position"].tolist() == list(range(per_call))
+    measured = [name for name in first["series"] if not name.endswith("_repeat")]
+    assert sorted(measured) == sorted(f"{name}/{mode}" for name in ("GOOD", "ALSO_GOOD") for mode in ("eager", "graph"))
+    assert samples["series"].str.endswith("_repeat").sum() == 2 * REQUESTS
+    assert (samples[samples["series"].str.contains("eager")]["hits"] == 0).all()
     assert record["comparison"]["rounds"] == 2
     assert record["comparison"]["requests"] == REQUESTS
 
@@ -199,8 +200,9 @@ def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkey
     assert states(record) == {"GOOD": ("ok", "unsupported"), "ALSO_GOOD": ("ok", "ok")}
     assert record.rows[0]["reason"] == "graph: it reads lengths on the host"
     assert record.rows[0]["eager"]["n"] == REQUESTS
-    only_eager = CompareRecord({**record.data, "backends": record.rows[:1]})
-    assert isinstance(only_eager.failure(), NothingReplayedError)
+    assert record.typed is not None
+    only_eager = record.typed.result.model_copy(update={"candidates": record.typed.result.candidates[:1]})
+    assert isinstance(failure(only_eager), NothingReplayedError)
 
 
 def test_graphs_that_would_replay_nothing_are_a_failure_of_the_mode(tmp_path: Path) -> None:
@@ -223,7 +225,7 @@ def test_where_nothing_can_be_measured_the_record_says_why(tmp_path: Path) -> No
     assert "the package is not installed" in str(missing.failure())
     wrong = run(tmp_path / "wrong", "WRONG", "MISSING")
     assert isinstance(wrong.failure(), IncorrectOutputError)
-    assert load_backend_samples(tmp_path / "wrong") == []
+    assert len(read_samples(tmp_path / "wrong" / SAMPLES_FILE)) == 0
 
 
 def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
@@ -248,7 +250,7 @@ def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
     assert "illegal memory access" in record.rows[0]["reason"]
     assert record.rows[0]["graph"] is None
     assert record.rows[0]["eager"]["n"] == record.rows[1]["graph"]["n"] == REQUESTS
-    assert any(sample.series == ("GOOD", "graph") for sample in load_backend_samples(tmp_path))
+    assert "GOOD/graph" in read_samples(tmp_path / SAMPLES_FILE).series
 
 
 def test_a_stop_by_the_user_keeps_the_calls_that_every_backend_has(
@@ -372,19 +374,19 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
     monkeypatch.setattr(compare_diagnosis, "busy_time", lambda call, device, repeats: BusyTime(2.0, 2.1, 700))
     compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
     rows = sum(key.token_budget * used.replays for key, used in use.items())
-    assert candidate.row["gpu_busy_ms"] == pytest.approx(rows / REQUESTS)
-    assert candidate.row["launch_gap"] == pytest.approx(1.05)
+    assert candidate.row["graphs"]["gpu_busy_ms"] == pytest.approx(rows / REQUESTS)
+    assert candidate.row["graphs"]["launch_gap"] == pytest.approx(1.05)
     for mode in ("eager", "graph"):
-        busy = candidate.row["busy"][mode]
+        busy = candidate.row[mode]["busy"]
         assert (busy["calls"], busy["gpu_busy_ms"]) == (3, 2.0)
         assert busy["share"] == pytest.approx(2.0 / busy["wall_ms"])
-        walls = [row.sample.wall_ms for row in samples if row.sample.mode == mode]
+        walls = [sample.wall_ms for sample in samples if sample.series == f"GOOD/{mode}"]
         assert min(walls) <= busy["wall_ms"] <= max(walls)
     is_stopped = True
     with pytest.raises(KeyboardInterrupt):
         compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
     most_used = max(use, key=lambda key: use[key].replays)
-    assert candidate.row["gpu_busy_ms"] == pytest.approx(most_used.token_budget)
+    assert candidate.row["graphs"]["gpu_busy_ms"] == pytest.approx(most_used.token_budget)
 
 
 def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,13 +430,22 @@ def test_backends_are_named_once_and_by_their_own_names() -> None:
 
 
 def test_a_record_breaks_no_rule_unseen(tmp_path: Path) -> None:
-    record = run(tmp_path, "GOOD", "MISSING")
-    record.rows[1]["eager"] = record.rows[0]["eager"]
-    with pytest.raises(UsageError, match="MISSING, eager: a latency with status 'unavailable'"):
-        record.validate()
-    record.rows[1] |= {"eager": None, "reason": None}
-    with pytest.raises(UsageError, match="ok alone has none"):
-        record.validate()
-    (tmp_path / "run.json").write_text('{"kind": "bench"}', encoding="utf-8")
-    with pytest.raises(UsageError, match="no record of kind 'compare-backends'"):
+    record = run(tmp_path, "GOOD", "MISSING").typed
+    assert record is not None
+    file = tmp_path / "run.json"
+    for change, message in (
+        (("eager", "latency", record.result.candidates[0].eager.latency), r"1\.eager: a latency with status 'unavail"),
+        (("reason", None), r"candidates\.1: status 'unavailable' with reason None; ok alone has none"),
+    ):
+        data = record.model_dump(mode="json")
+        place = data["result"]["candidates"][1]
+        for name in change[:-2]:
+            place = place[name]
+        value = change[-1]
+        place[change[-2]] = value if value is None else value.model_dump(mode="json")  # type: ignore[attr-defined]
+        file.write_text(json.dumps(data), encoding="utf-8")
+        with pytest.raises(UsageError, match=message):
+            read_record(tmp_path)
+    file.write_text('{"kind": "bench", "format": 2}', encoding="utf-8")
+    with pytest.raises(UsageError, match="is of kind 'bench'; what is read here is compare-backends"):
         CompareRecord.load(tmp_path)

@@ -13,7 +13,10 @@ from vitgraph.errors import UsageError
 from vitgraph.measure.compare import run_compare
 from vitgraph.measure.compare_isolated import run_isolated
 from vitgraph.measure.compare_spec import prepare_compare
-from vitgraph.records.compare_record import CompareRecord, empty_row
+from vitgraph.records.candidates import empty_row
+from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.record import CompareRecord as TypedRecord
+from vitgraph.records.store import ResultFolder
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
@@ -81,11 +84,13 @@ def test_rows_and_samples_of_the_processes_are_merged(measured: Path, tmp_path: 
 
 
 def test_a_process_that_failed_as_a_whole_gives_its_reason(measured: Path, tmp_path: Path) -> None:
-    broken = CompareRecord.load(measured)
-    broken.data |= {"status": "error", "status_reason": "the checkpoint lacks 3 tensors"}
-    broken.data["backends"] = [empty_row("TORCH_SDPA")]
+    typed = CompareRecord.load(measured).typed
+    assert typed is not None
+    data = typed.model_dump() | {"status": "error", "status_reason": "the checkpoint lacks 3 tensors"}
+    data["result"]["candidates"] = [empty_row("TORCH_SDPA")]
     source = tmp_path / "broken"
-    broken.save(source)
+    with ResultFolder(source) as results:
+        results.save(TypedRecord.model_validate(data))
     record = run_isolated(prepare("TORCH_SDPA"), tmp_path / "run", [], Silent(), lambda name, part: leave(source, part))
     assert record.rows[0]["reason"] == "the checkpoint lacks 3 tensors"
     assert "the checkpoint lacks 3 tensors" in str(record.failure())

@@ -19,17 +19,15 @@ from vitgraph.measure.bench import PreparedBench, prepare_bench
 from vitgraph.measure.candidate import CandidateSeries
 from vitgraph.measure.compile_matrix import (
     COMPILED,
+    CONTRASTS,
     PLAIN,
-    ROWS,
-    contrasts,
     run_compile_matrix,
 )
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.compile.compilation import CACHE_VARIABLE
 from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
-from vitgraph.records.compare_samples import BackendSample
-from vitgraph.records.samples import EAGER, GRAPH, Sample
+from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.report.compile_table import render_compile_rows
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
@@ -82,7 +80,7 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
     assert (record["kind"], record["status"]) == (COMPILE_KIND, "complete")
     rows = {row["requested"]: row for row in record.rows}
     assert {name: row["status"] for name, row in rows.items()} == {PLAIN: "ok", COMPILED: "ok"}
-    for name, mode in ROWS:
+    for name, mode in TIMES:
         assert rows[name][mode]["n"] == 4
         assert rows[name]["error_vs_float32"][mode] <= 1e-5
     assert rows[COMPILED]["compile_s"] > 0
@@ -108,38 +106,8 @@ def test_a_tower_that_cannot_be_compiled_keeps_its_row_and_the_plain_ones_are_me
 TIMES = {(PLAIN, EAGER): 20.0, (COMPILED, EAGER): 16.0, (PLAIN, GRAPH): 10.0, (COMPILED, GRAPH): 5.0}
 
 
-def made_up_samples() -> list[BackendSample]:
-    samples = []
-    for request in range(40):
-        for position, ((name, mode), mean) in enumerate(TIMES.items()):
-            time = mean * (1 + 0.01 * (request % 5))
-            sample = Sample(0, request, mode, position, time, time, 1, 64, 256, 1, 0, int(mode == GRAPH))
-            samples.append(BackendSample(name, False, sample))
-    return samples
-
-
-def made_up_rows() -> list[dict[str, Any]]:
-    states = {mode: {"status": "ok", "reason": None} for mode in (EAGER, GRAPH)}
-    return [{"requested": name, "modes": states} for name in (COMPILED, PLAIN)]
-
-
-def test_each_step_is_compared_with_the_one_before_it() -> None:
-    floors = {EAGER: {"mean": 1.0, "p99": 2.0}, GRAPH: {"mean": 3.0, "p99": None}}
-    found = contrasts(made_up_rows(), {"noise_floor_pct": floors, "invalid_reasons": []}, made_up_samples(), 0)
-    means = {
-        (entry["first"], entry["second"]): (round(entry["delta_pct"], 6), entry["noise_floor_pct"], entry["verdict"])
-        for entry in found
-        if entry["metric"] == "mean"
-    }
-    assert means == {
-        ("eager", "graph"): (-50.0, 3.0, "faster"),
-        ("eager+compile", "graph+compile"): (-68.75, 3.0, "faster"),
-        ("eager", "eager+compile"): (-20.0, 1.0, "faster"),
-        ("graph", "graph+compile"): (-50.0, 3.0, "faster"),
-        ("eager", "graph+compile"): (-75.0, 3.0, "faster"),
-    }
-    # 40 requests say nothing of a P99.
-    assert {entry["verdict"] for entry in found if entry["metric"] == "p99"} == {"undecided"}
+NAMES = {"plain/eager": "eager", "compiled/eager": "eager+compile", "plain/graph": "graph"}
+NAMES["compiled/graph"] = "graph+compile"
 
 
 def made_up_record() -> CompareRecord:
@@ -161,9 +129,19 @@ def made_up_record() -> CompareRecord:
     facts = {"noise_floor_pct": floors, "invalid_reasons": []}
     record.data["comparison"] |= facts | {
         "speed_of_light_ms": 4.0,
-        "contrasts": contrasts(made_up_rows(), facts, made_up_samples(), 0),
+        "contrasts": [
+            {"first": NAMES[base], "second": NAMES[series], "metric": metric, **_gain(base, series)}
+            for base, series in CONTRASTS
+            for metric in ("mean", "p99")
+        ],
     }
     return record
+
+
+def _gain(base: str, series: str) -> dict[str, Any]:
+    first, second = (TIMES[tuple(name.split("/"))] for name in (base, series))  # type: ignore[index]
+    delta = 100 * (second / first - 1)
+    return {"delta_pct": delta, "ci95": [delta - 1, delta + 1], "noise_floor_pct": 1.0, "verdict": "faster"}
 
 
 def text_of(record: CompareRecord) -> str:
@@ -177,7 +155,12 @@ def test_the_table_names_the_rows_their_limit_and_the_gains() -> None:
     lines = text_of(made_up_record()).splitlines()
     cells = {line.split("  ")[0]: line.split() for line in lines if line.startswith(("eager", "graph"))}
     assert list(cells)[:4] == ["eager", "eager+compile", "graph", "graph+compile"]
-    assert [cells[name][1] for name in ROWS.values()] == ["20.00", "16.00", "10.00", "5.00"]
+    assert [cells[name][1] for name in ("eager", "eager+compile", "graph", "graph+compile")] == [
+        "20.00",
+        "16.00",
+        "10.00",
+        "5.00",
+    ]
     assert "5.00×" in cells["eager"]
     assert "1.25×" in cells["graph+compile"]
     assert any(line.startswith("eager → graph+compile") and "+75.0%" in line and "faster" in line for line in lines)

@@ -93,7 +93,7 @@ def test_the_counters_are_those_of_all_ranks(record: RunRecord) -> None:
 
 def test_the_record_follows_its_schema(folder: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((Path(vitgraph.__file__).parent / "schemas" / "run-v1.schema.json").read_text())
+    schema = json.loads((Path(vitgraph.__file__).parent / "schemas" / "bench-run.schema.json").read_text())
     problems = jsonschema.Draft202012Validator(schema).iter_errors(json.loads((folder / "run.json").read_text()))
     assert [f"{problem.json_path}: {problem.message}" for problem in problems] == []
 

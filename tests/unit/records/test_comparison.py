@@ -93,7 +93,7 @@ def test_unlike_runs_are_refused_with_the_difference_named(
     other = write_run(tmp_path / "other", change)
     with pytest.raises(UsageError) as raised:
         compare(EXAMPLE, other, "backend")
-    assert f"run-v1 and other are not comparable: they differ in {named}." in str(raised.value)
+    assert f"bench-run and other are not comparable: they differ in {named}." in str(raised.value)
 
 
 def two_changes(record: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def test_two_differences_have_to_be_named(tmp_path: Path) -> None:
     for across in ((), ("backend",)):
         with pytest.raises(UsageError) as raised:
             compare(EXAMPLE, other, *across)
-        assert f"run-v1 and other differ in {both}, so" in str(raised.value)
+        assert f"bench-run and other differ in {both}, so" in str(raised.value)
         assert str(raised.value).endswith("--across backend,software")
     assert [difference.name for difference in compare(EXAMPLE, other, "backend", "software").differing] == [
         "backend",
@@ -119,7 +119,9 @@ def test_across_refuses_what_is_unknown_and_what_does_not_differ(tmp_path: Path)
     other = write_run(tmp_path / "other", DEFER)
     with pytest.raises(UsageError, match=r"--across has 'colour'; two runs can be compared across model, weights"):
         compare(EXAMPLE, other, "colour")
-    with pytest.raises(UsageError, match=r"'backend', but run-v1 and other have the same backend; they differ in pack"):
+    with pytest.raises(
+        UsageError, match=r"'backend', but bench-run and other have the same backend; they differ in pack"
+    ):
         compare(EXAMPLE, other, "backend")
 
 
@@ -154,5 +156,5 @@ def test_runs_without_a_common_request_are_refused(tmp_path: Path) -> None:
     second = write_run(tmp_path / "second", DEFER)
     lines = (second / "samples.csv").read_text(encoding="utf-8").splitlines()
     (second / "samples.csv").write_text(f"{lines[0]}\n", encoding="utf-8")
-    with pytest.raises(UsageError, match=r"no request that both measured .* \(320 in run-v1 and 0 in second\)"):
+    with pytest.raises(UsageError, match=r"no request that both measured .* \(320 in bench-run and 0 in second\)"):
         compare(EXAMPLE, second)

@@ -26,7 +26,7 @@ def render(printer: Callable[[RunRecord, Console], None], record: RunRecord, wid
 
 @pytest.fixture
 def record() -> RunRecord:
-    return RunRecord.load(DATA / "run-v1")
+    return RunRecord.load(DATA / "bench-run")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 @pytest.fixture
 def record() -> RunRecord:
-    return RunRecord.load(DATA / "run-v1")
+    return RunRecord.load(DATA / "bench-run")
 
 
 def test_summary_as_whole_text(record: RunRecord, tmp_path: Path) -> None:

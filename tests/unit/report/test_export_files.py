@@ -68,7 +68,7 @@ def test_parquet_holds_the_csv_whole_and_its_columns_described(tmp_path: Path) -
     samples = pq.read_table(tmp_path / "out" / "samples.parquet").to_pylist()
     assert len(samples) == 3 * 1920
     assert samples[0]["wall_ms"] == runs[0].samples[0].wall_ms
-    assert samples[0]["run"] == "run-v1"
+    assert samples[0]["run"] == "bench-run"
 
 
 def test_tidy_tables_have_the_columns_of_a_run_folder_after_the_run() -> None:
@@ -134,7 +134,7 @@ def test_only_bench_runs_of_a_known_version_are_taken(tmp_path: Path) -> None:
     newer = write_run(tmp_path / "newer", set_field("schema_version", value=2))
     with pytest.raises(UsageError, match=r"has schema_version 2; this vitgraph reads up to 1. Update vitgraph"):
         open_runs([newer])
-    with pytest.raises(UsageError, match=r"run-v1 is given 2 times; give each run once"):
+    with pytest.raises(UsageError, match=r"bench-run is given 2 times; give each run once"):
         open_runs([EXAMPLE, EXAMPLE / "run.json"])
     with pytest.raises(UsageError, match=r"cannot read .*none/run\.json: No such file"):
         open_runs([tmp_path / "none" / "run.json"])

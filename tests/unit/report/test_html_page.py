@@ -122,7 +122,7 @@ def test_several_runs_have_one_page_with_their_verdicts_first(tmp_path: Path) ->
     assert_stands_alone(page)
     assert set(re.findall(r'href="#([^"]*)"', page)) == {"run-0", "run-1"} <= set(re.findall(r'id="([^"]*)"', page))
     text = text_of(page)
-    assert text.index("faster") < text.index("Run run-v1")
+    assert text.index("faster") < text.index("Run bench-run")
     assert "failed – Nothing was compared" in text
     assert text.count("How to read this") == 1
 

@@ -23,7 +23,7 @@ def numbers(values: Any) -> list[float]:
 
 @pytest.fixture
 def record() -> RunRecord:
-    return RunRecord.load(DATA / "run-v1")
+    return RunRecord.load(DATA / "bench-run")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_what_differs_has_a_column_and_equal_models_their_folders(tmp_path: Path
     change = set_field("environment", "attn_backend", value="FLASHINFER")
     lines = lines_of(EXAMPLE, write_run(tmp_path / "other", change))
     assert lines[2].startswith("| Row | Model | Trace | Backend | Mean ms")
-    assert lines[4].startswith("| `qwen3_vl` | Qwen/Qwen3-VL-30B-A3B-Instruct (run-v1) | synthetic-example | FLASH")
+    assert lines[4].startswith("| `qwen3_vl` | Qwen/Qwen3-VL-30B-A3B-Instruct (bench-run) | synthetic-example | FLASH")
     assert "(other) | synthetic-example | FLASHINFER (asked for FLASH\\_ATTN) |" in lines[5]
 
 
@@ -53,7 +53,7 @@ def test_runs_on_different_numbers_of_gpus_are_told_apart_in_the_table(tmp_path:
     lines = lines_of(EXAMPLE, four)
     assert lines[0] == "Synthetic GPU; bfloat16; FLASH\\_ATTN; 320 requests, 20 warm-ups, 2 rounds."
     assert lines[2].startswith("| Row | Model | Trace | Ranks | Mean ms")
-    assert "(run-v1) | synthetic-example | 1 rank |" in lines[4]
+    assert "(bench-run) | synthetic-example | 1 rank |" in lines[4]
     assert "(four) | synthetic-example | 4 ranks |" in lines[5]
 
 

@@ -44,9 +44,9 @@ class BusyTime(Section):
     calls: Count
     """Calls that were traced."""
     gpu_busy_ms: Time
-    """Mean time in which the GPU computed, in ms a call."""
+    """Mean time in which the GPU computed, in ms a request."""
     wall_ms: Time
-    """Mean wall time of the same calls, in ms a call."""
+    """Mean wall time of the same calls, in ms a request."""
     share: Finite
     """`gpu_busy_ms` over `wall_ms`."""
 
