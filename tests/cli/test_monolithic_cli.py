@@ -114,7 +114,7 @@ def test_waste_counts_the_crops_that_images_do_not_have(finished: tuple[str, Pat
 
 def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((ROOT / "vitgraph" / "schemas" / "bench-run.schema.json").read_text("utf-8"))
+    schema = json.loads((ROOT / "docs" / "records.schema.json").read_text("utf-8"))
     record = json.loads((finished[1] / "run.json").read_text("utf-8"))
     assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(record)] == []
 

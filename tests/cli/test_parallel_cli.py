@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.records.bench_record import RunRecord
-from vitgraph.records.rank_samples import load_rank_samples
+from vitgraph.records.sample_table import read_samples
+from vitgraph.records.store import SAMPLES_FILE
 
 DATA = ["--mm-encoder-tp-mode", "data", "--tensor-parallel-size"]
 TINY = [
@@ -108,9 +109,10 @@ def test_vitgraph_starts_the_ranks_and_rank_0_reports(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
     record = RunRecord.load(folder)
-    assert printed["graph"]["items"] == record["graph"]["items"] == 18
+    assert printed["result"]["graph"]["items"] == record["graph"]["items"] == 18
     assert len(record["environment"]["ranks"]) == 2
-    assert len(load_rank_samples(folder)) == 2 * len(record.load_samples().samples)
+    table = read_samples(folder / SAMPLES_FILE)
+    assert len(table) == 3 * len(table.calls)
     assert (folder / "summary.csv").exists()
     again = run(*command)
     assert again.exit_code == 2
@@ -173,7 +175,7 @@ def test_backends_are_compared_under_torchrun(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("vitgraph compare-backends:") == 1
     assert "TORCH_SDPA, graph, by rank" in result.stdout
-    assert {"run.json", "backend_samples.csv", "backend_samples-ranks.csv"} <= {path.name for path in folder.iterdir()}
+    assert {"run.json", "samples.csv"} <= {path.name for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize(

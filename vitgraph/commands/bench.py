@@ -57,7 +57,7 @@ def bench(spec: BenchSpec) -> Shown | None:
         render_ranks(record, console)
         render_sharing(prepared.sharing, console)
 
-    return Shown(record.data, render, folder, is_interrupted=record["status"] == "interrupted", failure=failure)
+    return Shown(record.as_json(), render, folder, is_interrupted=record["status"] == "interrupted", failure=failure)
 
 
 def describe_plan(prepared: PreparedBench) -> Shown:
@@ -94,7 +94,7 @@ def _compile_rows(spec: BenchSpec) -> Shown:
         write_backends_csv(record, folder / BACKENDS_FILE, overwrite=True)
     is_interrupted = record["status"] == "interrupted"
     return Shown(
-        record.data,
+        record.as_json(),
         lambda console: render_compile_rows(record, console),
         folder,
         is_interrupted=is_interrupted,

@@ -66,7 +66,7 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
     is_interrupted = record["status"] == "interrupted"
     failure = None if is_interrupted else record.failure()
     render = partial(_render, record, prepared.bench.sharing)
-    return Shown(record.data, render, folder, is_interrupted=is_interrupted, failure=failure)
+    return Shown(record.as_json(), render, folder, is_interrupted=is_interrupted, failure=failure)
 
 
 def _render(record: CompareRecord, sharing: Mapping[str, object] | None, console: Console) -> None:
@@ -119,22 +119,25 @@ def _describe(prepared: PreparedCompare) -> Shown:
 
 def _run_micro(spec: CompareSpec, folder: Path) -> Shown:
     from vitgraph.measure.compare_micro import micro_failure, run_micro_comparison
+    from vitgraph.records.old_forms import old_form
     from vitgraph.report.compare_csv import MICRO_FILE, write_micro_csv
     from vitgraph.report.micro_table import render_micro
     from vitgraph.report.progress import ConsoleProgress
 
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         record = run_micro_comparison(spec, folder, command_line(), progress)
-    write_micro_csv(record["rows"], folder / MICRO_FILE, overwrite=True)
-    is_interrupted = record["status"] == "interrupted"
+    shown = old_form(record)
+    write_micro_csv(shown["rows"], folder / MICRO_FILE, overwrite=True)
+    is_interrupted = record.status == "interrupted"
     failure = None if is_interrupted else micro_failure(record)
-    return Shown(record, partial(render_micro, record), folder, is_interrupted=is_interrupted, failure=failure)
+    data, render = record.model_dump(mode="json"), partial(render_micro, shown)
+    return Shown(data, render, folder, is_interrupted=is_interrupted, failure=failure)
 
 
 def _write_derived(folder: Path, progress: Progress) -> None:
     """Writes the CSV file and the plot of a saved record; a failure there loses no measurement."""
     from vitgraph.records.compare_record import CompareRecord
-    from vitgraph.records.samples import RUN_FILE
+    from vitgraph.records.store import RUN_FILE
     from vitgraph.report.compare_csv import BACKENDS_FILE, write_backends_csv
     from vitgraph.report.compare_plots import write_compare_plots
 

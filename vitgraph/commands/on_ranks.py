@@ -23,8 +23,7 @@ from vitgraph.ranks.launch import (
     launch_ranks,
     leave_word,
 )
-from vitgraph.records.files import refuse_to_replace
-from vitgraph.records.samples import RUN_FILE
+from vitgraph.records.store import ResultFolder
 from vitgraph.specs import ParallelSpec
 
 if TYPE_CHECKING:
@@ -68,8 +67,9 @@ def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, *, overwr
     if spec.ranks == 1 or is_rank():
         return False
     check_devices(device, spec.ranks)
-    if folder is not None and not overwrite:
-        refuse_to_replace(folder / RUN_FILE)
+    if folder is not None:
+        # Refused here, before processes are started; the folder is rank 0's afterwards.
+        ResultFolder(folder, overwrite).close()
     output = ["--output-dir", str(folder)] if folder is not None else []
     ended = launch_ranks(spec.ranks, [*sys.argv[1:], *output])
     if ended.message is not None:

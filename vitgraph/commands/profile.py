@@ -28,6 +28,7 @@ def profile(spec: ProfileSpec) -> Shown:
     its size. On a CPU the operators of the forward are shown instead of kernels.
     """
     from vitgraph.measure.profile_call import prepare_profile, run_profile
+    from vitgraph.records.old_forms import old_form
     from vitgraph.report.profile_plot import write_profile_plot
     from vitgraph.report.profile_table import render_profile
     from vitgraph.report.progress import ConsoleProgress
@@ -39,5 +40,6 @@ def profile(spec: ProfileSpec) -> Shown:
         return dry_run(spec, f"would profile {len(prepared.call.items)} item(s) of {prepared.source.name}")
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         record = run_profile(prepared, folder, command_line(), progress)
-        write_profile_plot(record, folder / "plots", overwrite=True)
-    return Shown(record, partial(render_profile, record), folder)
+        shown = old_form(record)
+        write_profile_plot(shown, folder / "plots", overwrite=True)
+    return Shown(record.model_dump(mode="json"), partial(render_profile, shown), folder)

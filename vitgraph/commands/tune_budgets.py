@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
+from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.specs import TuneSpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.predict.profile import CalibrationProfile
-
-TUNE_FILE = "run.json"
+    from vitgraph.records.record import Record
 
 
 def tune_budgets(spec: TuneSpec) -> Shown:
@@ -43,7 +41,7 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     check_run(bench.model, None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would tune for {len(prepared.calls)} calls of {prepared.source.name}")
-    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
+    with ResultFolder(folder, overwrite) as results, ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         result = search(
             prepared.calls,
             prepared.source,
@@ -55,19 +53,18 @@ def tune_budgets(spec: TuneSpec) -> Shown:
             workload=prepared.describe_workload(),
         )
         result.data["command"] = command_line()
-        save_tuning(folder, result.data, overwrite)
+        save = partial(save_tuning, results, spec, result.data)
+        save()
         if spec.verifies and is_on_gpu(bench.model.device):
-            _measure(
-                spec, prepared, profile, result, partial(save_tuning, folder, result.data, overwrite=True), progress
-            )
+            _measure(spec, prepared, profile, result, save, progress)
         elif spec.verifies:
             progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
+        record = save()
     data = result.as_dict()
-    save_tuning(folder, data, overwrite=True)
     write_tune_csv(data, folder, overwrite=True)
     write_tune_plots(data, folder / "plots", overwrite=True)
     is_interrupted = bool(data["measured"] and data["measured"]["is_interrupted"])
-    return Shown(data, partial(render_tune, data), folder, is_interrupted=is_interrupted)
+    return Shown(record.model_dump(mode="json"), partial(render_tune, data), folder, is_interrupted=is_interrupted)
 
 
 def _measure(
@@ -75,7 +72,7 @@ def _measure(
     prepared: PreparedBench,
     profile: CalibrationProfile,
     result: Any,
-    save: Callable[[], None],
+    save: Callable[[], object],
     progress: Any,
 ) -> None:
     from vitgraph.attention.registry import unavailable_backends
@@ -102,13 +99,26 @@ def _measure(
     )
 
 
-def save_tuning(folder: Path, data: Mapping[str, Any], overwrite: bool) -> None:
-    """Writes a tuning record; while measuring it is written again and again, with what is known by then."""
-    from vitgraph.records.bench_record import encode
-    from vitgraph.records.files import refuse_to_replace, write_atomically
+def save_tuning(results: ResultFolder, spec: TuneSpec, data: Mapping[str, Any]) -> Record:
+    """Saves a tuning and its samples; while measuring that is done again and again, with what is known by then."""
+    from vitgraph.records.drafts import record_of
+    from vitgraph.records.sample_table import COLUMNS
 
-    path = folder / TUNE_FILE
-    if not overwrite:
-        refuse_to_replace(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(encode(data), indent=1).encode())
+    measured = data["measured"]
+    samples = [] if measured is None else measured["samples"]
+    if samples:
+        lines = [",".join(COLUMNS), *(sample.to_row() for sample in samples)]
+        results.write(SAMPLES_FILE, ("\n".join(lines) + "\n").encode())
+        results.samples_saved = len(samples)
+    is_interrupted = measured is not None and measured["is_interrupted"]
+    record = record_of(
+        {
+            **data,
+            "settings": {"tune": spec.as_dict()},
+            "samples_file": SAMPLES_FILE if samples else None,
+            "status": "interrupted" if is_interrupted else "complete",
+            "status_reason": "stopped by the user while measuring" if is_interrupted else None,
+        }
+    )
+    results.save(record)
+    return record

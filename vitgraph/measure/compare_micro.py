@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitgraph import __version__
 from vitgraph.errors import BackendError, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
-from vitgraph.records.bench_record import encode
 from vitgraph.records.candidates import OK
-from vitgraph.records.files import refuse_to_replace, write_atomically
-from vitgraph.records.samples import RUN_FILE
+from vitgraph.records.draft import Draft
+from vitgraph.records.record import MicroRecord
+from vitgraph.records.sections import Resolved
+from vitgraph.records.store import ResultFolder
 from vitgraph.specs import CompareSpec
 
 MICRO_KIND = "compare-backends-micro"
@@ -23,12 +21,8 @@ CPU_SEGMENT_LENGTHS = (64, 256, 400)
 """Longer segments would keep a CPU busy for minutes."""
 
 
-def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str], progress: Progress) -> dict[str, Any]:
+def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str], progress: Progress) -> MicroRecord:
     """Times attention alone and saves the rows in `folder` as `run.json`, whatever ends it.
-
-    Returns:
-        The record: `status`, `status_reason`, `settings`, `environment`, `heads`, `head_width`, `dtype`,
-        `matrix_rate_tflops`, and `rows` as `run_micro` gives them.
 
     Raises:
         UsageError: The tower has heads of several kinds, or the folder holds a result.
@@ -38,8 +32,6 @@ def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str]
     from vitgraph.measure.timing import matrix_rate_flops
 
     model = spec.bench.model
-    if not spec.bench.run.overwrite:
-        refuse_to_replace(folder / RUN_FILE)
     source = resolve_source(model)
     family = source.row.encoder_class()
     heads, width = family.head_count(source.vision_config), family.head_width(source.vision_config)
@@ -53,40 +45,34 @@ def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str]
     rate = matrix_rate_flops(device, dtype)
     lengths = SEGMENT_LENGTHS if is_cuda else CPU_SEGMENT_LENGTHS
     micro = MicroSpec(heads, width, dtype, segment_lengths=lengths)
-    record: dict[str, Any] = {
-        "schema_version": 1,
-        "kind": MICRO_KIND,
-        "status": "error",
-        "status_reason": "the run ended before it measured anything",
-        "vitgraph_version": __version__,
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "settings": spec.as_dict(),
-        "environment": snapshot(device),
-        "heads": heads,
-        "head_width": width,
-        "dtype": str(dtype).removeprefix("torch."),
-        "matrix_rate_tflops": rate / 1e12 if rate else None,
-        "rows": [],
-    }
+    draft = Draft(MICRO_KIND, command, spec.as_dict(), resolved=Resolved(model=model.model, row=source.row.name))
+    draft.environment = snapshot(device) | {"matrix_rate_tflops": rate / 1e12 if rate else None}
+    rows: list[dict[str, Any]] = []
+    shape = {"heads": heads, "head_width": width, "dtype": str(dtype).removeprefix("torch.")}
+    draft.result = {**shape, "rows": rows}
     progress.phase("timing attention alone", len(spec.backends))
     version = model.flash_attn_version
-    try:
-        for name in spec.backends:
-            record["rows"] += run_micro(micro, [name], device, flash_attn_version=version, matrix_rate=rate)
-            progress.step()
-        record |= {"status": "complete", "status_reason": None}
-    except KeyboardInterrupt:
-        record |= {"status": "interrupted", "status_reason": "stopped by the user; the backends before are complete"}
-    finally:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / RUN_FILE, f"{json.dumps(encode(record), indent=2, ensure_ascii=False)}\n".encode())
+    with ResultFolder(folder, spec.bench.run.overwrite) as results:
+        try:
+            for name in spec.backends:
+                rows += run_micro(micro, [name], device, flash_attn_version=version, matrix_rate=rate)
+                progress.step()
+            draft.end("complete")
+        except KeyboardInterrupt:
+            draft.end("interrupted", "stopped by the user; the backends before are complete")
+        except Exception as error:
+            draft.end("error", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            record = draft.save(results)
+    assert isinstance(record, MicroRecord)
     return record
 
 
-def micro_failure(record: dict[str, Any]) -> VitgraphError | None:
+def micro_failure(record: MicroRecord) -> VitgraphError | None:
     """What must not end with exit status 0: not one case of any backend was timed."""
-    if any(row["status"] == OK for row in record["rows"]):
+    rows = record.result.rows
+    if any(row.status == OK for row in rows):
         return None
-    reasons = "; ".join(dict.fromkeys(f"{row['backend']}: {row['reason']}" for row in record["rows"]))
+    reasons = "; ".join(dict.fromkeys(f"{row.backend}: {row.reason}" for row in rows))
     return BackendError(f"no backend could be timed ({reasons})")

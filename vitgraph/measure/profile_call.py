@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from vitgraph import __version__
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
 from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.preparation import AUTO_BACKEND
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import VIDEO
-from vitgraph.records.files import refuse_to_replace, write_atomically
-from vitgraph.records.samples import EAGER, GRAPH, RUN_FILE
+from vitgraph.records.draft import Draft
+from vitgraph.records.record import ProfileRecord
+from vitgraph.records.sample_table import EAGER, GRAPH
+from vitgraph.records.sections import Resolved
+from vitgraph.records.store import ResultFolder
 from vitgraph.specs import GraphSpec, ProfileSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
 from vitgraph.workloads.registry import build_workload
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
 
 KIND = "profile"
-SCHEMA_VERSION = 1
 KERNELS, OPERATORS = "GPU kernels", "CPU operators"
 WARMUPS = 3
 WALL_REPEATS = 20
@@ -98,35 +99,45 @@ def _exact_graphs(graph: GraphSpec, call: EncoderCall, paths: Sequence[str]) -> 
     )
 
 
-def run_profile(prepared: PreparedProfile, folder: Path, command: Sequence[str], progress: Progress) -> dict[str, Any]:
-    """Profiles the call in both modes and saves the record in `folder`.
-
-    Returns:
-        The record, of kind `profile`: `settings`, `environment`, `call` (its items, tokens and replays), `traced`
-        (what the times are of), `speed_of_light` (null on a CPU), `modes` by mode (`wall_ms` of the untraced call and
-        `summarize_traces`), and `trace_files`.
+def run_profile(prepared: PreparedProfile, folder: Path, command: Sequence[str], progress: Progress) -> ProfileRecord:
+    """Profiles the call in both modes and saves the record in `folder`, whatever ends it.
 
     Raises:
+        UsageError: Results cannot be saved in `folder`.
         NothingReplayedError: No graph holds any item of the call.
         IncorrectOutputError: Replay and eager disagree; nothing was traced.
     """
     spec = prepared.spec
-    if not spec.overwrite:
-        refuse_to_replace(folder / RUN_FILE)
-    record = _Profile(prepared, progress).measure(folder)
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
-        "vitgraph_version": __version__,
-        "created_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": list(command),
-        "settings": spec.as_dict(),
-        **record,
-    }
-    from vitgraph.records.bench_record import encode
-
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / RUN_FILE, f"{json.dumps(encode(record), indent=2, ensure_ascii=False)}\n".encode())
+    resolved = Resolved(
+        model=spec.model.model,
+        architecture=prepared.source.architecture,
+        row=prepared.source.row.name,
+        load_format=spec.model.load_format,
+        dtype=spec.model.dtype,
+        attn_backend=None if spec.model.attn_backend == AUTO_BACKEND else spec.model.attn_backend,
+        compile=spec.model.compile,
+        packing=spec.graph.packing,
+        token_budgets=dict(prepared.plan.path_budgets),
+        max_vision_items_per_batch=prepared.plan.max_items,
+        max_frames_per_batch=prepared.plan.max_frames,
+        graphs=len(prepared.plan.graph_keys()),
+    )
+    draft = Draft(KIND, command, spec.as_dict(), resolved=resolved)
+    with ResultFolder(folder, spec.overwrite) as results:
+        try:
+            found = _Profile(prepared, progress).measure(results)
+            draft.environment = found.pop("environment")
+            draft.result = found
+            draft.end("complete")
+        except KeyboardInterrupt:
+            draft.end("interrupted", "stopped by the user before both modes were traced")
+            raise
+        except Exception as error:
+            draft.end("error", str(error) or type(error).__name__)
+            raise
+        finally:
+            record = draft.save(results)
+    assert isinstance(record, ProfileRecord)
     return record
 
 
@@ -140,7 +151,7 @@ class _Profile:
         self.device = resolve_device(model.device)
         self.dtype = resolve_dtype(model.dtype, self.device)
 
-    def measure(self, folder: Path) -> dict[str, Any]:
+    def measure(self, folder: ResultFolder) -> dict[str, Any]:
         import torch
 
         from vitgraph.graphs.manager import EncoderCudaGraphManager
@@ -193,7 +204,7 @@ class _Profile:
         }
 
     def _trace_modes(
-        self, encoder: VisionEncoder, execute: Any, mm_kwargs: EncoderInputs, folder: Path
+        self, encoder: VisionEncoder, execute: Any, mm_kwargs: EncoderInputs, folder: ResultFolder
     ) -> tuple[dict[str, Any], list[str]]:
         from vitgraph.measure.series import encode_eagerly
         from vitgraph.measure.timing import CallTimer
@@ -211,9 +222,11 @@ class _Profile:
             is_on_gpu = self.device.type == "cuda"
             modes[mode] = {"wall_ms": wall_ms, **summarize_traces(traces, wall_ms if is_on_gpu else math.inf)}
             if self.prepared.spec.chrome_trace:
-                folder.mkdir(parents=True, exist_ok=True)
                 files.append(f"trace-{mode}.json")
-                save_chrome_trace(run, self.device, folder / files[-1])
+                with TemporaryDirectory() as temporary:
+                    trace = Path(temporary) / files[-1]
+                    save_chrome_trace(run, self.device, trace)
+                    folder.write(files[-1], trace.read_bytes())
             self.progress.step()
         return modes, files
 

@@ -45,6 +45,11 @@ class RunRecord:
         assert isinstance(record, BenchRecord)
         return cls.of(record, record_file(path).parent)
 
+    def as_json(self) -> Json:
+        """The record as its file has it."""
+        assert self.typed is not None
+        return self.typed.model_dump(mode="json")
+
     @property
     def is_cpu_replay(self) -> bool:
         return bool(self.data["graph"]) and self.data["graph"].get("mode") == "cpu-replay"

@@ -52,6 +52,11 @@ class CompareRecord:
         rows: list[Json] = self.data["backends"]
         return rows
 
+    def as_json(self) -> Json:
+        """The record as its file has it."""
+        assert self.typed is not None
+        return self.typed.model_dump(mode="json")
+
     @property
     def is_cpu_replay(self) -> bool:
         return self.data["comparison"].get("mode") == CPU_REPLAY

@@ -274,7 +274,7 @@ _NAMES = ("name", "row", "weights", "tower")
 
 
 def _measured(found: Mapping[str, Any], _: Any) -> Json:
-    entry = {name: value for name, value in found.items() if name not in ("rows", "strategies")}
+    entry = {name: value for name, value in found.items() if name not in ("rows", "strategies", "samples")}
     noise = found["request_noise_pct"]
     entry["strategies"] = {name: _strategy(name, of, noise, found) for name, of in found["strategies"].items()}
     return entry

@@ -38,7 +38,14 @@ def old_form(record: Record) -> Json:
     for kind, make in _RESULTS.items():
         if isinstance(record, kind):
             found |= make(record)
-    return found
+    listed: Json = _listed(found)
+    return listed
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _listed(entry) for name, entry in value.items()}
+    return [_listed(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _settings(record: Record) -> Json:

@@ -5,7 +5,6 @@ Runs of `bench` have an export of their own, which puts several runs into one ta
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from vitgraph.errors import UsageError
-from vitgraph.records.bench_record import decode
 from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
 from vitgraph.records.compare_record import KIND as COMPARE_KIND
-from vitgraph.records.files import read_text
+from vitgraph.records.old_forms import old_form
+from vitgraph.records.store import read_record
 from vitgraph.report.compare_csv import BACKENDS_FILE, MICRO_FILE, backends_csv, micro_csv
 from vitgraph.report.compare_plots import compare_plot_files
 from vitgraph.report.compare_table import render_compare
@@ -32,7 +31,7 @@ from vitgraph.report.tune_plots import tune_plot_files
 from vitgraph.report.tune_tables import render_tune, tune_csv_files
 from vitgraph.report.verify_table import render_verify
 
-MICRO_KIND, TUNE_KIND, PROFILE_KIND, VERIFY_KIND = "compare-backends-micro", "tune", "profile", "verify"
+MICRO_KIND, TUNE_KIND, PROFILE_KIND, VERIFY_KIND = "compare-backends-micro", "tune-budgets", "profile", "verify"
 RECORD_FORMATS = (CSV, PLOTS)
 
 
@@ -137,7 +136,7 @@ def _open_verification(file: Path) -> _Openable:
 
 
 def _read(file: Path) -> Mapping[str, Any]:
-    return decode(json.loads(read_text(file)))
+    return old_form(read_record(file))
 
 
 _OPENERS: dict[str, Callable[[Path], _Openable]] = {

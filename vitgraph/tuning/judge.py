@@ -83,7 +83,7 @@ def verify_tuning(
     seed: int = 0,
     time_limit_s: float = 240.0,
     keep: Callable[[TimedCall], None] = lambda timed: None,
-    checkpoint: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[], object] = lambda: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measures the tuned settings and their baselines, and stores the answer in `result.data["measured"]`.
@@ -334,7 +334,7 @@ class Verification:
             self._made = call, self._inputs.make(call)
         return self._made[1]
 
-    def measure(self, keep: Callable[[TimedCall], None], checkpoint: Callable[[], None]) -> None:
+    def measure(self, keep: Callable[[TimedCall], None], checkpoint: Callable[[], object]) -> None:
         """Measures call by call, all rounds and strategies of one before the next."""
         self.progress.phase("measuring", len(self.calls))
 
@@ -347,7 +347,7 @@ class Verification:
         steps = len(self.calls) * self.rounds
         self.experiment.measure(self._schedule(checkpoint), steps, take, control=Control([EAGER], REPEAT_EVERY))
 
-    def _schedule(self, checkpoint: Callable[[], None]) -> Iterator[tuple[EncoderCall, int]]:
+    def _schedule(self, checkpoint: Callable[[], object]) -> Iterator[tuple[EncoderCall, int]]:
         saved_s = self.elapsed_s
         for number, call in enumerate(self.calls):
             if number and self.elapsed_s > self.time_limit_s:

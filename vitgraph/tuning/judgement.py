@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from vitgraph.measure.correctness import TOLERANCE
 from vitgraph.measure.environment import validity_problems
 from vitgraph.predict.holdout import summarize_errors
 from vitgraph.predict.targets import VITGRAPH
+from vitgraph.records.sample_table import Sample
 from vitgraph.records.stats import (
     METRICS,
     P99_MIN_SAMPLES,
@@ -58,6 +59,23 @@ class MeasuredCall:
         """Mean over the rounds; NaN where there were none."""
         values = self.times.get(name)
         return float(np.mean(values)) if values else float("nan")
+
+    def samples(self) -> Iterator[Sample]:
+        """Every timed call of it."""
+        call = self.call
+        for name, values in self.times.items():
+            for number, wall_ms in enumerate(values):
+                yield Sample(
+                    call=call.index,
+                    requests=tuple(call.requests),
+                    series=name,
+                    round=number,
+                    position=0,
+                    wall_ms=wall_ms,
+                    items=len(call.items),
+                    tokens=call.tokens,
+                    input_rows=call.input_rows,
+                )
 
 
 def _negated(pct: float | None) -> float | None:
@@ -110,6 +128,7 @@ class VerificationReport:
             "closed": self._closed(times),
             "overhead_ms": self._overhead(),
             "rows": [self._row(measured) for measured in self.run.measured],
+            "samples": [sample for measured in self.run.measured for sample in measured.samples()],
             "problems": problems,
             "elapsed_s": self.run.elapsed_s,
         }

@@ -18,6 +18,7 @@ from vitgraph.measure.profile_call import (
     run_profile,
 )
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.records.old_forms import old_form
 from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec
 from vitgraph.specs.values import parse_items
 
@@ -86,14 +87,14 @@ def test_repeats_must_be_positive() -> None:
 
 
 def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Path) -> None:
-    record = run_profile(prepared("2*128x128"), tmp_path, ["vitgraph", "profile"], Silent())
+    record = old_form(run_profile(prepared("2*128x128"), tmp_path, ["vitgraph", "profile"], Silent()))
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["kind"] == "profile"
-    assert (saved["traced"], saved["speed_of_light"]) == ("CPU operators", None)
-    assert saved["call"]["items"] == [[128, 128, 1]] * 2
-    assert [replay["token_budget"] for replay in saved["call"]["replays"]] == [record["call"]["tokens"]]
+    assert (saved["result"]["traced"], saved["result"]["speed_of_light"]) == ("CPU operators", None)
+    assert saved["result"]["call"]["items"] == [[128, 128, 1]] * 2
+    assert [replay["token_budget"] for replay in saved["result"]["call"]["replays"]] == [record["call"]["tokens"]]
     for mode in ("eager", "graph"):
-        entry = saved["modes"][mode]
+        entry = saved["result"]["modes"][mode]
         assert entry["wall_ms"] > 0
         assert entry["kinds"]["product"]["kernels"] > 10
         assert sum(kind["ms"] for kind in entry["kinds"].values()) == pytest.approx(entry["busy_ms"])
@@ -108,7 +109,7 @@ def test_the_limit_is_the_calls_arithmetic_in_parts(
     monkeypatch.setattr("vitgraph.measure.timing.matrix_rate_flops", lambda device, dtype: 1e12)
     found = prepared("128x128,64x96")
     found = replace(found, spec=replace(found.spec, model=replace(found.spec.model, compile=compiled)))
-    limit = run_profile(found, tmp_path, [], Silent())["speed_of_light"]
+    limit = old_form(run_profile(found, tmp_path, [], Silent()))["speed_of_light"]
     flops = sum(found.source.rule().flops(item) for item in found.call.items)
     assert limit["total_ms"] == pytest.approx(flops / 1e9)
     assert limit["product_ms"] + limit["attention_ms"] == pytest.approx(limit["total_ms"])

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from rank_processes import RankResult, run_ranks, values
 from rich.console import Console
 
 import vitgraph
-from vitgraph.errors import UsageError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.bench import follow_bench, prepare_bench, run_bench
 from vitgraph.measure.progress import SilentProgress
@@ -25,7 +23,8 @@ from vitgraph.measure.setup import load
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.bench_record import RunRecord
-from vitgraph.records.rank_samples import RANK_SAMPLE_COLUMNS, RankSample, load_rank_samples, summarize_ranks
+from vitgraph.records.sample_table import read_samples
+from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.report.rank_table import render_ranks
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 
@@ -93,7 +92,7 @@ def test_the_counters_are_those_of_all_ranks(record: RunRecord) -> None:
 
 def test_the_record_follows_its_schema(folder: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schema = json.loads((Path(vitgraph.__file__).parent / "schemas" / "bench-run.schema.json").read_text())
+    schema = json.loads((Path(vitgraph.__file__).parents[1] / "docs" / "records.schema.json").read_text())
     problems = jsonschema.Draft202012Validator(schema).iter_errors(json.loads((folder / "run.json").read_text()))
     assert [f"{problem.json_path}: {problem.message}" for problem in problems] == []
 
@@ -121,20 +120,18 @@ def test_outputs_of_all_ranks_were_compared_with_one_process(record: RunRecord) 
 
 
 def test_every_rank_has_a_sample_of_every_timed_call(folder: Path, record: RunRecord) -> None:
-    of_calls = record.load_samples().samples
-    of_ranks = load_rank_samples(folder)
-    assert len(of_ranks) == RANKS * len(of_calls)
-    assert {sample.mode for sample in of_calls} == {"eager", "graph", "eager_repeat", "hf"}
-    for call in of_calls:
-        key = (call.round, call.request, call.mode, call.position)
-        parts = [part for part in of_ranks if (part.round, part.request, part.mode, part.position) == key]
-        assert [part.rank for part in parts] == [0, 1]
-        assert sum(part.items for part in parts) == call.items
-        assert sum(part.tokens for part in parts) == call.tokens
-        assert sum(part.input_rows for part in parts) == call.input_rows
-        assert (sum(part.hits for part in parts), sum(part.replays for part in parts)) == (call.hits, call.replays)
-        assert call.wall_ms == max(part.wall_ms for part in parts)
-        assert all(part.wall_ms == pytest.approx(part.encode_ms + part.gather_ms, abs=1e-5) for part in parts)
+    table = read_samples(folder / SAMPLES_FILE)
+    of_ranks = table.frame[table.frame["rank"].notna()]
+    assert len(of_ranks) == RANKS * len(table.calls)
+    assert set(table.series) == {"eager", "graph", "eager_repeat", "hf"}
+    keys = ["series", "round", "call", "position"]
+    for _, call in table.calls.iterrows():
+        parts = of_ranks[(of_ranks[keys] == call[keys]).all(axis=1)]
+        assert sorted(parts["rank"]) == [0, 1]
+        for name in ("items", "tokens", "input_rows", "hits", "replays"):
+            assert parts[name].sum() == call[name]
+        assert call["wall_ms"] == parts["wall_ms"].max()
+        assert (parts["wall_ms"] - parts["encode_ms"] - parts["gather_ms"]).abs().max() < 1e-5
 
 
 def test_the_ranks_facts_are_in_the_record(record: RunRecord) -> None:
@@ -210,7 +207,8 @@ def test_what_was_measured_is_saved_with_the_rank_that_failed(
     assert said in record["status_reason"]
     assert record["summary"]["graph"]["n"] == 4
     assert record["comparison"]["requests"] == 4
-    assert len(load_rank_samples(tmp_path)) == RANKS * len(record.load_samples().samples)
+    table = read_samples(tmp_path / SAMPLES_FILE)
+    assert len(table) == (RANKS + 1) * len(table.calls)
 
 
 def test_rank_0_saves_its_own_failure(tmp_path: Path) -> None:
@@ -252,30 +250,3 @@ def test_ranks_with_other_requests_are_refused(tmp_path: Path) -> None:
     for result in run_ranks(2, work):
         assert result.error is not None and "rank 1 (" in result.error and "has workload" in result.error
     assert json.loads((tmp_path / "run.json").read_text())["status"] == "error"
-
-
-def sample(rank: int, encode_ms: float, gather_ms: float, *, request: int = 0, mode: str = "graph") -> RankSample:
-    return RankSample(0, request, mode, 0, rank, encode_ms + gather_ms, encode_ms, gather_ms, 1, 10, 40, 1, 0, 1)
-
-
-def test_the_gather_is_what_the_last_rank_sees_and_the_rest_is_waiting() -> None:
-    samples = [sample(0, 4.0, 1.5), sample(1, 5.0, 0.5), sample(0, 3.0, 0.7, request=1), sample(1, 1.0, 2.7, request=1)]
-    found = summarize_ranks([*samples, sample(0, 9.0, 9.0, request=2)], "graph", 2)
-    assert found is not None
-    assert found["gather_ms"] == pytest.approx(np.mean([0.5, 0.7]))
-    assert [rank["wait_ms"] for rank in found["ranks"]] == pytest.approx([0.5, 1.0])
-    assert [rank["encode_ms"] for rank in found["ranks"]] == pytest.approx([3.5, 3.0])
-    assert found["time_imbalance"] == pytest.approx(np.mean([5.0 / 4.5, 3.0 / 2.0]))
-    assert [rank["items"] for rank in found["ranks"]] == [2, 2]
-    assert summarize_ranks(samples, "hf", 2) is None
-
-
-def test_rank_samples_come_back_as_they_were_written(tmp_path: Path) -> None:
-    one = sample(3, 1.25, 0.5)
-    assert RankSample.from_row(one.to_row()) == one
-    path = tmp_path / "samples-ranks.csv"
-    path.write_text("\n".join([",".join(RANK_SAMPLE_COLUMNS), ",".join(one.to_row()), "0,1,gra"]))
-    assert load_rank_samples(tmp_path) == [one]
-    path.write_text(",".join(RANK_SAMPLE_COLUMNS) + "\n0,0,dance,0,0,1,1,0,1,1,1,0,0,0\n")
-    with pytest.raises(UsageError, match="'dance' is none of"):
-        load_rank_samples(tmp_path)

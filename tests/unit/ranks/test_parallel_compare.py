@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,15 @@ from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memo
 
 from vitgraph.errors import BackendError
 from vitgraph.measure.candidate import Candidate
-from vitgraph.measure.compare import BACKEND_RANK_SAMPLES_FILE, follow_compare, run_compare
+from vitgraph.measure.compare import follow_compare, run_compare
 from vitgraph.measure.compare_spec import prepare_compare
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.compare_record import CompareRecord
+from vitgraph.records.sample_table import read_samples
+from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs import CompareSpec
 
 BACKENDS = ("TORCH_SDPA", "FLASH_ATTN")
@@ -65,22 +66,16 @@ def test_the_record_is_that_of_all_ranks(folder: Path) -> None:
 
 
 def test_samples_of_all_ranks_are_beside_it(folder: Path) -> None:
-    of_calls = CompareRecord.load(folder).load_samples()
-    with (folder / BACKEND_RANK_SAMPLES_FILE).open() as lines:
-        of_ranks = list(csv.DictReader(lines))
-    assert len(of_ranks) == RANKS * len(of_calls)
-    for row in of_calls:
-        call = row.sample
-        key = (row.backend, str(int(row.is_repeat)), str(call.round), str(call.request), str(call.position))
-        parts = [
-            part
-            for part in of_ranks
-            if (part["backend"], part["repeat"], part["round"], part["request"], part["position"]) == key
-        ]
-        assert [part["rank"] for part in parts] == ["0", "1"]
-        assert sum(int(part["items"]) for part in parts) == call.items
-        assert sum(int(part["hits"]) for part in parts) == call.hits
-        assert call.wall_ms == max(float(part["wall_ms"]) for part in parts)
+    table = read_samples(folder / SAMPLES_FILE)
+    of_ranks = table.frame[table.frame["rank"].notna()]
+    assert len(of_ranks) == RANKS * len(table.calls)
+    keys = ["series", "round", "call", "position"]
+    for _, call in table.calls.iterrows():
+        parts = of_ranks[(of_ranks[keys] == call[keys]).all(axis=1)]
+        assert sorted(parts["rank"]) == [0, 1]
+        assert parts["items"].sum() == call["items"]
+        assert parts["hits"].sum() == call["hits"]
+        assert call["wall_ms"] == parts["wall_ms"].max()
 
 
 def test_a_backend_that_one_rank_cannot_open_is_measured_on_none(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_modes_differ_in_more_than_colour() -> None:
 
 
 def test_few_requests_show_the_maximum_and_a_cpu_is_named() -> None:
-    few = [row for row in make_samples() if row.sample.request < 100]
+    few = [row for row in make_samples() if row.call < 100]
     upper, lower = draw_backends(make_record(samples=few, mode="cpu-replay")).axes
     assert lower.get_ylabel() == "Maximum (n<300) a request (ms)"
     assert "replay on a CPU, no speed-up claimed" in "".join(text.get_text() for text in upper.texts)

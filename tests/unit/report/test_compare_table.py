@@ -56,7 +56,7 @@ def test_a_cpu_run_claims_nothing(width: int) -> None:
 
 
 def test_the_tail_of_few_requests_is_the_labelled_maximum() -> None:
-    few = [row for row in make_samples() if row.sample.request < 150]
+    few = [row for row in make_samples() if row.call < 150]
     record = make_record(samples=few)
     text = text_of(200, record)
     eager, graph = (record.rows[0][mode]["max_ms"] for mode in ("eager", "graph"))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from vitgraph.records.bench_record import CPU_REPLAY_REASON, RunRecord, Sample
-from vitgraph.records.summary import build_comparison, build_summary
+from vitgraph.records.bench_record import CPU_REPLAY_REASON, RunRecord
+from vitgraph.records.old_forms import old_form
+from vitgraph.records.sample_table import Samples, read_samples
+from vitgraph.records.store import SAMPLES_FILE
+from vitgraph.records.summary import compare_bench, latencies
 from vitgraph.report.console import render_bench, render_captures
 
 DATA = Path(__file__).parents[2] / "data"
@@ -30,19 +34,27 @@ def record() -> RunRecord:
 
 
 @pytest.fixture
-def few(record: RunRecord) -> list[Sample]:
-    return [sample for sample in record.load_samples().samples if sample.request < 40]
+def few() -> Samples:
+    frame = read_samples(DATA / "bench-run" / SAMPLES_FILE).frame
+    return Samples(frame[frame["call"] < 40])
 
 
-def make_cpu_record(record: RunRecord, samples: list[Sample]) -> RunRecord:
+def measured(record: RunRecord, samples: Samples, reasons: Sequence[str] = ()) -> dict[str, Any]:
+    """What the samples tell, as the record holds it."""
+    assert record.typed is not None
+    found = {"latency": latencies(samples), "comparison": compare_bench(samples, invalid_reasons=reasons)}
+    old = old_form(record.typed.model_copy(update={"result": record.typed.result.model_copy(update=found)}))
+    return {"summary": old["summary"], "comparison": old["comparison"]}
+
+
+def make_cpu_record(record: RunRecord, samples: Samples) -> RunRecord:
     skipped = ("launch_gap", "host_steps_ms", "call_overheads")
     graph = {name: entry for name, entry in record["graph"].items() if name not in skipped}
     unmeasured = ("replay_ms", "gpu_busy_ms", "launch_gap")
     rows = [{name: value for name, value in row.items() if name not in unmeasured} for row in graph["per_budget"]]
     data = record.data | {
         "graph": graph | {"mode": "cpu-replay", "pool_bytes": None, "per_budget": rows, "dropped": []},
-        "summary": build_summary(samples),
-        "comparison": build_comparison(samples, invalid_reasons=[CPU_REPLAY_REASON]),
+        **measured(record, samples, [CPU_REPLAY_REASON]),
         "environment": {"device": "cpu", "attn_backend": "TORCH_SDPA"},
         "correctness": None,
     }
@@ -60,20 +72,20 @@ def test_captures_as_whole_text(record: RunRecord, width: int) -> None:
     assert render(render_captures, record, width) == expected
 
 
-def test_few_requests_on_a_cpu_as_whole_text(record: RunRecord, few: list[Sample]) -> None:
+def test_few_requests_on_a_cpu_as_whole_text(record: RunRecord, few: Samples) -> None:
     expected = (DATA / "golden" / "bench-cpu-80.txt").read_text(encoding="utf-8")
     assert render(render_bench, make_cpu_record(record, few), 80) == expected
 
 
-def test_a_cpu_run_claims_nothing(record: RunRecord, few: list[Sample]) -> None:
+def test_a_cpu_run_claims_nothing(record: RunRecord, few: Samples) -> None:
     text = render(render_bench, make_cpu_record(record, few), 200)
     assert "Replay on a CPU saves no launches; no speed-up is claimed here." in text
     assert "not a GPU" in text
     assert not [word for word in ("faster,", "slower,", "95% CI") if word in text]
 
 
-def test_p99_of_few_requests_is_the_labelled_maximum(record: RunRecord, few: list[Sample]) -> None:
-    record.data |= {"summary": build_summary(few), "comparison": build_comparison(few)}
+def test_p99_of_few_requests_is_the_labelled_maximum(record: RunRecord, few: Samples) -> None:
+    record.data |= measured(record, few)
     text = render(render_bench, record, 80)
     eager, graph = (record["summary"][mode]["max_ms"] for mode in ("eager", "graph"))
     assert f"{100 * (1 - graph / eager):+.1f}% ({eager:.2f}→{graph:.2f} ms)" in text
@@ -81,8 +93,9 @@ def test_p99_of_few_requests_is_the_labelled_maximum(record: RunRecord, few: lis
     assert "P99 2" not in text  # neither mode prints a percentile that 40 requests cannot support
 
 
-def test_an_invalid_run_names_the_reasons_and_shows_no_interval(record: RunRecord, few: list[Sample]) -> None:
-    record.data["comparison"] = build_comparison(few, invalid_reasons=["the GPU clock fell to 61%", "process 7 ran"])
+def test_an_invalid_run_names_the_reasons_and_shows_no_interval(record: RunRecord, few: Samples) -> None:
+    reasons = ["the GPU clock fell to 61%", "process 7 ran"]
+    record.data["comparison"] = measured(record, few, reasons)["comparison"]
     text = render(render_bench, record, 200)
     assert "Verdict           invalid: the GPU clock fell to 61%; process 7 ran\n" in text
     assert "95% CI" not in text
@@ -109,9 +122,9 @@ def test_an_undecided_verdict_stays_within_80_columns(record: RunRecord) -> None
     assert any(line.lstrip().startswith("95% CI -110.2 … +100.4%") for line in lines)
 
 
-def test_an_interrupted_run_prints_what_it_has(record: RunRecord, few: list[Sample]) -> None:
+def test_an_interrupted_run_prints_what_it_has(record: RunRecord, few: Samples) -> None:
     record.data |= {"status": "interrupted", "status_reason": "stopped by the user in round 2"}
-    record.data |= {"summary": build_summary(few[:-4]), "comparison": build_comparison(few[:-4])}
+    record.data |= measured(record, Samples(few.frame[:-4]))
     text = render(render_bench, record, 80)
     assert "\nInterrupted: stopped by the user in round 2\n" in text
     assert "Measured          40 requests × 2 rounds, modes interleaved; 1 sample without a\n" in text
