@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
+from vitgraph.reading import is_folder, parse_yaml, read_text
 from vitgraph.specs.fields import SpecOption
 from vitgraph.specs.values import near
 
@@ -53,22 +54,12 @@ def read_config(path: Path, options: Mapping[str, SpecOption]) -> dict[str, Any]
 def _read_mapping(path: Path) -> dict[Any, Any]:
     import yaml
 
-    try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"--config {path} is not a file; name a YAML file of options")
-        text = path.read_bytes()[: MOST_BYTES + 1].decode("utf-8")
-        if len(text) > MOST_BYTES:
-            raise UsageError(f"--config {path} has more than {MOST_BYTES:,} bytes; name a YAML file of options")
-        _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader))
-        values = yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}; {_files_near(path)}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"--config {path} is not UTF-8 text; name a YAML file of options") from error
-    except RecursionError as error:
-        raise UsageError(f"--config {path} is nested too deeply; name a YAML file of options") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"--config {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    def failure(text: str) -> UsageError:
+        return UsageError(f"--config: {text}; {_files_near(path)}")
+
+    text = read_text(path, most=MOST_BYTES, failure=failure)
+    values = parse_yaml(text, str(path), failure=failure)
+    _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader))
     if not isinstance(values, dict) or not values:
         raise UsageError(
             f"--config {path} holds {'nothing' if not values else f'a {type(values).__name__}'}; it must be a mapping "
@@ -116,7 +107,7 @@ def _plain(name: str) -> str:
 
 def _files_near(path: Path) -> str:
     files: list[str] = []
-    if path.parent.is_dir():
+    if is_folder(path.parent):
         files = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml"))
     found = difflib.get_close_matches(path.name, files, n=3)
     return f"near: {', '.join(found)}" if found else "name a YAML file of options"

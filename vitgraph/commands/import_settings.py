@@ -17,8 +17,9 @@ from typing import Any
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
+from vitgraph.reading import parse_json
 from vitgraph.specs import DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
-from vitgraph.specs.values import ENABLED_FIELD, ENCODER_FIELDS, parse_compilation_config
+from vitgraph.specs.values import ENABLED_FIELD, ENCODER_FIELDS, parse_compilation_config, read_json
 
 VLLM, SGLANG = "vLLM", "SGLang"
 
@@ -308,12 +309,7 @@ def _compilation_fields(reader: _Reader) -> dict[str, Any]:
     text = reader.take("--compilation-config") or (short if (short or "").startswith("{") else None)
     config: dict[str, Any] = {}
     if text:
-        try:
-            config = json.loads(text)
-        except ValueError as error:
-            raise UsageError(f"--compilation-config is not valid JSON ({error}): {text}") from error
-        if not isinstance(config, dict):
-            raise UsageError(f"--compilation-config must be a JSON object, got {text}")
+        config = read_json("--compilation-config", text)
     for name in [name for name in reader.given if name.startswith("--compilation-config.")]:
         key = name.partition(".")[2].replace("-", "_")
         config[key] = _dotted_value(name, reader.given.pop(name))
@@ -328,8 +324,8 @@ def _dotted_value(name: str, values: Sequence[str]) -> Any:
     if not values:
         raise UsageError(f"{name} has no value in the line; give the whole command")
     try:
-        return json.loads(values[-1])
-    except ValueError:
+        return parse_json(values[-1], name)
+    except UsageError:
         # vLLM takes True as well as true here, and plain text for everything that is no JSON.
         return {"True": True, "False": False, "None": None}.get(values[-1], values[-1])
 
@@ -381,8 +377,8 @@ def _add_sglang_backend(settings: ImportedSettings, backend: str) -> None:
 
 def _allows_no_video(limit: str) -> bool:
     try:
-        limits = json.loads(limit)
-    except ValueError:
+        limits = parse_json(limit, "--limit-mm-per-prompt")
+    except UsageError:
         # The older spelling, image=4,video=0.
         limits = dict(part.partition("=")[::2] for part in limit.split(","))
     video = limits.get("video") if isinstance(limits, dict) else None

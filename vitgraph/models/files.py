@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
+from vitgraph import reading
 from vitgraph.errors import HubUnreachableError, ModelError
 from vitgraph.hub import hub_problem
 
@@ -19,12 +19,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     Raises:
         ModelError: It cannot be read, or holds something else.
     """
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, OSError) as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    content = reading.read_json(path, failure=ModelError)
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a JSON {type(content).__name__}, not an object; copy the checkpoint again")
     return content

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.errors import ModelError
 from vitgraph.models.rows import IMAGES_ONLY, NOT_YET, ROWS, ModelRow
 from vitgraph.planning.items import IMAGE
+from vitgraph.reading import is_folder
 
 if TYPE_CHECKING:
     from vitgraph.models.geometry import GeometryRule
@@ -145,7 +146,7 @@ def resolve_model(name: str, *, revision: str | None = None) -> ModelSource:
         ModelError: Nothing of that name is known or reachable; the message lists the presets.
     """
     folder = Path(name)
-    if folder.is_dir():
+    if is_folder(folder):
         from vitgraph.models.checkpoints import source_from_folder
 
         return source_from_folder(folder, name)

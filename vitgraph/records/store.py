@@ -17,6 +17,7 @@ from typing import Self
 
 from pydantic import ValidationError
 
+from vitgraph import reading
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.records.record import RECORDS, Record, check_file_name, refusal
 
@@ -294,14 +295,13 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         UsageError: It cannot be read, or is far too large.
     """
-    try:
-        if path.stat().st_size > LARGEST_RECORD_BYTES:
-            raise UsageError(f"{path} has more than {LARGEST_RECORD_BYTES >> 20} MiB, so it is no result of vitgraph")
-        return path.read_bytes()
-    except OSError as error:
+
+    def failure(text: str) -> UsageError:
         missing = f", but {SAMPLES_FILE} is there: the run ended before its record was saved"
         hint = missing if path.name == RUN_FILE and (path.parent / SAMPLES_FILE).exists() else ""
-        raise UsageError(f"cannot read {path}: {os_reason(error)}{hint}; give the folder of a saved run") from error
+        return UsageError(f"{text}{hint}; give the folder of a saved run")
+
+    return reading.read_bytes(path, most=LARGEST_RECORD_BYTES, failure=failure)
 
 
 def os_reason(error: OSError) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import warnings
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitgraph.errors import UsageError
+from vitgraph.reading import parse_json
 
 MOST_TOKENS = 2**24
 """Output tokens that a budget may have: sixteen million, thousands of times the largest of any model."""
@@ -60,10 +60,7 @@ def read_json(option: str, value: Any) -> dict[str, Any]:
     """
     found = value
     if isinstance(value, str):
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{option} is not valid JSON ({_reason(error)}): {_short(value)}") from error
+        found = parse_json(value, f"{option} {_short(value)}")
     if not isinstance(found, dict):
         kind = "a mapping or its JSON text" if not isinstance(value, str) else "a JSON object"
         raise UsageError(f"{option} takes {kind}, got {_short(value)}")
@@ -239,10 +236,6 @@ def near(name: str, known: Any) -> str:
 
     found = difflib.get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(found)}?" if found else f"known: {', '.join(sorted(known))}"
-
-
-def _reason(error: Exception) -> str:
-    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _short(value: Any) -> str:

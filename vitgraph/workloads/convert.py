@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import Workload
 from vitgraph.workloads.images import convert_folder
@@ -79,11 +80,11 @@ def convert_source(
 
 def _detect_kind(source: str, has_pattern: bool) -> str:
     path = Path(source).expanduser()
-    if path.is_dir():
+    if is_folder(path):
         return HF if next(path.rglob("*.parquet"), None) is not None else IMAGES
     if has_pattern:
         return TEXT
-    if path.is_file():
+    if is_file(path):
         if path.suffix == ".parquet":
             return HF
         with path.open("rb") as raw, unpacked(raw) as file:
@@ -95,7 +96,7 @@ def _detect_kind(source: str, has_pattern: bool) -> str:
             f"{source} is no parquet file and does not start with a JSON object; for a text log say where its sizes "
             "are, for example --pattern 'size=WxH' (a CSV of sizes is a trace already: --dataset-name trace)"
         )
-    if source.count("/") == 1 and path.suffix not in _FILE_ENDINGS and not path.parent.is_dir():
+    if source.count("/") == 1 and path.suffix not in _FILE_ENDINGS and not is_folder(path.parent):
         return HF
     raise InputError(
         f"{source} does not exist; name a folder of images, a log file, a folder of parquet files or one of them, or a "

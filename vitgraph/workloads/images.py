@@ -15,6 +15,7 @@ from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.hub import require_hub
+from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import (
     MediaItem,
@@ -127,7 +128,7 @@ def convert_folder(folder: str | Path) -> tuple[list[MediaItem], list[SkippedIte
         InputError: If it is no folder or holds no readable image.
     """
     root = Path(folder)
-    if not root.is_dir():
+    if not is_folder(root):
         raise InputError(f"{root} is no folder; name a folder of image files")
     items: list[MediaItem] = []
     skipped: list[SkippedItem] = []
@@ -154,14 +155,14 @@ def _find_source(spec: WorkloadSpec) -> _Source:
             f"parquet files, for example {VISION_ARENA_IDS[0]}"
         )
     path = Path(given).expanduser()
-    if path.is_file():
+    if is_file(path):
         if path.suffix != ".parquet":
             raise InputError(
                 f"--dataset-path {given} is not a parquet file; name a .parquet file, a folder of them or a hub data "
                 "set, or use --dataset-name trace for a CSV of sizes"
             )
         return _Source(given, path.parent, (path,))
-    if path.is_dir():
+    if is_folder(path):
         return _Source(given, path, _find_parquet_files(path, spec.hf_split))
     is_hub_id = given.count("/") <= 1 and not given.startswith((".", "/", "~")) and path.suffix != ".parquet"
     if not is_hub_id:

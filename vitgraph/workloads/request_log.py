@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.reading import parse_json
 from vitgraph.workloads.base import MediaItem, SkippedItem, Workload, is_int, is_positive_number, number_requests
 from vitgraph.workloads.encoded_image import read_upright_size
 
@@ -313,8 +314,8 @@ def _entries(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text, "the entry", failure=InputError)
+    except InputError:
         return None
 
 

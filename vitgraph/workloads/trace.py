@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.reading import MOST_BYTES, is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Provenance, Request, Workload, choose_warmups, shrink_size
 from vitgraph.workloads.request_log import unpacked
@@ -78,12 +79,12 @@ def resolve_trace_path(name_or_path: str | None) -> tuple[Path, str | None]:
     if given in SHIPPED_TRACES:
         return TRACE_FOLDER / f"{given}.csv", given
     path = Path(given).expanduser()
-    if path.is_file():
+    if is_file(path):
         return path, None
     known = ", ".join(SHIPPED_TRACES)
     near = difflib.get_close_matches(path.stem, SHIPPED_TRACES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    what = "is a folder" if path.is_dir() else "is no file"
+    what = "is a folder" if is_folder(path) else "is no file"
     raise InputError(
         f"trace {given!r} {what} and no shipped trace; --dataset-path takes a CSV file with the columns width,height"
         f"[,frames][,request] or one of {known}{hint}"
@@ -194,10 +195,13 @@ def _item_cells(item: MediaItem) -> dict[str, object]:
 def _read_bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as raw, unpacked(raw) as file:
-            return file.read()
+            content = bytes(file.read(MOST_BYTES + 1))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"cannot read the trace {path}: {reason}; name a CSV file that can be read") from error
+    if len(content) > MOST_BYTES:
+        raise InputError(f"the trace {path} has more than {MOST_BYTES:,} bytes; take a part of it")
+    return content
 
 
 @dataclass(slots=True)

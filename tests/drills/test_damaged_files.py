@@ -1,0 +1,21 @@
+"""Damaged input of every kind that is read ends in words, never in a traceback or a hang."""
+
+from __future__ import annotations
+
+import pytest
+from damaged_files import INPUTS_A_KIND, Kind, kinds, run_kind
+
+KINDS = kinds()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_few_damaged_inputs_end_in_words(kind: Kind) -> None:
+    _, wrong = run_kind(kind, 4, seed=3)
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_damaged_inputs_end_in_words(kind: Kind) -> None:
+    _, wrong = run_kind(kind, INPUTS_A_KIND, seed=1)
+    assert not wrong

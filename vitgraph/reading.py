@@ -1,0 +1,127 @@
+"""Reading what others wrote: text, JSON and YAML with a bound on size, depth and digits, and every failure in words.
+
+Files that a user names may be anything: a device without an end, a pipe that nobody writes to, brackets a million deep,
+an integer of five thousand digits, aliases of aliases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from vitgraph.errors import UsageError, VitgraphError
+
+MOST_BYTES = 256 * 2**20
+MOST_DEPTH = 64
+MOST_BITS = 64
+"""Of an integer; what does not fit is no size, count or seed that anything here could use."""
+
+Failure = Callable[[str], VitgraphError]
+"""Makes the error of a reader from its text."""
+
+
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there; a name that no file can have is none."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; a name that no folder can have is none."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
+def read_bytes(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageError) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        VitgraphError: By `failure`; there is no such file, it is a folder, a pipe or a device, or it has more bytes.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise failure(f"{path} is no regular file; name a file")
+            content = file.read(most + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise failure(f"cannot read {path}: {reason}") from error
+    if len(content) > most:
+        raise failure(f"{path} has more than {most:,} bytes, which is the most that is read of such a file")
+    return content
+
+
+def read_text(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageError) -> str:
+    """The text of a regular file in UTF-8, without a byte order mark.
+
+    Raises:
+        VitgraphError: By `failure`; see `read_bytes`, or it is not UTF-8.
+    """
+    try:
+        return read_bytes(path, most=most, failure=failure).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise failure(f"{path} is not UTF-8 text ({error.reason})") from error
+
+
+def read_json(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageError) -> Any:
+    """The JSON value in a regular file.
+
+    Raises:
+        VitgraphError: By `failure`; see `read_text` and `parse_json`.
+    """
+    return parse_json(read_text(path, most=most, failure=failure), str(path), failure=failure)
+
+
+def parse_json(text: str, name: str, *, failure: Failure = UsageError) -> Any:
+    """A JSON value.
+
+    Args:
+        text: What should be JSON.
+        name: What it is called in an error: a file or an option.
+        failure: Makes the error.
+
+    Raises:
+        VitgraphError: By `failure`; it is no JSON, too deep, or has an integer beyond 64 bits.
+    """
+    return _parse(json.loads, (ValueError,), text, f"{name} is not valid JSON", failure)
+
+
+def parse_yaml(text: str, name: str, *, failure: Failure = UsageError) -> Any:
+    """A YAML value of plain types; see `parse_json`."""
+    import yaml
+
+    # Beside its own, the loader lets through what odd scalars, keys and tags do to Python.
+    known = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError, OverflowError)
+    return _parse(yaml.safe_load, known, text, f"{name} is not valid YAML", failure)
+
+
+def _parse(
+    load: Callable[[str], Any], known: tuple[type[Exception], ...], text: str, wrong: str, failure: Failure
+) -> Any:
+    try:
+        value = load(text)
+    except RecursionError as error:
+        raise failure(f"{wrong}: it is nested too deeply") from error
+    except known as error:
+        raise failure(f"{wrong}: {' '.join(str(error).split())[:300]}") from error
+    reason = _unusable(value)
+    if reason is not None:
+        raise failure(f"{wrong}: {reason}")
+    return value
+
+
+def _unusable(value: Any) -> str | None:
+    """Why a parsed value is refused, or None; an alias is looked at once a level, so many cost no more than one."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        for each in level:
+            if isinstance(each, int) and each.bit_length() > MOST_BITS:
+                return f"it has an integer of {each.bit_length()} bits, and {MOST_BITS} are the most"
+        inner = {id(each): each for each in level if isinstance(each, dict | list)}.values()
+        level = [child for each in inner for child in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return None
+    return f"it is nested more than {MOST_DEPTH} deep"
