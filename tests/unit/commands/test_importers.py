@@ -248,7 +248,7 @@ def test_sglangs_variable_enables_graphs_of_exact_lengths(prefix: str, is_enable
         ("ls -l", "neither vLLM nor SGLang is named.*'ls -l'"),
         ("vllm serve 'm", "No closing quotation"),
         ("vllm serve m --compilation-config '{'", "not valid JSON"),
-        ("vllm serve m --compilation-config '[1]'", "must be a JSON object"),
+        ("vllm serve m --compilation-config '[1]'", "takes a JSON object"),
         ('{"encoder_cudagraph_token_budget": [1]}', "unknown field 'encoder_cudagraph_token_budget'"),
         ('{"encoder_cudagraph_token_budgets": 64}', "must be of type list"),
         ("vllm serve m --max-model-len lots", "--max-model-len is 'lots' in the line"),
