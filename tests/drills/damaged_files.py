@@ -12,6 +12,7 @@ import io
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS_A_KIND = 70
 LIMIT_S = 30
+MEMORY_BYTES = 16 * 2**30
 RIGHT_ENDS = (0, 2, 3, 5)
 """Good after all, refused, nothing to replay, slower: a damaged file is none of the others."""
 
@@ -293,12 +295,18 @@ def run_kind(kind: Kind, count: int, seed: int) -> tuple[Counter[int], list[str]
     return ends, wrong
 
 
+def bound_memory() -> None:
+    """A reader that has no bound of its own must not take the machine with it."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=INPUTS_A_KIND, help="damaged inputs of each kind")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", action="append", help="only this kind; may be repeated")
     options = parser.parse_args()
+    bound_memory()
     lines, all_wrong = ["| input | damaged | taken | refused | wrong |", "|---|---:|---:|---:|---:|"], []
     for kind in kinds():
         if options.kind and kind.name not in options.kind:
