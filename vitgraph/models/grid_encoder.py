@@ -103,10 +103,14 @@ class GridTowerEncoder(VisionEncoder):
         in float32; for towers that have `taps`."""
         raise NotImplementedError
 
+    def grids(self, items: Sequence[ItemGeometry]) -> list[GridGeometry]:
+        """Patch grids of the items, in order."""
+        return [self.rule.checked_grid(item) for item in items]
+
     def compute_metadata(
         self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
     ) -> dict[str, np.ndarray]:
-        grids = [self.rule.checked_grid(item) for item in items]
+        grids = self.grids(items)
         positions = grid_positions(grids, self.position_merge or self.rule.merge)
         found = {"cu_seqlens": segment_offsets(grids), "position_ids": positions}
         if self.taps:

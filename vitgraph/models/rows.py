@@ -221,6 +221,15 @@ ROWS: tuple[ModelRow, ...] = (
         "deepseek-vl2-debug",
     ),
     ModelRow(
+        "lfm2_vl",
+        SIGLIP,
+        "LFM2-VL",
+        "lfm2_vl:Lfm2VLEncoder",
+        ("Lfm2VlForConditionalGeneration", "Lfm2VLForConditionalGeneration"),
+        "lfm2-vl-450m",
+        "lfm2-vl-debug",
+    ),
+    ModelRow(
         "minicpmv_2_5",
         SIGLIP,
         "MiniCPM-V 2.5",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.checkpoints import rename_key
-from vitgraph.models.families.internvl import tile_layouts
+from vitgraph.models.families.internvl import nearest_layout, tile_layouts
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
 from vitgraph.models.two_path import (
     GLOBAL,
@@ -142,14 +142,8 @@ class DeepseekOCRRule(TwoPathRule):
         self._check_global_view(width, height)
         if not self.processor["crop_mode"] or max(width, height) <= self.local_side:
             return 0, 0
-        ratio, area = width / height, width * height
-        best, best_distance = (1, 1), float("inf")
-        for columns, rows in tile_layouts(int(self.processor["min_crops"]), int(self.processor["max_crops"])):
-            distance = abs(ratio - columns / rows)
-            # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
-            fills = area > 0.5 * self.local_side**2 * columns * rows
-            if distance < best_distance or (distance == best_distance and fills):
-                best, best_distance = (columns, rows), distance
+        layouts = tile_layouts(int(self.processor["min_crops"]), int(self.processor["max_crops"]))
+        best = nearest_layout(width, height, self.local_side, layouts)
         # A single crop would repeat the global view; the processor leaves it out.
         return best if best != (1, 1) else (0, 0)
 

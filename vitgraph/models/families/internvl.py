@@ -93,6 +93,19 @@ def tile_layouts(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(layouts, key=lambda layout: layout[0] * layout[1]))
 
 
+def nearest_layout(width: int, height: int, side: int, layouts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The layout `(columns, rows)` of tiles of `side` pixels nearest in aspect ratio; 1 x 1 where there is none."""
+    ratio, area = width / height, width * height
+    best, best_distance = (1, 1), float("inf")
+    for columns, rows in layouts:
+        distance = abs(ratio - columns / rows)
+        # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
+        fills = area > 0.5 * side**2 * columns * rows
+        if distance < best_distance or (distance == best_distance and fills):
+            best, best_distance = (columns, rows), distance
+    return best
+
+
 class InternVLRule(TileRule):
     """Images: the layout of 1 to 12 tiles nearest in aspect ratio, and a thumbnail where it has several. Videos: one
     tile a frame."""
@@ -121,15 +134,9 @@ class InternVLRule(TileRule):
         most = int(self.setting("max_dynamic_patch"))
         if most <= 1:
             return 1
-        ratio, area = width / height, width * height
-        best, best_distance = (1, 1), float("inf")
-        for columns, rows in tile_layouts(int(self.setting("min_dynamic_patch")), most):
-            distance = abs(ratio - columns / rows)
-            # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
-            fills = area > 0.5 * self.tile_side**2 * columns * rows
-            if distance < best_distance or (distance == best_distance and fills):
-                best, best_distance = (columns, rows), distance
-        tiles = best[0] * best[1]
+        layouts = tile_layouts(int(self.setting("min_dynamic_patch")), most)
+        columns, rows = nearest_layout(width, height, self.tile_side, layouts)
+        tiles = columns * rows
         return tiles + 1 if tiles > 1 and self.setting("use_thumbnail") else tiles
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> TileGeometry:

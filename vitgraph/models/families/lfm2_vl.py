@@ -1,0 +1,320 @@
+"""LFM2-VL: images resized or cut into tiles with a thumbnail, SigLIP 2 over all of them packed, four patches a token.
+
+transformers' SigLIP 2 attends in padded batches; the packed layers of MiniCPM-V 4.6's tower are the same network under
+the same names. Positions are sampled with antialiasing, so each patch brings its weights over the whole table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import InputError
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.families.internvl import nearest_layout
+from vitgraph.models.families.minicpmv_slices import SliceGeometry
+from vitgraph.models.geometry import (
+    EncoderCudaGraphConfig,
+    EncoderCudaGraphPathConfig,
+    GeometryRule,
+    GridGeometry,
+    ItemGeometry,
+    MergedGridRule,
+)
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import block_positions
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CHECKPOINT_KEYS = (
+    (r"^(?:model\.)?vision_tower\.(?:vision_model\.)?", "visual."),
+    (r"^(?:model\.)?multi_modal_projector\.", "projector."),
+)
+PROCESSOR_FIELDS = (
+    "do_image_splitting",
+    "min_tiles",
+    "max_tiles",
+    "use_thumbnail",
+    "min_image_tokens",
+    "max_image_tokens",
+    "tile_size",
+    "max_pixels_tolerance",
+    "image_mean",
+    "image_std",
+)
+
+
+@lru_cache(maxsize=8)
+def layouts_of(fewest: int, most: int) -> list[tuple[int, int]]:
+    """Layouts `(columns, rows)` in the processor's own order, which decides between layouts of one ratio and size."""
+    known = {
+        (columns, rows)
+        for count in range(fewest, most + 1)
+        for columns in range(1, count + 1)
+        for rows in range(1, count + 1)
+        if fewest <= columns * rows <= most
+    }
+    return sorted(known, key=lambda layout: layout[0] * layout[1])
+
+
+@lru_cache(maxsize=1024)
+def axis_weights(size: int, side: int) -> np.ndarray:
+    """Weight of each of `side` table cells for each of `size` positions, linear with antialiasing: float32."""
+    scale = np.float32(side) / np.float32(size)
+    centers = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    distances = np.abs(np.arange(side, dtype=np.float32) - centers[:, None]) / max(scale, np.float32(1))
+    weights = np.clip(1 - distances, 0, None)
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+
+
+class Lfm2VLRule(MergedGridRule):
+    """An image within the token limits, or tiles of a fixed size and the resized image; every part is a segment."""
+
+    modalities: tuple[str, ...] = (IMAGE,)
+
+    @property
+    def merge(self) -> int:
+        return int(self.extra["downsample_factor"])
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["text_hidden_size"])
+
+    def setting(self, name: str) -> int:
+        return int(self.processor[name])
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        """Rows and columns of patches of the image as one part."""
+        factor = self.factor
+        low, high = (self.setting(name) * factor**2 for name in ("min_image_tokens", "max_image_tokens"))
+        rows, columns = (max(1, round(side / factor)) for side in (height, width))
+        if rows * columns * factor**2 > high:
+            scale = math.sqrt(height * width / high)
+            rows, columns = (max(1, math.floor(side / scale / factor)) for side in (height, width))
+        elif rows * columns * factor**2 < low:
+            scale = math.sqrt(low / (height * width))
+            rows, columns = (math.ceil(side * scale / factor) for side in (height, width))
+        return rows * self.merge, columns * self.merge
+
+    def is_cut(self, width: int, height: int) -> bool:
+        """Whether the image is above the limit by more than the processor tolerates."""
+        if not self.processor["do_image_splitting"] or self.setting("min_tiles") == self.setting("max_tiles") == 1:
+            return False
+        rows, columns = (max(self.patch, round(side / self.factor) * self.factor) for side in (height, width))
+        limit = self.setting("max_image_tokens") * self.factor**2 * float(self.processor["max_pixels_tolerance"])
+        return rows * columns > limit
+
+    def image_geometry(self, width: int, height: int) -> Any:
+        whole = self.resized(width, height)
+        if not self.is_cut(width, height):
+            return SliceGeometry(IMAGE, (whole,))
+        layouts = layouts_of(self.setting("min_tiles"), self.setting("max_tiles"))
+        columns, rows = nearest_layout(width, height, self.setting("tile_size"), layouts)
+        side = self.setting("tile_size") // self.patch
+        has_thumbnail = self.processor["use_thumbnail"] and columns * rows != 1
+        return SliceGeometry(IMAGE, ((side, side),) * (columns * rows) + ((whole,) if has_thumbnail else ()))
+
+    def parts(self, geometry: ItemGeometry) -> list[GridGeometry]:
+        """The item's parts as grids that merge evenly.
+
+        Raises:
+            InputError: It is something else.
+        """
+        if not isinstance(geometry, SliceGeometry) or not geometry.grids:
+            raise InputError(f"expected an item of at least one part, got {geometry!r}")
+        return [self.checked_grid(GridGeometry(IMAGE, 1, rows, columns)) for rows, columns in geometry.grids]
+
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        patches = sum(part.patches for part in self.parts(geometry))
+        return EncoderItemSpec(IMAGE, patches, patches // self.merge**2, len(self.parts(geometry)))
+
+    def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
+        return {"pixel_values": sum(part.patches for part in self.parts(geometry))}
+
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        # A part that is shrunk keeps at least half of each side that the limit would leave it.
+        fewest = min(self.setting("min_image_tokens"), self.setting("max_image_tokens") // 4)
+        tile = (self.setting("tile_size") // self.factor) ** 2
+        return EncoderCudaGraphConfig(
+            modalities=self.modalities,
+            output_width=self.output_width,
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
+            max_frames_per_video=self.setting("max_tiles") + 1,
+            min_tokens_per_segment=max(1, min(fewest, tile)),
+        )
+
+    @property
+    def upstream_smallest_budget(self) -> int:
+        return self.setting("min_image_tokens")
+
+    def embedding_flops(self, patches: int) -> float:
+        table = 2.0 * patches * int(self.vision_config["num_patches"]) * self.tower_shape.width
+        return super().embedding_flops(patches) + table
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        inner, merged = int(self.extra["projector_hidden_size"]), self.tower_shape.width * self.merge**2
+        return 2.0 * (grid.patches // self.merge**2) * (merged * inner + inner * self.output_width)
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        parts = self.parts(geometry)
+        return sum(self.embedding_flops(p.patches) + self.block_flops(p) + self.merger_flops(p) for p in parts)
+
+
+class Lfm2VLEncoder(GridTowerEncoder):
+    """SigLIP 2 and `Lfm2VlMultiModalProjector`; pixels `[N, 768]` as (y, x, channel), patches in merge-block order."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Lfm2VLRule
+    rule: Lfm2VLRule
+    image_processor: ClassVar[str | None] = "lfm2_vl.image_processing_lfm2_vl:Lfm2VlImageProcessor"
+    processor_names: ClassVar[Sequence[str]] = ("Lfm2VlImageProcessor",)
+    follows_pixels: ClassVar[bool] = False
+    resize_switch: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.siglip2 import Siglip2VisionConfig, Siglip2VisionModel
+
+        return Siglip2VisionConfig, Siglip2VisionModel
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.lfm2_vl.modeling_lfm2_vl import Lfm2VlMultiModalProjector
+        from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
+        from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
+        from transformers.models.siglip2 import Siglip2VisionConfig
+        from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
+
+        config = Siglip2VisionConfig(**{**vision_config, "vision_use_head": False})
+        # The merger of that tower is not part of this one; a window of one patch keeps it small until it is dropped.
+        packed = MiniCPMV4_6VisionConfig(**{**vision_config, "window_kernel_size": (1, 1)})
+        full: Any = SimpleNamespace(
+            vision_config=config,
+            text_config=SimpleNamespace(hidden_size=extra["text_hidden_size"]),
+            **{name: extra[name] for name in PROJECTOR_FIELDS},
+        )
+        with device:
+            tower: Any = MiniCPMV4_6VisionModel._from_config(packed, attn_implementation="sdpa", dtype=dtype)
+            tower.embeddings = Siglip2VisionEmbeddings(config).to(dtype)
+            projector = Lfm2VlMultiModalProjector(full).to(dtype)
+        del tower.vit_merger
+        return nn.ModuleDict({"visual": tower, "projector": projector})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        name = rename_key(key, CHECKPOINT_KEYS)
+        return None if name is None or name.startswith("visual.head.") else name
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found, extra = super().read_model_config(config)
+        return found, {**extra, **{name: config[name] for name in PROJECTOR_FIELDS if config.get(name) is not None}}
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: processor[name] for name in PROCESSOR_FIELDS if processor.get(name) is not None}
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (int(self.rule.vision_config.get("num_channels", 3)) * self.rule.patch**2,)
+
+    @property
+    def table_side(self) -> int:
+        """Rows (and columns) of the learned position table."""
+        return math.isqrt(int(self.rule.vision_config["num_patches"]))
+
+    def grids(self, items: Sequence[ItemGeometry]) -> list[GridGeometry]:
+        return [part for item in items for part in self.rule.parts(item)]
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        found = super().metadata_fields(capacity)
+        weights = MetadataField((self.patch_rows(capacity), self.table_side), "float32")
+        return {"cu_seqlens": found["cu_seqlens"], "row_weights": weights, "column_weights": weights}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        found, side = super().compute_metadata(items, path, axis_key), self.table_side
+        rows, columns = [], []
+        for grid in self.grids(items):
+            positions = block_positions(grid.h, grid.w, self.rule.merge)
+            rows.append(axis_weights(grid.h, side)[positions[:, 0]])
+            columns.append(axis_weights(grid.w, side)[positions[:, 1]])
+        weights = {"row_weights": np.concatenate(rows), "column_weights": np.concatenate(columns)}
+        return {"cu_seqlens": found["cu_seqlens"], **weights}
+
+    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+        merge = self.rule.merge
+        return [SliceGeometry(IMAGE, ((merge, merge * capacity.token_budget),))]
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        tower: Any = self.modules["visual"]
+        hidden = tower.embeddings.patch_embedding(inputs["pixel_values"])
+        table = tower.embeddings.position_embedding.weight
+        weights = inputs["row_weights"][:, :, None] * inputs["column_weights"][:, None, :]
+        hidden = hidden + (weights.flatten(1) @ table.float()).to(table.dtype)
+        hidden = tower.encoder(
+            inputs_embeds=hidden.unsqueeze(0), cu_seqlens=inputs["cu_seqlens"], max_seqlen=scalars["max_seqlen"]
+        ).last_hidden_state
+        hidden = tower.post_layernorm(hidden)[0]
+        return [self._projected(hidden.reshape(-1, self.rule.merge**2 * hidden.shape[-1]))]
+
+    def _projected(self, merged: torch.Tensor) -> torch.Tensor:
+        projector: Any = self.modules["projector"]
+        normed = projector.layer_norm(merged) if projector.use_layer_norm else merged
+        return projector.linear_2(projector.act(projector.linear_1(normed)))
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """transformers' padded tiles through its own class, which takes the tower's parameters."""
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+
+        tower: Any = self.modules["visual"]
+        config_class, model_class = self.tower_class()
+        with torch.device("meta"):
+            config = config_class(**{**self.rule.vision_config, "vision_use_head": False})
+            stock = model_class._from_config(config, attn_implementation="sdpa", dtype=self.dtype)
+        grids = self.grids(mm_kwargs.chosen)
+        pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
+        orders = [block_positions(grid.h, grid.w, self.rule.merge) @ np.array([grid.w, 1]) for grid in grids]
+        ranks = [torch.from_numpy(np.argsort(order)).to(self.device) for order in orders]
+        raster = [part[rank] for part, rank in zip(pixels, ranks, strict=True)]
+        shapes = torch.tensor([[grid.h, grid.w] for grid in grids], device=self.device)
+        padded = pad_sequence(raster, batch_first=True)
+        mask = (torch.arange(padded.shape[1], device=self.device) < shapes.prod(-1, keepdim=True)).int()
+        output = torch.func.functional_call(stock, dict(tower.named_parameters()), (padded, mask, shapes))
+        projector = self.modules["projector"]
+        parts = zip(output.last_hidden_state, grids, strict=True)
+        return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ()
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        tower: Any = self.modules["visual"]
+        return list(tower.encoder.layers)
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        raise InputError(f"{type(self).__name__} has no image processor for real pixels; use random pixels")
+
+
+PROJECTOR_FIELDS = (
+    "downsample_factor",
+    "projector_hidden_act",
+    "projector_hidden_size",
+    "projector_bias",
+    "projector_use_layernorm",
+)
+"""Fields at the top of config.json that the projector reads."""
