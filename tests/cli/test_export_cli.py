@@ -147,7 +147,7 @@ def test_a_record_of_another_kind_and_one_of_a_newer_version_are_refused(copy: P
     assert "is a record of kind 'calibration', and this takes runs of kind 'bench'" in compared.stderr
 
 
-COMPILED = [str(ROOT / "results" / f"compile_h200_2026-11-30_{row}") for row in ("qwen3_vl", "gemma4")]
+COMPILED = [str(ROOT / "results" / "compile-rows" / row) for row in ("qwen3_vl", "gemma4")]
 
 
 def test_compile_rows_are_shown_again_and_go_into_one_table(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_a_profile_is_printed_again_and_its_plot_rebuilt(tmp_path: Path) -> None
 
 
 def test_a_verification_is_printed_again_and_writes_nothing(tmp_path: Path) -> None:
-    saved = ROOT / "results" / "verify_h200_2026-11-30" / "run.json"
+    saved = ROOT / "results" / "verify" / "every-row" / "run.json"
     shutil.copy(saved, tmp_path)
     result = run(str(tmp_path))
     assert result.exit_code == 0, result.output
