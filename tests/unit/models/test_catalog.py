@@ -39,7 +39,7 @@ def test_the_star_is_explained_where_a_row_has_one(memory_check: str, is_explain
 def test_what_is_called_verified_is_in_a_committed_record(name: str) -> None:
     for run in verifications()[name]:
         record = json.loads((ROOT / "results" / run["record"] / "run.json").read_text(encoding="utf-8"))
-        (row,) = [row for row in record["rows"] if row["row"] == name and row["preset"] == run["preset"]]
+        (row,) = [row for row in record["result"]["models"] if row["row"] == name and row["preset"] == run["preset"]]
         assert row["max_rel_l2"] == run["max_rel_l2"]
         failed = [] if run["memory_check"] == "ok" else ["memory_returned"]
         assert row["failed_checks"] == failed

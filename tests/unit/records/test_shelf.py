@@ -17,7 +17,7 @@ LARGEST_BYTES = 8 * 2**20
 @pytest.mark.parametrize("file", iter_records(RESULTS), ids=lambda file: str(file.parent.relative_to(RESULTS)))
 def test_a_kept_record_opens_with_its_samples(file: Path) -> None:
     record = read_record(file)
-    assert record.status == "complete"
+    assert record.status != "error"
     assert record.command[0] == "vitgraph"
     if record.samples_file is not None:
         samples = read_samples(beside(file, record.samples_file))
