@@ -29,7 +29,7 @@ def plan(spec: PlanSpec) -> Shown:
         return _plan_ranks(spec, prepared)
     requests = [len(call.requests) for call in prepared.calls]
     data = _explain(spec, prepared, [call.specs for call in prepared.calls], requests)
-    data["warnings"] = prepared.warnings
+    data["warnings"], data["workload"] = prepared.warnings, prepared.describe_workload()
     for text in prepared.warnings if not spec.shell.json else ():
         print(f"note: {text}", file=sys.stderr)
     return Shown(data, lambda console: render_explanation(data, console))

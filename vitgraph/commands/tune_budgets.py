@@ -23,7 +23,7 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     Reads a profile of `vitgraph calibrate` (or of the ones that come with vitgraph); where a GPU is there, the winner
     is then measured beside the automatic list, the documented nine budgets and eager.
     """
-    from vitgraph.measure.preparation import prepare_bench
+    from vitgraph.measure.preparation import prepare_bench, refusal_notes
     from vitgraph.predict.find_profile import find_profile
     from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.tune_plots import write_tune_plots
@@ -53,6 +53,7 @@ def tune_budgets(spec: TuneSpec) -> Shown:
             workload=prepared.describe_workload(),
         )
         result.data["command"] = command_line()
+        result.data["notes"] += refusal_notes(prepared.source.name, prepared.calls, prepared.skipped)
         save = partial(save_tuning, results, spec, result.data)
         save()
         if spec.verifies and is_on_gpu(bench.model.device):

@@ -28,7 +28,8 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
     for name in dict.fromkeys(spec.models):
         source = resolve_source(replace(spec.model, model=name))
         rules[name] = (source.row.name, source.rule())
-    found = inspect_workload(build_workload(spec.workload), rules)
+    # Rows repeated to fill a run are no further traffic.
+    found = inspect_workload(build_workload(replace(spec.workload, no_oversample=True)), rules)
     facts = found.as_dict()
     if spec.output_dir is not None:
         tokens = {model.model: model.tokens_per_item for model in found.models}

@@ -125,6 +125,7 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     has_videos = any(media.frames > 1 for call in calls for media in call.media)
     warnings += engine_notes(source, spec.graph, has_videos=has_videos)
     skipped = [*workload.skipped, *refused]
+    warnings += refusal_notes(source.name, calls, skipped)
     cost = packing_cost(spec.graph.calibration, source) if spec.graph.calibration is not None else None
     prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
     if spec.run.baseline == MONOLITHIC_BASELINE:
@@ -138,6 +139,17 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     some_calls = calls[:: max(1, -(-len(calls) // MOST_PACKED_CALLS))]
     warnings += _waste_notes(prepared.expected_counters(some_calls))
     return prepared
+
+
+def refusal_notes(model: str, calls: Sequence[EncoderCall], skipped: Sequence[SkippedItem]) -> list[str]:
+    """Says which items of the workload take part in nothing that is counted."""
+    if not skipped:
+        return []
+    brought = sum(len(call.items) for call in calls) + len(skipped)
+    return [
+        f"{len(skipped)} of {brought} items of the workload cannot be read or are refused by the processor of {model}, "
+        f"and take part in no figure; first {skipped[0].source}: {skipped[0].reason}"
+    ]
 
 
 def _waste_notes(counters: GraphCounters) -> list[str]:
@@ -183,6 +195,8 @@ def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
         "requests": sum(len(call.requests) for call in prepared.calls),
         "calls": len(prepared.calls),
         "items": len(items),
+        "requests_brought": len(workload.requests),
+        "items_brought": len(items) + len(prepared.skipped),
         "images": sum(media.frames == 1 for media in items),
         "videos": sum(media.frames > 1 for media in items),
         "skipped": [{"source": item.source, "reason": item.reason} for item in prepared.skipped],

@@ -278,6 +278,10 @@ class Workload(Section):
     """Encoder calls that they make."""
     items: Count
     """Images and videos in them."""
+    requests_brought: Count | None = None
+    """Requests of the workload; more than `requests` where the model's processor takes no item of one."""
+    items_brought: Count | None = None
+    """Items that the workload names: `items` and those of `skipped`."""
     images: Count
     """Items of one frame."""
     videos: Count

@@ -13,6 +13,7 @@ from vitgraph.report.console import cell_table, print_paths
 from vitgraph.report.paths_view import MONOLITHIC_TITLE
 from vitgraph.report.rank_table import render_sharing
 from vitgraph.report.units import share_text
+from vitgraph.report.views.conditions import of_text
 
 
 def render_plan(description: Mapping[str, Any], console: Console) -> None:
@@ -28,7 +29,8 @@ def render_plan(description: Mapping[str, Any], console: Console) -> None:
     facts.add_row("model", f"{settings['model']['model']} ({resolved['architecture']}, {resolved['config_source']})")
     facts.add_row(
         "workload",
-        f"{workload['name']}: {workload['requests']} requests, {workload['items']} items, "
+        f"{workload['name']}: {of_text(workload['requests'], workload['requests_brought'], 'request')}, "
+        f"{of_text(workload['items'], workload['items_brought'], 'item')}, "
         f"{workload['videos']} videos, {len(workload['skipped'])} skipped",
     )
     for path, budgets in resolved["token_budgets"].items():

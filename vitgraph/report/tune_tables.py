@@ -316,6 +316,13 @@ def render_profile(summary: Mapping[str, Any], console: Console) -> None:
         console.print(line(f"note: {note}"))
 
 
+def refused_text(data: Mapping[str, Any]) -> str:
+    """Of a plan: how many of the workload's items were left out; empty where none was."""
+    workload = data.get("workload") or {}
+    refused = len(workload.get("skipped", ()))
+    return f"{refused} refused of {workload['items_brought']} items, " if refused else ""
+
+
 def render_explanation(data: Mapping[str, Any], console: Console) -> None:
     """Prints `explain_plan` (one call) or `explain_workload`."""
     if "batches" in data:
@@ -323,7 +330,8 @@ def render_explanation(data: Mapping[str, Any], console: Console) -> None:
     counts = data["counts"]
     console.print(
         line(
-            f"{data['policy']}: {counts['hits']} hits, {counts['misses']} misses, {counts['replays']} replays, "
+            f"{data['policy']}: {counts['hits']} hits, {counts['misses']} misses, {refused_text(data)}"
+            f"{counts['replays']} replays, "
             f"waste {share_text(counts['waste'])}"
         )
     )

@@ -103,7 +103,7 @@ def build_hf(spec: WorkloadSpec) -> Workload:
         "rows_skipped": rows_read - len(pool),
         "images_skipped": len(skipped),
         "requests_wanted": spec.num_prompts,
-        "requests_measured": len(measured),
+        "requests_taken": len(measured),
         "requests_repeated": num_repeated,
         "fewer_than_wanted": len(measured) < spec.num_prompts,
         "warmups": warmup_source,

@@ -126,7 +126,7 @@ def build_trace(spec: WorkloadSpec) -> Workload:
         "file_sha256": hashlib.sha256(content).hexdigest(),
         "requests_in_trace": len(found),
         "requests_wanted": spec.num_prompts,
-        "requests_measured": len(requests),
+        "requests_taken": len(requests),
         "fewer_than_wanted": len(requests) < spec.num_prompts,
         "shuffled": spec.shuffle_trace,
         "seed": spec.seed,

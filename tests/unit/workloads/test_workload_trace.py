@@ -148,7 +148,7 @@ def test_short_trace_is_not_repeated_and_says_so(tmp_path: Path) -> None:
     assert sizes(workload) == [[(1, 1, 1)], [(2, 2, 1)]]
     assert len(workload.warmups) == 3
     assert workload.provenance["fewer_than_wanted"] is True
-    assert (workload.provenance["requests_wanted"], workload.provenance["requests_measured"]) == (5, 2)
+    assert (workload.provenance["requests_wanted"], workload.provenance["requests_taken"]) == (5, 2)
     assert str(workload.provenance["warmups"]).startswith("drawn among all requests")
 
 

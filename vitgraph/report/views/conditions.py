@@ -213,9 +213,15 @@ def _workload_facts(workload: Workload) -> Iterable[tuple[str, str | None]]:
     statement = workload.provenance.get("statement")
     return (
         ("Workload", f"{workload.name}, fingerprint {workload.fingerprint}"),
-        ("Items", f"{workload.items:,}: {media}"),
+        ("Requests", of_text(workload.requests, workload.requests_brought, "request")),
+        ("Items", f"{of_text(workload.items, workload.items_brought, 'item')}: {media}"),
         ("Where they come from", sentence(str(statement)) if statement else None),
     )
+
+
+def of_text(count: int, brought: int | None, name: str) -> str:
+    """A count, and of how many where some were left out: `6 of 10 requests`."""
+    return count_text(count, name) if brought in (None, count) else f"{count:,} of {count_text(brought or 0, name)}"
 
 
 def _compiled_text(environment: Environment) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from vitgraph.report.columns import Cell, Column, Table, TableSpec, count_text, ms_text, share_text
 from vitgraph.report.document import Document, Facts, Section, Text, section, sections
 from vitgraph.report.views.compare import availability_facts
-from vitgraph.report.views.conditions import budgets_of, limits_text
+from vitgraph.report.views.conditions import budgets_of, limits_text, of_text
 from vitgraph.report.views.graph_tables import GRAPH_KEY, PER_PATH, compact
 from vitgraph.report.views.ranks import sharing_section
 
@@ -89,7 +89,8 @@ def _plan_facts(description: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     resolved, workload, expected = (description[name] for name in ("resolved", "workload", "expected"))
     yield (
         "Workload",
-        f"{workload['name']}: {count_text(workload['requests'], 'request')}, {count_text(workload['items'], 'item')}, "
+        f"{workload['name']}: {of_text(workload['requests'], workload['requests_brought'], 'request')}, "
+        f"{of_text(workload['items'], workload['items_brought'], 'item')}, "
         f"{count_text(workload['videos'], 'video')}, {len(workload['skipped'])} skipped",
     )
     for path, budgets in resolved["token_budgets"].items():
@@ -159,7 +160,7 @@ def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | N
     """What packing does with one call (`explain_plan`) or with a workload (`explain_workload`)."""
     counts = data["counts"]
     outcome = (
-        f"{data['policy']}: {count_text(counts['hits'], 'hit')}, {counts['misses']} misses, "
+        f"{data['policy']}: {count_text(counts['hits'], 'hit')}, {counts['misses']} misses, {_refused_text(data)}"
         f"{count_text(counts['replays'], 'replay')}, waste {share_text(counts['waste'])}"
     )
     batches = _batch_table(data["batches"]) if "batches" in data else _expected_table(counts["per_budget"])
@@ -174,6 +175,13 @@ def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | N
         ),
         tables=(EXPECTED.table(map(_expected_row, counts["per_budget"])),),
     )
+
+
+def _refused_text(data: Mapping[str, Any]) -> str:
+    """How many of the workload's items were left out; empty where none was."""
+    workload = data.get("workload") or {}
+    refused = len(workload.get("skipped", ()))
+    return f"{refused} refused of {count_text(workload['items_brought'], 'item')}, " if refused else ""
 
 
 def _batch_table(batches: Sequence[Mapping[str, Any]]) -> Table:
