@@ -9,17 +9,26 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+from vitgraph.commands.habits import dotted_value
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
 from vitgraph.reading import parse_json
 from vitgraph.specs import DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
-from vitgraph.specs.values import ENABLED_FIELD, ENCODER_FIELDS, parse_compilation_config, read_json
+from vitgraph.specs.values import (
+    ENABLED_FIELD,
+    ENCODER_FIELDS,
+    IgnoredSetting,
+    parse_compilation_config,
+    parse_tokens,
+    read_json,
+)
 
 VLLM, SGLANG = "vLLM", "SGLang"
 
@@ -34,8 +43,6 @@ _LEVELS = tuple("{0123456789")
 _DATA = "data"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-_HUMAN_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
-_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _EXAMPLE = "for example: vitgraph import \"vllm serve MODEL --compilation-config '{...}'\""
 
 _VLLM_MARKS = ("vllm", "--compilation-config", "--mm-encoder-attn-backend", "-cc", "-O")
@@ -146,7 +153,13 @@ def _split_options(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]
             continue
         # vLLM spells -O3 and -O{...} without a space.
         name, is_set, value = ("-O", "=", word[2:]) if word.startswith("-O") and word[2:3] in _LEVELS else _parts(word)
-        values = options[name] = [value] if is_set else []
+        values = [value] if is_set else []
+        if name.endswith("+"):
+            # One word more of a list each time.
+            values = options.setdefault(name, [])
+            values += [value] if is_set else []
+        else:
+            options[name] = values
     return [word for word in positional if word.rsplit("/", 1)[-1] not in _PROGRAMS], options
 
 
@@ -312,22 +325,21 @@ def _compilation_fields(reader: _Reader) -> dict[str, Any]:
         config = read_json("--compilation-config", text)
     for name in [name for name in reader.given if name.startswith("--compilation-config.")]:
         key = name.partition(".")[2].replace("-", "_")
-        config[key] = _dotted_value(name, reader.given.pop(name))
+        values = reader.given.pop(name)
+        if not values:
+            raise UsageError(f"{name} has no value in the line; give the whole command")
+        if key.endswith("+"):
+            config[key[:-1]] = [*config.get(key[:-1], []), *map(dotted_value, values)]
+        else:
+            config[key] = dotted_value(values[-1])
     is_enabled = config.get(_ENABLED)
     if is_enabled is False:
         del config[_ENABLED]
-    fields = parse_compilation_config(json.dumps(config))
+    with warnings.catch_warnings():
+        # A server's line says much of the language model; only what is no option at all is named.
+        warnings.simplefilter("ignore", IgnoredSetting)
+        fields = parse_compilation_config(json.dumps(config))
     return {**fields, _ENABLED: is_enabled}
-
-
-def _dotted_value(name: str, values: Sequence[str]) -> Any:
-    if not values:
-        raise UsageError(f"{name} has no value in the line; give the whole command")
-    try:
-        return parse_json(values[-1], name)
-    except UsageError:
-        # vLLM takes True as well as true here, and plain text for everything that is no JSON.
-        return {"True": True, "False": False, "None": None}.get(values[-1], values[-1])
 
 
 def _add_graph_options(settings: ImportedSettings, fields: Mapping[str, Any]) -> None:
@@ -389,10 +401,7 @@ def _tokens(option: str, value: str) -> str:
     """Token counts as both servers read them: 32k is 32,000 and 32K is 32,768; empty where the server chooses."""
     if value in ("auto", "-1"):
         return ""
-    match = _HUMAN_NUMBER.fullmatch(value)
-    if match is None or not float(match[1]):
-        raise UsageError(f"{option} is {value!r} in the line; it must be a number of tokens, for example 32768 or 32k")
-    return str(int(float(match[1]) * _FACTORS[match[2]]))
+    return str(parse_tokens(value, option))
 
 
 def _integers(option: str, values: Sequence[str]) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Optional, get_type_hints
 import typer
 
 from vitgraph.commands.config_file import read_config
+from vitgraph.commands.habits import CommandOfHabit
 from vitgraph.commands.shell import Shown, reported_errors, show
 from vitgraph.specs.fields import Spec, SpecOption, build, defaults_of, options_of
 from vitgraph.specs.values import IgnoredSetting
@@ -49,7 +50,7 @@ def add_command(
     command.__annotations__ = {each.name: each.annotation for each in (context, *parameters)}
     command.__doc__ = function.__doc__
     command.spec = spec  # type: ignore[attr-defined]
-    app.command(name)(command)
+    app.command(name, cls=CommandOfHabit)(command)
 
 
 def spec_of(function: Callable[[Any], Any]) -> type[Spec]:

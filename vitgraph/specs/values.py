@@ -21,7 +21,7 @@ Size = tuple[int, int, int]
 """Width and height in pixels, and frames (1 for an image)."""
 
 _ITEM = re.compile(r"(?:(?P<count>\d{1,9})\s*\*\s*)?(?P<width>\d{1,9})x(?P<height>\d{1,9})(?:x(?P<frames>\d{1,9}))?")
-_HUMAN_NUMBER = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)([kmgKMG]?)")
+_HUMAN_NUMBER = re.compile(r"(\d{1,40}(?:\.\d{1,9})?)([kmgKMG]?)")
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 ENCODER_FIELDS = {

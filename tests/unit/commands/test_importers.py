@@ -251,7 +251,7 @@ def test_sglangs_variable_enables_graphs_of_exact_lengths(prefix: str, is_enable
         ("vllm serve m --compilation-config '[1]'", "takes a JSON object"),
         ('{"encoder_cudagraph_token_budget": [1]}', "unknown field 'encoder_cudagraph_token_budget'"),
         ('{"encoder_cudagraph_token_budgets": 64}', "must be of type list"),
-        ("vllm serve m --max-model-len lots", "--max-model-len is 'lots' in the line"),
+        ("vllm serve m --max-model-len lots", "--max-model-len is 'lots'; it must be a number of tokens"),
         ("vllm serve m --max-model-len --port 1", "--max-model-len has no value"),
         ("vllm serve m -cc.cudagraph_mm_encoder", "has no value"),
         ("sglang serve --vit-cuda-graph-token-budgets 64 x", "'64 x' in the line"),
