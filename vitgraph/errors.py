@@ -62,10 +62,6 @@ class CaptureError(VitgraphError):
     """A graph that could not be captured, or whose captured buffers no longer are what was captured."""
 
 
-class ManagerInUseError(VitgraphError):
-    """A graph manager was called while it was encoding another call."""
-
-
 class NothingReplayedError(VitgraphError):
     """Graph mode was asked for and not one graph was captured or replayed."""
 

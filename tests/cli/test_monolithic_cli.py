@@ -20,8 +20,8 @@ from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.records.bench_record import RunRecord, Sample
-from vitgraph.records.saved_runs import open_runs
-from vitgraph.report.html_page import runs_page
+from vitgraph.report.documents import saved_document
+from vitgraph.report.to_html import to_html
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("deepseek-ocr-debug", "step3-vl-debug")
@@ -123,16 +123,16 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> No
     _, folder, printed = finished
     record = RunRecord.load(folder)
     waste = [f"{100 * side['waste']:.1f}%" for side in (record["graph"], record["graph"]["monolithic"])]
-    page = runs_page(open_runs([folder]))
+    page = to_html(saved_document(folder))
     for text in (printed, page):
         assert "Two paths against one monolithic graph" in text
         assert "Encoder paths" in text
         assert "not a GPU" in text
         assert all(figure in text for figure in waste)
-    assert 'class="line monolithic"' in page
-    summary = {(row["mode"], row["metric"]): row for row in read_csv(folder / "summary.csv")}
-    assert summary["monolithic", "mean"]["delta_pct"] and summary["monolithic", "p50"]["verdict"] == "invalid"
-    paths = {(row["mode"], row["path"]): row for row in read_csv(folder / "per_path.csv")}
+    assert "var(--monolithic)" in page
+    summary = {(row["series"], row["metric"]): row for row in read_csv(folder / "summary.csv")}
+    assert summary["monolithic", "mean"]["improvement_pct"] and summary["monolithic", "p50"]["verdict"] == "invalid"
+    paths = {(row["series"], row["path"]): row for row in read_csv(folder / "per_path.csv")}
     assert set(paths) == {(mode, path) for mode in ("graph", "monolithic") for path in ("global", "local", "all")}
     assert float(paths["monolithic", "all"]["waste"]) == pytest.approx(record["graph"]["monolithic"]["waste"], abs=1e-5)
     assert [row["metric"] for row in read_csv(folder / "monolithic.csv")] == ["mean", "p50", "p99"]

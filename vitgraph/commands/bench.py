@@ -23,8 +23,8 @@ def bench(spec: BenchSpec) -> Shown | None:
     from vitgraph.commands.on_ranks import bench_on_rank, is_follower, ran_on_ranks, rank_progress
     from vitgraph.errors import SlowerThanEagerError
     from vitgraph.measure.preparation import prepare_bench
-    from vitgraph.report.claims import verdict_of
-    from vitgraph.report.derived import write_derived_or_say
+    from vitgraph.report.documents import document_of, write_derived
+    from vitgraph.report.typed import typed_record
 
     if spec.compile_rows:
         return _compile_rows(spec)
@@ -42,20 +42,18 @@ def bench(spec: BenchSpec) -> Shown | None:
             record = bench_on_rank(prepared, folder, command_line(), progress)
         finally:
             if not is_follower():
-                write_derived_or_say(folder, progress.note)
+                write_derived(folder, progress.note)
     if record is None:
         return None
-    failure = None
-    if spec.run.fail_on_slower and record["comparison"].get("verdict") == "slower":
-        failure = SlowerThanEagerError(f"graphs are slower than eager here: {verdict_of(record).reason}")
+    document = document_of(typed_record(record), sharing=prepared.sharing)
+    verdict, failure = document.verdict, None
+    if spec.run.fail_on_slower and verdict is not None and verdict.word == "slower":
+        failure = SlowerThanEagerError(f"graphs are slower than eager here: {verdict.reason}")
 
     def render(console: Console) -> None:
-        from vitgraph.report.console import render_bench
-        from vitgraph.report.rank_table import render_ranks, render_sharing
+        from vitgraph.report.to_terminal import render as show
 
-        render_bench(record, console)
-        render_ranks(record, console)
-        render_sharing(prepared.sharing, console)
+        show(document, console)
 
     return Shown(record.as_json(), render, folder, is_interrupted=record["status"] == "interrupted", failure=failure)
 
@@ -65,9 +63,10 @@ def describe_plan(prepared: PreparedBench) -> Shown:
     description: dict[str, Any] = prepared.describe()
 
     def render(console: Console) -> None:
-        from vitgraph.report.plan_table import render_plan
+        from vitgraph.report.to_terminal import render as show
+        from vitgraph.report.views.plan import dry_run_document
 
-        render_plan(description, console)
+        show(dry_run_document(description), console)
 
     return Shown(description, render)
 
@@ -78,9 +77,10 @@ def _compile_rows(spec: BenchSpec) -> Shown:
 
     from vitgraph.measure.compile_matrix import run_compile_matrix
     from vitgraph.measure.preparation import prepare_bench
-    from vitgraph.report.compare_csv import BACKENDS_FILE, write_backends_csv
-    from vitgraph.report.compile_table import render_compile_rows
+    from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.progress import ConsoleProgress
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.typed import typed_record
 
     prepared = prepare_bench(replace(spec, model=replace(spec.model, compile=False)))
     folder = spec.run.output_dir or new_run_folder("compile-rows", spec.model.model)
@@ -91,11 +91,11 @@ def _compile_rows(spec: BenchSpec) -> Shown:
         for warning in prepared.warnings:
             progress.note(warning)
         record = run_compile_matrix(prepared, folder, command_line(), progress)
-        write_backends_csv(record, folder / BACKENDS_FILE, overwrite=True)
+        write_derived(folder, progress.note)
     is_interrupted = record["status"] == "interrupted"
     return Shown(
         record.as_json(),
-        lambda console: render_compile_rows(record, console),
+        lambda console: render(document_of(typed_record(record)), console),
         folder,
         is_interrupted=is_interrupted,
         failure=None if is_interrupted else record.failure(),

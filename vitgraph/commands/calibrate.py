@@ -16,7 +16,8 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     from vitgraph.predict.towers import tower_shape
     from vitgraph.records.store import RecordFileError, check_file
     from vitgraph.report.progress import ConsoleProgress
-    from vitgraph.report.tune_tables import render_profile
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.calibrate import calibrate_document
     from vitgraph.tuning.calibration import calibrate as measure
 
     model = spec.model
@@ -54,7 +55,7 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     summary = describe_profile(profile)
     return Shown(
         summary,
-        partial(render_profile, summary),
+        partial(render, calibrate_document(summary)),
         where if failure is None else None,
         kept_as="profile",
         is_interrupted=profile.stopped is not None and failure is None,

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run
 from vitgraph.commands.shell import Shown, command_line, new_run_folder
-from vitgraph.errors import UsageError, VitgraphError
+from vitgraph.errors import UsageError
 from vitgraph.specs import CompareSpec
 from vitgraph.specs.fields import as_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.console import Console
 
     from vitgraph.measure.compare_spec import PreparedCompare
@@ -38,6 +36,9 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
     from vitgraph.measure.compare_micro import MICRO_KIND
     from vitgraph.measure.compare_spec import choose_backends, prepare_compare
     from vitgraph.records.compare_record import KIND
+    from vitgraph.report.documents import document_of, write_derived
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.typed import typed_record
 
     if spec.isolate and is_rank():
         raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
@@ -60,22 +61,13 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
             record = _run(prepared, folder, progress)
         finally:
             if not is_follower():
-                _write_derived(folder, progress)
+                write_derived(folder, progress.note)
     if record is None:
         return None
     is_interrupted = record["status"] == "interrupted"
     failure = None if is_interrupted else record.failure()
-    render = partial(_render, record, prepared.bench.sharing)
-    return Shown(record.as_json(), render, folder, is_interrupted=is_interrupted, failure=failure)
-
-
-def _render(record: CompareRecord, sharing: Mapping[str, object] | None, console: Console) -> None:
-    from vitgraph.report.compare_table import render_compare
-    from vitgraph.report.rank_table import render_compared_ranks, render_sharing
-
-    render_compare(record, console)
-    render_compared_ranks(record, console)
-    render_sharing(sharing, console)
+    document = document_of(typed_record(record), sharing=prepared.bench.sharing)
+    return Shown(record.as_json(), partial(render, document), folder, is_interrupted=is_interrupted, failure=failure)
 
 
 def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> CompareRecord | None:
@@ -108,44 +100,28 @@ def _describe(prepared: PreparedCompare) -> Shown:
     description = prepared.describe()
 
     def render(console: Console) -> None:
-        from vitgraph.report.compare_table import render_availability
-        from vitgraph.report.plan_table import render_plan
+        from vitgraph.report.to_terminal import render as show
+        from vitgraph.report.views.plan import dry_run_document
 
-        render_plan(description, console)
-        render_availability(description["backends"], console)
+        show(dry_run_document(description), console)
 
     return Shown(description, render)
 
 
 def _run_micro(spec: CompareSpec, folder: Path) -> Shown:
     from vitgraph.measure.compare_micro import micro_failure, run_micro_comparison
-    from vitgraph.records.old_forms import old_form
-    from vitgraph.report.compare_csv import MICRO_FILE, write_micro_csv
-    from vitgraph.report.micro_table import render_micro
+    from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.progress import ConsoleProgress
+    from vitgraph.report.to_terminal import render
 
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         record = run_micro_comparison(spec, folder, command_line(), progress)
-    shown = old_form(record)
-    write_micro_csv(shown["rows"], folder / MICRO_FILE, overwrite=True)
+        write_derived(folder, progress.note)
     is_interrupted = record.status == "interrupted"
-    failure = None if is_interrupted else micro_failure(record)
-    data, render = record.model_dump(mode="json"), partial(render_micro, shown)
-    return Shown(data, render, folder, is_interrupted=is_interrupted, failure=failure)
-
-
-def _write_derived(folder: Path, progress: Progress) -> None:
-    """Writes the CSV file and the plot of a saved record; a failure there loses no measurement."""
-    from vitgraph.records.compare_record import CompareRecord
-    from vitgraph.records.store import RUN_FILE
-    from vitgraph.report.compare_csv import BACKENDS_FILE, write_backends_csv
-    from vitgraph.report.compare_plots import write_compare_plots
-
-    if not (folder / RUN_FILE).exists():
-        return
-    try:
-        record = CompareRecord.load(folder)
-        write_backends_csv(record, folder / BACKENDS_FILE, overwrite=True)
-        write_compare_plots(record, folder / "plots", overwrite=True)
-    except (OSError, VitgraphError) as error:
-        progress.note(f"table and plot were not written ({error}); the record itself is saved in {folder}")
+    return Shown(
+        record.model_dump(mode="json"),
+        partial(render, document_of(record)),
+        folder,
+        is_interrupted=is_interrupted,
+        failure=None if is_interrupted else micro_failure(record),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,73 +14,61 @@ from vitgraph.specs.asked import ExportSpec
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vitgraph.report.document import Document
+
 
 def export(spec: ExportSpec) -> Shown:
     """Rebuild tables, plots and one HTML page from saved runs, or compare two of them; needs no GPU.
 
-    Of bench runs, writes tidy CSV and Parquet with their columns described, Markdown and LaTeX tables, plots as PNG and
-    SVG, and one HTML page that loads nothing. Of one backend comparison, run of --compile-rows, tuning result, profile
-    or verification, prints its tables again and writes their CSV and plots. With --compare, the files hold the deltas
-    of two bench runs with their intervals.
+    Prints the tables of one record of any kind again, and writes tidy CSV and Parquet with their columns described,
+    Markdown and LaTeX tables, plots as PNG and SVG, and one HTML page that loads nothing. Several bench runs, or
+    several runs of --compile-rows, go into one table. With --compare, the files hold what the second of two bench runs
+    gains over the first, with its intervals.
     """
-    from vitgraph.records.saved_runs import BENCH_KIND, record_file, record_kind
-    from vitgraph.report.export import parse_formats
+    from vitgraph.report.to_files import parse_formats
 
-    if spec.markdown:
-        return Shown(None, lambda console: _print_markdown(spec.runs))
     formats = parse_formats(spec.formats)
     if spec.compare is not None:
         return _compare(spec, spec.compare, formats)
-    others = [path for path in spec.runs if record_kind(record_file(path)) not in (None, BENCH_KIND)]
-    return _export_other(spec, others[0], formats) if others else _export_benches(spec, formats)
+    document = _document(spec.runs)
+    if spec.markdown:
+        from vitgraph.report.to_markdown import to_markdown
+
+        return Shown(None, lambda console: print(to_markdown(document), end=""))
+    folder = spec.output_dir
+    if folder is None:
+        own = spec.runs[0] if spec.runs[0].is_dir() else spec.runs[0].parent
+        folder = own / "export" if len(spec.runs) == 1 else new_run_folder("export", "runs")
+    return _written(document, folder, formats, spec)
 
 
-def _export_benches(spec: ExportSpec, formats: Sequence[str]) -> Shown:
-    from vitgraph.records.saved_runs import open_runs
-    from vitgraph.report.export import export_runs
-    from vitgraph.report.scaling import render_scaling, scaling_tables
+def _document(paths: Sequence[Path]) -> Document:
+    """The report of one record, or of several that go together."""
+    from vitgraph.records.saved_runs import BENCH_KIND
+    from vitgraph.records.store import read_record, record_kind
+    from vitgraph.report.documents import documents_of_runs, saved_document
+    from vitgraph.report.views.compile_rows import COMPILE_ROWS, compile_rows_table
 
-    runs = open_runs(spec.runs)
-    for run in runs:
-        _print_notes(run.notes)
-    own = runs[0].record.folder if len(runs) == 1 else None
-    folder = spec.output_dir or (own / "export" if own is not None else new_run_folder("export", "runs"))
-    written = export_runs(runs, folder, formats, overwrite=spec.overwrite)
-    return _shown(written, lambda console: render_scaling(scaling_tables(runs), console))
-
-
-def _export_other(spec: ExportSpec, path: Path, formats: Sequence[str]) -> Shown:
-    """Exports one record that no `bench` saved."""
-    from rich.console import Console
-
-    from vitgraph.records.saved_runs import record_file, record_kind
-    from vitgraph.report.record_files import EXPORTED_KINDS, RECORD_FORMATS, export_record
-
-    file = record_file(path)
-    kind = record_kind(file)
-    if kind not in EXPORTED_KINDS:
-        raise UsageError(
-            f"{file} is a record of kind {kind!r}; export takes bench, {', '.join(EXPORTED_KINDS)}. "
-            "Its JSON can be read as it is"
-        )
-    if len(spec.runs) > 1:
-        raise UsageError(f"{file} is a record of kind {kind!r}; only bench runs go together, so give it alone")
-    written = export_record(
-        file,
-        kind,
-        spec.output_dir or file.parent / "export",
-        formats if spec.formats else RECORD_FORMATS,
-        console=None if spec.shell.json else Console(),
-        overwrite=spec.overwrite,
+    kinds = {record_kind(path) or BENCH_KIND for path in paths}
+    if kinds == {BENCH_KIND}:
+        document, notes = documents_of_runs(paths)
+        _print_notes(notes)
+        return document
+    if len(paths) == 1:
+        return saved_document(paths[0])
+    if kinds == {COMPILE_ROWS}:
+        return compile_rows_table([read_record(path) for path in paths])
+    (other, *_) = (path for path in paths if (record_kind(path) or BENCH_KIND) != BENCH_KIND)
+    raise UsageError(
+        f"{other} is a record of kind {record_kind(other)!r}; only bench runs go together, or runs of "
+        "--compile-rows, so give it alone"
     )
-    return _shown(written)
 
 
 def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str]) -> Shown:
     from vitgraph.records.saved_runs import open_runs
     from vitgraph.records.two_runs import compare_runs
-    from vitgraph.report.comparison_view import comparison_summary, render_comparison
-    from vitgraph.report.export import export_comparison
+    from vitgraph.report.views.two_runs import comparison_summary, two_runs_document
 
     first, second = open_runs(paths)
     names = tuple(name.strip() for name in (spec.across or "").split(",") if name.strip())
@@ -88,35 +76,24 @@ def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str])
     for run in (first, second):
         _print_notes(run.notes)
     folder = spec.output_dir or new_run_folder("comparison", first.record.model_name)
-    written = export_comparison(comparison, folder, formats, overwrite=spec.overwrite)
-    shown = _shown(written, lambda console: render_comparison(comparison, console))
+    shown = _written(two_runs_document(comparison), folder, formats, spec, stem="comparison")
     return Shown(comparison_summary(comparison), shown.render)
 
 
-def _shown(written: Sequence[Path], render: Callable[[Console], None] | None = None) -> Shown:
+def _written(document: Document, folder: Path, formats: Sequence[str], spec: ExportSpec, stem: str = "table") -> Shown:
+    from vitgraph.report.to_files import write
+
+    written = write(document, folder, formats, stem=stem, overwrite=spec.overwrite)
+
     def show_all(console: Console) -> None:
-        if render is not None:
-            render(console)
+        from vitgraph.report.to_terminal import render
+
+        render(document, console)
+        console.print()
         _list_files(written)
 
     data: Any = [str(path) for path in written]
     return Shown(data, show_all)
-
-
-def _print_markdown(paths: Sequence[Path]) -> None:
-    from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
-    from vitgraph.records.saved_runs import open_runs, record_file, record_kind
-    from vitgraph.report.compile_table import compile_rows_markdown
-    from vitgraph.report.rows_table import rows_markdown
-
-    files = [record_file(path) for path in paths]
-    if {record_kind(file) for file in files} == {COMPILE_KIND}:
-        print(compile_rows_markdown([CompareRecord.load(file, COMPILE_KIND) for file in files]), end="")
-        return
-    runs = open_runs(paths)
-    for run in runs:
-        _print_notes(run.notes)
-    print(rows_markdown(runs), end="")
 
 
 def _print_notes(notes: Sequence[str]) -> None:

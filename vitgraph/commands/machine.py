@@ -19,11 +19,12 @@ def doctor(spec: DoctorSpec) -> Shown:
     """
     from vitgraph.commands.examine import examine
     from vitgraph.errors import VitgraphError
-    from vitgraph.report.doctor_table import render_doctor
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.doctor import doctor_document
 
     facts = examine()
     failure = None if facts["can_run"] else VitgraphError("nothing can run here; the lines above say what to install")
-    return Shown(facts, lambda console: render_doctor(facts, console), failure=failure)
+    return Shown(facts, lambda console: render(doctor_document(facts), console), failure=failure)
 
 
 def import_line(spec: ImportSpec) -> Shown:
@@ -46,14 +47,15 @@ def import_line(spec: ImportSpec) -> Shown:
 def models(spec: ModelsSpec) -> Shown:
     """List the supported models, their presets, and what was verified where."""
     from vitgraph.models.catalog import catalog
-    from vitgraph.report.model_table import matrix_markdown, render_models
+    from vitgraph.report.to_terminal import render as show
+    from vitgraph.report.views.models import matrix_markdown, models_document
 
-    entries = catalog()
+    entries = [entry.as_dict() for entry in catalog()]
 
     def render(console: Console) -> None:
         if spec.markdown:
             print(matrix_markdown(entries))
         else:
-            render_models(entries, console)
+            show(models_document(entries), console)
 
-    return Shown([entry.as_dict() for entry in entries], render)
+    return Shown(entries, render)

@@ -22,7 +22,8 @@ def plan(spec: PlanSpec) -> Shown:
 
     On several GPUs (--tensor-parallel-size), also which rank would get which items, and what sharing by cost changes.
     """
-    from vitgraph.report.tune_tables import render_explanation
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.plan import explanation_document
 
     prepared = _prepare(spec)
     if spec.bench.parallel.ranks > 1:
@@ -32,7 +33,7 @@ def plan(spec: PlanSpec) -> Shown:
     data["warnings"], data["workload"] = prepared.warnings, prepared.describe_workload()
     for text in prepared.warnings if not spec.shell.json else ():
         print(f"note: {text}", file=sys.stderr)
-    return Shown(data, lambda console: render_explanation(data, console))
+    return Shown(data, lambda console: render(explanation_document(data), console))
 
 
 def _prepare(spec: PlanSpec) -> PreparedBench:
@@ -72,20 +73,14 @@ def _plan_ranks(spec: PlanSpec, prepared: PreparedBench) -> Shown:
         parts = [part for part in parts if part]
         found = _explain(spec, prepared, parts, None) if parts else None
         explained.append({"rank": rank, "items": list(shared[0][rank]) if spec.items else None, "explanation": found})
-    return Shown(
-        {"sharing": prepared.sharing, "ranks": explained}, lambda console: _render(explained, prepared, console)
-    )
+    data = {"sharing": prepared.sharing, "ranks": explained}
+    return Shown(data, lambda console: _render(data, console))
 
 
-def _render(explained: Sequence[dict[str, Any]], prepared: PreparedBench, console: Console) -> None:
-    from vitgraph.report.rank_table import render_sharing
-    from vitgraph.report.tune_tables import render_explanation
+def _render(data: dict[str, Any], console: Console) -> None:
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.plan import ranks_documents
 
-    for entry in explained:
-        of_call = "" if entry["items"] is None else f": items {', '.join(map(str, entry['items'])) or 'none'}"
-        console.print(f"Rank {entry['rank']}{of_call}", style="bold", highlight=False)
-        if entry["explanation"] is not None:
-            render_explanation(entry["explanation"], console)
-    assert prepared.sharing is not None
-    console.print(f"Pixel rows of the heaviest rank over the mean: {prepared.sharing['input_imbalance']:.3f}")
-    render_sharing(prepared.sharing, console)
+    for document in ranks_documents(data):
+        render(document, console)
+        console.print()

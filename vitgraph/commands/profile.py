@@ -28,10 +28,9 @@ def profile(spec: ProfileSpec) -> Shown:
     its size. On a CPU the operators of the forward are shown instead of kernels.
     """
     from vitgraph.measure.profile_call import prepare_profile, run_profile
-    from vitgraph.records.old_forms import old_form
-    from vitgraph.report.profile_plot import write_profile_plot
-    from vitgraph.report.profile_table import render_profile
+    from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.progress import ConsoleProgress
+    from vitgraph.report.to_terminal import render
 
     prepared = prepare_profile(spec)
     folder = spec.output_dir or new_run_folder("profile", spec.model.model)
@@ -40,6 +39,5 @@ def profile(spec: ProfileSpec) -> Shown:
         return dry_run(spec, f"would profile {len(prepared.call.items)} item(s) of {prepared.source.name}")
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
         record = run_profile(prepared, folder, command_line(), progress)
-        shown = old_form(record)
-        write_profile_plot(shown, folder / "plots", overwrite=True)
-    return Shown(record.model_dump(mode="json"), partial(render_profile, shown), folder)
+        write_derived(folder, progress.note)
+    return Shown(record.model_dump(mode="json"), partial(render, document_of(record)), folder)

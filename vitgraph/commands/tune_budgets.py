@@ -25,9 +25,9 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     """
     from vitgraph.measure.preparation import prepare_bench, refusal_notes
     from vitgraph.predict.find_profile import find_profile
+    from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.progress import ConsoleProgress
-    from vitgraph.report.tune_plots import write_tune_plots
-    from vitgraph.report.tune_tables import render_tune, write_tune_csv
+    from vitgraph.report.to_terminal import render
     from vitgraph.tuning import objective as goals
     from vitgraph.tuning.advice import tune_budgets as search
 
@@ -61,11 +61,9 @@ def tune_budgets(spec: TuneSpec) -> Shown:
         elif spec.verifies:
             progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
         record = save()
-    data = result.as_dict()
-    write_tune_csv(data, folder, overwrite=True)
-    write_tune_plots(data, folder / "plots", overwrite=True)
-    is_interrupted = bool(data["measured"] and data["measured"]["is_interrupted"])
-    return Shown(record.model_dump(mode="json"), partial(render_tune, data), folder, is_interrupted=is_interrupted)
+        write_derived(folder, progress.note)
+    document, is_interrupted = document_of(record), record.status == "interrupted"
+    return Shown(record.model_dump(mode="json"), partial(render, document), folder, is_interrupted=is_interrupted)
 
 
 def _measure(

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def verify(spec: VerifySpec) -> Shown | None:
     """Prove that replay equals eager: every graph, random packings, poisoned memory, order, aliasing, clean-up."""
     from vitgraph.commands.on_ranks import ran_on_ranks
-    from vitgraph.report.verify_table import render_verify
+    from vitgraph.report.documents import document_of
+    from vitgraph.report.to_terminal import render
     from vitgraph.verify.models import failure_of
 
     if not spec.shell.dry_run and ran_on_ranks(
@@ -30,10 +31,10 @@ def verify(spec: VerifySpec) -> Shown | None:
     record = _run(spec, prepared)
     if record is None:
         return None
-    data = record.model_dump(mode="json")
+    document = document_of(record)
     return Shown(
-        data,
-        lambda console: render_verify(data["result"]["models"], console, stopped=record.status_reason),
+        record.model_dump(mode="json"),
+        lambda console: render(document, console),
         spec.output_dir,
         is_interrupted=record.status == "interrupted",
         failure=None if record.status == "interrupted" else failure_of(record),

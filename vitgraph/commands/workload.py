@@ -12,6 +12,7 @@ from vitgraph.commands.shell import Shown
 from vitgraph.specs import WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
 
 if TYPE_CHECKING:
+    from vitgraph.report.document import Document
     from vitgraph.workloads.base import Workload
 
 FACTS_FILE = "workload.json"
@@ -20,7 +21,8 @@ FACTS_FILE = "workload.json"
 def inspect(spec: WorkloadInspectSpec) -> Shown:
     """Show the sizes of a workload and the output tokens that models make of them: percentiles and a histogram."""
     from vitgraph.measure.setup import resolve_source
-    from vitgraph.report.workload_table import render_workload
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.workload import workload_document
     from vitgraph.workloads.inspect import inspect_workload
     from vitgraph.workloads.registry import build_workload
 
@@ -31,19 +33,21 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
     # Rows repeated to fill a run are no further traffic.
     found = inspect_workload(build_workload(replace(spec.workload, no_oversample=True)), rules)
     facts = found.as_dict()
+    document = workload_document(facts, found.sizes, {model.model: model.tokens_per_item for model in found.models})
     if spec.output_dir is not None:
-        tokens = {model.model: model.tokens_per_item for model in found.models}
-        _write_facts(facts, found.sizes, tokens, spec.output_dir, spec.overwrite)
-    return Shown(facts, lambda console: render_workload(facts, console), spec.output_dir, kept_as="plots")
+        _write_facts(facts, document, spec.output_dir, spec.overwrite)
+    return Shown(facts, lambda console: render(document, console), spec.output_dir, kept_as="plots")
 
 
-def _write_facts(facts: Mapping[str, Any], sizes: Any, tokens: Any, folder: Path, overwrite: bool) -> None:
+def _write_facts(facts: Mapping[str, Any], document: Document, folder: Path, overwrite: bool) -> None:
     from vitgraph.records.files import RecordFileError, os_reason, refuse_to_replace, write_atomically
-    from vitgraph.report.workload_plots import write_workload_plots
+    from vitgraph.report.charts import chart_files
+    from vitgraph.report.to_files import write_files
 
     if not overwrite:
         refuse_to_replace(folder / FACTS_FILE)
-    write_workload_plots(facts["name"], sizes, tokens, folder, overwrite=overwrite)
+    plots = chart_files(document.charts)
+    write_files({folder / name: content for name, content in plots.items()}, overwrite)
     try:
         write_atomically(folder / FACTS_FILE, json.dumps(facts, indent=1).encode())
     except OSError as error:
@@ -84,7 +88,8 @@ def _refuse_existing(output: Path, overwrite: bool) -> None:
 
 
 def _save(workload: Workload, output: Path, overwrite: bool) -> Shown:
-    from vitgraph.report.workload_table import render_saved_trace
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.workload import saved_trace_document
     from vitgraph.workloads.trace import save_trace
 
     path = save_trace(workload, output, overwrite=overwrite)
@@ -97,4 +102,4 @@ def _save(workload: Workload, output: Path, overwrite: bool) -> Shown:
         "skipped": [{"source": item.source, "reason": item.reason} for item in workload.skipped],
         "provenance": dict(workload.provenance),
     }
-    return Shown(facts, lambda console: render_saved_trace(facts, console))
+    return Shown(facts, lambda console: render(saved_trace_document(facts), console))

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
-from threading import Lock
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from vitgraph.errors import CaptureError, ManagerInUseError
+from vitgraph.errors import CaptureError
 from vitgraph.graphs.call_plan import CallPlan, PreparedReplay
 from vitgraph.graphs.capture import BudgetGraphMetadata
 from vitgraph.graphs.captured import CapturedGraphs
@@ -34,29 +31,8 @@ BUFFER_OVERFLOW = "buffer_overflow"
 PLAN_CACHE_ENTRIES = 16384
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _one_at_a_time(method: Method) -> Method:
-    """A method that refuses to run while another one so marked does: calls share the buffers that replays read."""
-
-    @wraps(method)
-    def guarded(self: EncoderCudaGraphManager, *arguments: Any) -> Any:
-        if not self._is_free.acquire(blocking=False):
-            raise ManagerInUseError(
-                "this manager is encoding another call: its graphs share one set of buffers, so a second call would "
-                "return wrong rows. Make the calls one after the other, or give each thread a manager of its own"
-            )
-        try:
-            return method(self, *arguments)
-        finally:
-            self._is_free.release()
-
-    return guarded  # type: ignore[return-value]
-
-
 class EncoderCudaGraphManager(CapturedGraphs):
-    """Captures the graphs of a plan and encodes calls with them, one call at a time.
+    """Captures the graphs of a plan and encodes calls with them.
 
     Args:
         model: The encoder.
@@ -78,23 +54,13 @@ class EncoderCudaGraphManager(CapturedGraphs):
         self.cost = cost
         self._plans: OrderedDict[tuple[ItemGeometry, ...], CallPlan] = OrderedDict()
         self._warned: set[str] = set()
-        self._is_free = Lock()
 
-    @_one_at_a_time
     def clear(self) -> None:
         self._plans.clear()
         super().clear()
 
-    @_one_at_a_time
     def plan_call(self, mm_kwargs: EncoderInputs) -> CallPlan:
-        """Packs a call and selects its graphs; cached by the items' geometries.
-
-        Raises:
-            ManagerInUseError: Another thread, or the call that this one is made in, uses the manager.
-        """
-        return self._plan_of(mm_kwargs)
-
-    def _plan_of(self, mm_kwargs: EncoderInputs) -> CallPlan:
+        """Packs a call and selects its graphs; cached by the items' geometries."""
         items = mm_kwargs.chosen
         cached = self._plans.get(items)
         if cached is not None:
@@ -127,7 +93,6 @@ class EncoderCudaGraphManager(CapturedGraphs):
         if run.key is None or (self.policy == "exact" and run.key.token_budget != run.tokens):
             run.key, run.miss_reason = None, NOT_CAPTURED
 
-    @_one_at_a_time
     def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
         """Encodes one call.
 
@@ -136,18 +101,9 @@ class EncoderCudaGraphManager(CapturedGraphs):
 
         Returns:
             The final embedding of each item, in input order; none shares memory with a graph's buffers.
-
-        Raises:
-            ManagerInUseError: Another thread, or the call that this one is made in, uses the manager.
         """
-        return self._encode(mm_kwargs, self._plan_of(mm_kwargs))
+        return self.execute_planned(mm_kwargs, self.plan_call(mm_kwargs))
 
-    @_one_at_a_time
-    def execute_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:
-        """`execute` with a plan that `plan_call` made for the same geometries."""
-        return self._encode(mm_kwargs, plan)
-
-    @_one_at_a_time
     @torch.inference_mode()
     def load_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> None:
         """Puts the pixels and metadata of each replay into its graph's buffers, and replays nothing.
@@ -164,7 +120,8 @@ class EncoderCudaGraphManager(CapturedGraphs):
                         self._copy_in(graph, *values)
 
     @torch.inference_mode()
-    def _encode(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:
+    def execute_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:
+        """`execute` with a plan that `plan_call` made for the same geometries."""
         rows: dict[str, torch.Tensor | None] = dict.fromkeys(plan.tokens)
         for batch in plan.batches:
             for path, run in batch.runs.items():

@@ -39,7 +39,7 @@ The requests are measured by then: what only explains them must not keep the use
 """
 
 HOST_STEPS = {
-    "plan": "_plan_of",
+    "plan": "plan_call",
     "metadata": "_replay_values",
     "copy_in": "_copy_in",
     "replay": "_launch",

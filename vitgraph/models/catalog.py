@@ -15,9 +15,6 @@ from vitgraph.models.registry import resolve_preset, row_presets
 from vitgraph.models.rows import ROWS, ModelRow
 from vitgraph.planning.items import IMAGE, VIDEO
 
-UNTESTED_HARDWARE = ("Blackwell", "Ampere", "MI300X", "MI350X / MI355X")
-"""Hardware of the published matrix that nobody has run this on."""
-
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:

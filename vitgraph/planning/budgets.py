@@ -119,9 +119,6 @@ def resolve_budget_settings(
     low, high = model_range
     if token_budgets:
         budgets = validate_budgets(token_budgets)
-        twice = [str(budget) for budget in budgets if list(token_budgets).count(budget) > 1]
-        if twice:
-            notes.append(f"token budget {', '.join(twice)} is in the list more than once; it is captured once")
     else:
         _check_range(low, high)
         if items > low:

@@ -17,7 +17,7 @@ All of them mix images and videos in a replay. vLLM does not: see `split_by_moda
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -78,11 +78,6 @@ class PackedBatch:
     def miss_reason(self) -> str | None:
         """Reason of the first path that runs eagerly, or None for a hit."""
         return next((run.miss_reason for run in self.runs.values() if run.key is None), None)
-
-    def renumbered(self, places: Sequence[int]) -> PackedBatch:
-        """The same batch of a call in which its items are at other places."""
-        runs = {name: replace(run, items=tuple(places[item] for item in run.items)) for name, run in self.runs.items()}
-        return PackedBatch(tuple(places[item] for item in self.items), runs)
 
     def miss_reason_of(self, item: int) -> str | None:
         """Reason of the first path that runs the item eagerly; None where every path that it is on is replayed."""

@@ -14,7 +14,7 @@ from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets, 
 from vitgraph.planning.graph_tables import ITEMS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.optimal import pack_optimally
-from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items, split_by_modality
+from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.fitting import nonnegative_least_squares
 from vitgraph.predict.profile import CalibrationProfile
@@ -54,8 +54,6 @@ class Target:
         has_slot_tiers: A budget is captured at several segment-slot counts.
         shares_buffers: All budgets share one set of buffers.
         joins_misses: All misses of a call run in one eager call, instead of one a batch.
-        splits_modalities: Only consecutive items of one modality are encoded together; what others give as one call
-            are several, each packed by itself.
     """
 
     name: str
@@ -63,12 +61,11 @@ class Target:
     has_slot_tiers: bool
     shares_buffers: bool
     joins_misses: bool
-    splits_modalities: bool
 
 
 TARGETS = {
-    VITGRAPH: Target(VITGRAPH, ("greedy", "greedy-defer", "exact", OPTIMAL), True, True, True, False),
-    VLLM: Target(VLLM, ("greedy-defer",), False, False, False, True),
+    VITGRAPH: Target(VITGRAPH, ("greedy", "greedy-defer", "exact", OPTIMAL), True, True, True),
+    VLLM: Target(VLLM, ("greedy-defer",), False, False, False),
 }
 
 
@@ -261,17 +258,9 @@ class TargetCost:
 
     def pack(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[PackedBatch]:
         """The batches of one call under a policy."""
-        runs = self._runs(specs)
-        if len(runs) > 1:
-            parts = [(run, self.pack([specs[place] for place in run], plan, policy)) for run in runs]
-            return [batch.renumbered(run) for run, batches in parts for batch in batches]
         if policy == OPTIMAL:
             return pack_optimally(specs, plan, self)
         return pack_items(specs, plan, policy)
-
-    def _runs(self, specs: Sequence[EncoderItemSpec]) -> list[tuple[int, ...]]:
-        """Places of the items that the target encodes together."""
-        return split_by_modality(specs) if self.target.splits_modalities else [tuple(range(len(specs)))]
 
     def predict_call(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> CallPrediction:
         """Predicts one call.
@@ -281,15 +270,6 @@ class TargetCost:
             plan: The graphs and limits that it meets.
             policy: Packing policy.
         """
-        runs = self._runs(specs)
-        if len(runs) > 1:
-            calls = [(run, self.predict_call([specs[place] for place in run], plan, policy)) for run in runs]
-            return CallPrediction(
-                sum(call.graph_ms for _, call in calls),
-                sum(call.eager_ms for _, call in calls),
-                [batch.renumbered(run) for run, call in calls for batch in call.batches],
-                [replay for _, call in calls for replay in call.replay_ms],
-            )
         batches = self.pack(specs, plan, policy)
         replays: list[float | None] = []
         host, device = np.zeros(()), np.zeros(())

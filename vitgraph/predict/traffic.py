@@ -11,7 +11,6 @@ import numpy as np
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import CallItems, FloatArray, IntArray, PackingCost, call_items
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
-from vitgraph.planning.packing import split_by_modality
 
 Specs = tuple[EncoderItemSpec, ...]
 
@@ -25,19 +24,6 @@ def spec_signature(spec: EncoderItemSpec) -> Hashable:
         tuple(sorted(spec.path_output_tokens.items())),
         tuple(sorted(spec.axis_sizes.items())),
     )
-
-
-def _by_tokens(specs: Specs) -> Specs:
-    # Stable, as the packing is: items of equal tokens stay in input order.
-    return tuple(sorted(specs, key=lambda spec: spec.output_tokens))
-
-
-def _runs(specs: Specs) -> list[Specs]:
-    return [tuple(specs[place] for place in run) for run in split_by_modality(specs)]
-
-
-def _ordered(specs: Specs) -> Specs:
-    return tuple(spec for run in _runs(specs) for spec in _by_tokens(run))
 
 
 @dataclass(slots=True)
@@ -61,7 +47,7 @@ class Traffic:
         requests: Requests in each call; None for one each.
 
     Attributes:
-        distinct: The distinct calls; items ascend by tokens among neighbours of one modality.
+        distinct: The distinct calls, items ascending by tokens.
         counts: How often each occurs.
         requests: Requests in each distinct call.
         source: For each call given, its place in `distinct`.
@@ -74,7 +60,8 @@ class Traffic:
         self.distinct: list[Specs] = []
         source = []
         for index, specs in enumerate(calls):
-            ordered = _ordered(specs)
+            # Stable, as the packing is: items of equal tokens stay in input order.
+            ordered = tuple(sorted(specs, key=lambda spec: spec.output_tokens))
             number = requests[index] if requests is not None else 1
             signature = (number, *map(spec_signature, ordered))
             if signature not in places:
@@ -87,7 +74,6 @@ class Traffic:
         if requests is not None:
             self.requests[self.source] = requests
         self._buckets: list[CallBucket] | None = None
-        self._split: Traffic | None = None
 
     @property
     def max_items(self) -> int:
@@ -100,30 +86,9 @@ class Traffic:
         return any(spec.modality == VIDEO for specs in self.distinct for spec in specs)
 
     @property
-    def has_mixed_calls(self) -> bool:
-        """Whether images and videos meet in a call."""
-        return any(len({spec.modality for spec in specs}) > 1 for specs in self.distinct)
-
-    @property
     def max_tokens(self) -> int:
         """Output tokens of the largest call."""
         return max(sum(spec.output_tokens for spec in specs) for specs in self.distinct)
-
-    def split(self) -> Traffic:
-        """Every run of neighbours of one modality as a call of its own, in the order of the distinct calls."""
-        if self._split is None:
-            self._split = Traffic([run for specs in self.distinct for run in _runs(specs)])
-            often = np.repeat(self.counts, self._run_counts())
-            self._split.counts = np.bincount(self._split.source, weights=often).astype(np.int64)
-        return self._split
-
-    def _run_counts(self) -> list[int]:
-        return [len(split_by_modality(specs)) for specs in self.distinct]
-
-    def sum_of_runs(self, runs_ms: FloatArray) -> FloatArray:
-        """The distinct calls' sums of a figure of `split`'s distinct calls."""
-        starts = np.cumsum([0, *self._run_counts()[:-1]])
-        return np.asarray(np.add.reduceat(runs_ms[self.split().source], starts))
 
     def buckets(self, plan: BudgetPlan, cost: PackingCost) -> list[CallBucket]:
         """The distinct calls by their number of items; made once, since features do not depend on the budgets."""
@@ -132,7 +97,7 @@ class Traffic:
             for place, specs in enumerate(self.distinct):
                 by_count[len(specs)].append(place)
             self._buckets = [
-                CallBucket(call_items([_by_tokens(self.distinct[p]) for p in places], plan, cost), np.array(places))
+                CallBucket(call_items([self.distinct[place] for place in places], plan, cost), np.array(places))
                 for _, places in sorted(by_count.items())
             ]
         return self._buckets

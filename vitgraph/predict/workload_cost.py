@@ -73,8 +73,6 @@ def predict_calls(
         policy: Packing policy.
         exact_items: Items up to which `optimal` weighs every partition.
     """
-    if cost.target.splits_modalities and traffic.has_mixed_calls:
-        return traffic.sum_of_runs(predict_calls(traffic.split(), cost, plan, policy, exact_items=exact_items))
     tables = graph_tables(plan)
     found = np.zeros(len(traffic.distinct))
     for bucket in traffic.buckets(plan, cost):
@@ -84,15 +82,11 @@ def predict_calls(
 
 def eager_calls(traffic: Traffic, cost: TargetCost, plan: BudgetPlan) -> FloatArray:
     """Predicted latency of each distinct call run eagerly, no manager around it."""
-    if cost.target.splits_modalities and traffic.has_mixed_calls:
-        return traffic.sum_of_runs(eager_calls(traffic.split(), cost, plan))
     return cost.model.eager_calls_ms(traffic.totals(plan, cost))
 
 
 def oracle_calls(traffic: Traffic, cost: TargetCost, plan: BudgetPlan) -> FloatArray:
     """For each distinct call the faster of eager and an exact-size graph without overhead."""
-    if cost.target.splits_modalities and traffic.has_mixed_calls:
-        return traffic.sum_of_runs(oracle_calls(traffic.split(), cost, plan))
     totals = traffic.totals(plan, cost)
     return np.minimum(cost.model.eager_calls_ms(totals), cost.model.exact_calls_ms(totals))
 
@@ -232,8 +226,6 @@ def grouped(items: CallItems, ids: IntArray) -> Groups:
 
 def replayed_groups(traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy: str) -> ReplayGroups:
     """The groups of a single-path workload that are replayed under a packing policy."""
-    if cost.target.splits_modalities and traffic.has_mixed_calls:
-        traffic = traffic.split()
     tables = graph_tables(plan)
     parts: list[tuple[Any, ...]] = []
     for bucket in traffic.buckets(plan, cost):

@@ -97,6 +97,11 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def misses_text(number: int) -> str:
+    """How many items missed."""
+    return "1 miss" if number == 1 else f"{number:,} misses"
+
+
 def interval_text(ci95: Sequence[float] | None) -> str:
     """The ends of a 95 % interval of an improvement: `+1.8 … +2.4%`; empty where there is none."""
     if ci95 is None:

@@ -19,14 +19,18 @@ from vitgraph.records.record import (
     VerifyRecord,
 )
 from vitgraph.records.sample_table import Samples
+from vitgraph.records.saved_runs import BENCH_KIND, open_runs
+from vitgraph.records.store import RUN_FILE, read_record, record_kind
 from vitgraph.report.document import Document
 from vitgraph.report.to_files import write
+from vitgraph.report.typed import typed_run
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.compare import compare_document
 from vitgraph.report.views.compile_rows import compile_rows_document
 from vitgraph.report.views.micro import micro_document
 from vitgraph.report.views.profile import profile_document
 from vitgraph.report.views.ranks import sharing_section
+from vitgraph.report.views.runs import run_document, runs_document
 from vitgraph.report.views.tune import tune_document
 from vitgraph.report.views.verify import verify_document
 
@@ -79,16 +83,39 @@ def _calibration(record: CalibrateRecord) -> Document:
     return calibrate_document(describe_profile(profile_of(record)))
 
 
-def write_derived(document: Callable[[], Document], folder: Path, say: Callable[[str], None]) -> list[Path]:
+def saved_document(path: Path) -> Document:
+    """The report of one saved record, which may be of any kind.
+
+    Raises:
+        UsageError: There is no record, or none that can be shown.
+    """
+    if record_kind(path) in (None, BENCH_KIND):
+        (run,) = open_runs([path])
+        return run_document(typed_run(run))
+    return document_of(read_record(path))
+
+
+def documents_of_runs(paths: Sequence[Path]) -> tuple[Document, list[str]]:
+    """The report of several bench runs, and what had to be left out of them.
+
+    Raises:
+        UsageError: One of them cannot be read.
+    """
+    runs = open_runs(paths)
+    return runs_document([typed_run(run) for run in runs]), [note for run in runs for note in run.notes]
+
+
+def write_derived(folder: Path, say: Callable[[str], None]) -> list[Path]:
     """Writes (again) the tables and charts of a saved record into its folder; a failure there loses no measurement.
 
     Args:
-        document: Makes the report.
-        folder: Folder of the record.
+        folder: Folder of the record; nothing is written where there is none.
         say: Told why the files were not written.
     """
+    if not (folder / RUN_FILE).exists():
+        return []
     try:
-        return write(document(), folder, DERIVED, overwrite=True)
+        return write(saved_document(folder), folder, DERIVED, overwrite=True, describes=False)
     except (OSError, VitgraphError) as error:
         say(f"tables and plots were not written ({error}); the record itself is saved in {folder}")
         return []

@@ -52,7 +52,13 @@ def parse_formats(text: str | None) -> tuple[str, ...]:
 
 
 def write(
-    document: Document, folder: Path, formats: Sequence[str] = FORMATS, *, stem: str = "table", overwrite: bool = False
+    document: Document,
+    folder: Path,
+    formats: Sequence[str] = FORMATS,
+    *,
+    stem: str = "table",
+    describes: bool = True,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Writes a document into `folder`.
 
@@ -61,6 +67,7 @@ def write(
         folder: Where the files go; created if needed.
         formats: Which of `FORMATS`.
         stem: Name of its Markdown and LaTeX file, and of the page where it is another than `table`.
+        describes: Whether `columns.csv` describes the columns of the CSV files.
         overwrite: Whether files of the same names may be replaced.
 
     Returns:
@@ -71,7 +78,7 @@ def write(
         RecordFileError: A file could not be written.
     """
     return write_files(
-        {folder / name: content for name, content in _contents(document, formats, stem).items()}, overwrite
+        {folder / name: content for name, content in _contents(document, formats, stem, describes).items()}, overwrite
     )
 
 
@@ -94,7 +101,7 @@ def write_files(files: Mapping[Path, bytes], overwrite: bool = False) -> list[Pa
     return written
 
 
-def _contents(document: Document, formats: Sequence[str], stem: str) -> dict[str, bytes]:
+def _contents(document: Document, formats: Sequence[str], stem: str, describes: bool) -> dict[str, bytes]:
     from vitgraph.report.charts import chart_files
     from vitgraph.report.to_html import to_html
     from vitgraph.report.to_latex import to_latex
@@ -106,7 +113,7 @@ def _contents(document: Document, formats: Sequence[str], stem: str) -> dict[str
         files |= {f"{table.spec.name}.csv": csv_bytes(table) for table in tables}
     if PARQUET in formats:
         files |= {f"{table.spec.name}.parquet": parquet_bytes(table) for table in tables}
-    if CSV in formats and tables:
+    if CSV in formats and tables and describes:
         files["columns.csv"] = csv_bytes(COLUMNS_TABLE.table(describe_columns(tables)))
     if MARKDOWN in formats:
         files[f"{stem}.md"] = to_markdown(document).encode("utf-8")

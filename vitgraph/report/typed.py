@@ -1,17 +1,14 @@
-"""The border between what is still read and written as dictionaries and the types that reports take."""
+"""The border to records that are still handed on as dictionaries beside their types."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitgraph.records.bench_record import RunRecord
-from vitgraph.records.drafts import record_of
 from vitgraph.records.record import BenchRecord, Record
-from vitgraph.records.sample_table import Sample, Samples
-from vitgraph.records.samples import Sample as OldSample
+from vitgraph.records.sample_table import Samples, read_samples
 from vitgraph.records.saved_runs import SavedRun as OldRun
+from vitgraph.records.store import RUN_FILE, beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +29,16 @@ class SavedRun:
 
 
 def typed_record(record: Any) -> Record:
-    """The record of a draft; a typed one as it is."""
-    if isinstance(record, Record):
-        return record
-    return record_of(record if isinstance(record, Mapping) else record.data)
-
-
-def typed_samples(samples: Iterable[OldSample], requests_per_call: int) -> Samples | None:
-    """The samples of a run in the one table of all kinds; None without any."""
-    found = [
-        Sample(
-            call=old.request,
-            requests=tuple(range(old.request * requests_per_call, (old.request + 1) * requests_per_call)),
-            series=old.mode,
-            round=old.round,
-            position=old.position,
-            wall_ms=old.wall_ms * requests_per_call,
-            items=old.items,
-            tokens=old.tokens,
-            input_rows=old.input_rows,
-            hits=old.hits,
-            misses=old.misses,
-            replays=old.replays,
-            gpu_ms=None if old.gpu_ms is None else old.gpu_ms * requests_per_call,
-        )
-        for old in samples
-    ]
-    return Samples.of(found) if found else None
+    """The types of a record."""
+    found: Record = record if isinstance(record, Record) else record.typed
+    return found
 
 
 def typed_run(run: OldRun) -> SavedRun:
     """A saved run with its types."""
-    record: RunRecord = run.record
-    typed = typed_record(record)
-    assert isinstance(typed, BenchRecord)
-    per_call = typed.resolved.requests_per_call if typed.resolved else 1
-    return SavedRun(run.name, typed, typed_samples(run.samples, per_call), run.notes)
+    record = run.record.typed
+    assert record is not None and run.record.folder is not None
+    samples = None
+    if run.samples and record.samples_file is not None:
+        samples = read_samples(beside(run.record.folder / RUN_FILE, record.samples_file))
+    return SavedRun(run.name, record, samples, run.notes)

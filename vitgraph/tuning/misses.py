@@ -50,10 +50,8 @@ def collect_misses(
         for _ in range(int(count)):
             counters.add(batches)
         for batch in batches:
-            for index in batch.items:
-                reason = batch.miss_reason_of(index)
-                if reason is not None:
-                    tokens[reason] += [specs[index].output_tokens] * int(count)
+            if batch.miss_reason is not None:
+                tokens[batch.miss_reason] += [specs[index].output_tokens for index in batch.items] * int(count)
     rows = [
         {
             "reason": reason,

@@ -25,7 +25,8 @@ from vitgraph.cli import app
 from vitgraph.commands import examine as doctor
 from vitgraph.measure import environment
 from vitgraph.measure.environment import GpuState
-from vitgraph.report.doctor_table import render_doctor
+from vitgraph.report.to_terminal import render as render_document
+from vitgraph.report.views.doctor import doctor_document
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +185,7 @@ def test_without_torch_nothing_runs_and_the_advice_installs_it(monkeypatch: pyte
     assert facts["torch_problem"] == "torch does not import (No module named 'torch')"
     assert facts["can_run"] == []
     assert any(line.startswith("pip install 'torch") for line in facts["advice"])
-    assert "can run: nothing" in render(facts, 80)
+    assert "Can run: nothing" in render(facts, 80)
 
 
 def test_a_library_out_of_range_is_named_with_its_range(monkeypatch: pytest.MonkeyPatch, cpu_only: None) -> None:
@@ -279,7 +280,7 @@ def test_host_memory_is_read_where_the_system_tells_it(tmp_path: Path) -> None:
 
 def render(facts: dict[str, Any], width: int) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    render_doctor(facts, console)
+    render_document(doctor_document(facts), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -291,7 +292,7 @@ def test_the_table_shows_each_part_without_cutting_a_cell(width: int, monkeypatc
     flat = " ".join(text.split())
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    for part in ("570.1", "generation 4", "can run: graph and eager mode on NVIDIA H200", "HF_HUB_OFFLINE is set"):
+    for part in ("570.1", "generation 4", "Can run: graph and eager mode on NVIDIA H200", "HF_HUB_OFFLINE is set"):
         assert part in flat
     assert (
         "GPU 1 NVIDIA H200, compute capability 9.0; 100.00 GiB of 140.00 GiB free; SM clock 1980 of 1980 MHz; – of 700 "
@@ -311,4 +312,4 @@ def test_the_command_exits_with_1_where_nothing_can_run(cpu_only: None, monkeypa
     monkeypatch.setattr(registry, "describe_backends", lambda device: [])
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
-    assert "can run: nothing" in result.stdout
+    assert "Can run: nothing" in result.stdout

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from vitgraph.errors import CaptureError, InputError, ManagerInUseError, NothingReplayedError
+from vitgraph.errors import CaptureError, InputError, NothingReplayedError
 from vitgraph.graphs import capture as capture_module
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.correctness import relative_l2
@@ -248,50 +246,3 @@ def test_dense_budget_lists_share_one_set_of_buffers(tower: VisionEncoder) -> No
     many = make_manager(tower, list(range(16, 257, 16)), 4)
     assert len(many.graphs) > 10 * len(one.graphs) / 2
     assert many.buffer_bytes == one.buffer_bytes
-
-
-def test_a_manager_encodes_one_call_at_a_time_and_says_so(
-    tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = make_manager(tower, [16, 64], 4)
-    mm_kwargs = call(tower, [(1, 4, 4)])
-    plan = manager.plan_call(mm_kwargs)
-    refused: list[str] = []
-    launch = manager._launch
-
-    def use_it_again(graph: Any) -> None:
-        uses = (
-            partial(manager.execute, mm_kwargs),
-            partial(manager.execute_planned, mm_kwargs, plan),
-            partial(manager.plan_call, mm_kwargs),
-            manager.clear,
-        )
-        for use in uses:  # within the call that runs, and from another thread
-            for run in (use, lambda use=use: in_a_thread(use)):
-                with pytest.raises(ManagerInUseError, match="is encoding another call") as error:
-                    run()
-                refused.append(str(error.value))
-        launch(graph)
-
-    monkeypatch.setattr(manager, "_launch", use_it_again)
-    (output,) = manager.execute(mm_kwargs)
-    assert len(refused) == 8
-    monkeypatch.undo()
-    assert torch.equal(manager.execute(mm_kwargs)[0], output)
-
-
-def test_a_manager_can_be_used_again_after_a_call_that_failed(
-    tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = make_manager(tower, [16, 64], 4)
-    mm_kwargs = call(tower, [(1, 4, 4)])
-    with monkeypatch.context() as patch:
-        patch.setattr(manager, "_launch", lambda graph: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            manager.execute(mm_kwargs)
-    assert_equals_eager(tower, manager, mm_kwargs)
-
-
-def in_a_thread(use: Callable[[], object]) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(use).result()

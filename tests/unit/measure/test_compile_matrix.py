@@ -27,8 +27,10 @@ from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.compile.compilation import CACHE_VARIABLE
 from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
+from vitgraph.records.drafts import record_of
 from vitgraph.records.sample_table import EAGER, GRAPH
-from vitgraph.report.compile_table import render_compile_rows
+from vitgraph.report.documents import document_of
+from vitgraph.report.to_terminal import render
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
@@ -125,6 +127,8 @@ def made_up_record() -> CompareRecord:
         "compile_cache_dir": "/cache",
     }
     record.data |= {"kind": COMPILE_KIND, "backends": rows}
+    record.data["settings"] |= {"bench": {"requests_per_call": 1}, "graph": {"packing": "greedy"}}
+    record.data["settings"]["model"] |= {"compile": False}
     floors = {mode: {"mean": 1.0, "p99": 1.0} for mode in (EAGER, GRAPH)}
     facts = {"noise_floor_pct": floors, "invalid_reasons": []}
     record.data["comparison"] |= facts | {
@@ -146,7 +150,7 @@ def _gain(base: str, series: str) -> dict[str, Any]:
 
 def text_of(record: CompareRecord) -> str:
     console = Console(file=io.StringIO(), width=110, color_system=None)
-    render_compile_rows(record, console)
+    render(document_of(record_of(record.data)), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -164,7 +168,9 @@ def test_the_table_names_the_rows_their_limit_and_the_gains() -> None:
     assert "5.00×" in cells["eager"]
     assert "1.25×" in cells["graph+compile"]
     assert any(line.startswith("eager → graph+compile") and "+75.0%" in line and "faster" in line for line in lines)
-    assert "Compilation: 12.3 s in 1 compilation, 1 of them from the cache in /cache" in text_of(made_up_record())
+    assert "Compilation 12.3 s in 1 compilation, 1 of them from the cache in /cache" in " ".join(
+        text_of(made_up_record()).split()
+    )
 
 
 def test_a_cpu_claims_no_gain() -> None:

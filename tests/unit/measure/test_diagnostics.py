@@ -21,10 +21,10 @@ from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.records.bench_record import RunRecord
-from vitgraph.report.csv_tables import per_path_rows
-from vitgraph.report.paths_view import path_rows
-from vitgraph.report.plots import draw_paths
-from vitgraph.report.units import ms_text
+from vitgraph.report.columns import ms_text
+from vitgraph.report.documents import document_of
+from vitgraph.report.typed import typed_record
+from vitgraph.report.views.graph_tables import per_path_table, shown_paths
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
 
@@ -175,10 +175,13 @@ def test_a_path_whose_graph_was_not_timed_reads_as_not_measured(
     record = stopped_run(tmp_path, monkeypatch, "deepseek-ocr-debug", (200,), KeyboardInterrupt())
     times = {row["path"]: row["replay_ms"] for row in record["graph"]["per_path"]}
     assert times["global"] > 0 and times["local"] is None
-    assert {row["path"]: row["replay_ms"] for row in per_path_rows(record["graph"])} == {**times, "all": None}
-    cells = {row[0]: row[-1] for row in path_rows(record["graph"])}
+    typed = typed_record(record)
+    rows = per_path_table(typed.result.graph).rows
+    assert {row["path"]: row["replay_ms"] for row in rows} == {**times, "all": None}
+    cells = {row[0].text: row[-1].text for row in shown_paths(typed.result.graph).cells()}
     assert cells == {"global": ms_text(times["global"]), "local": "not measured"}
-    _, time_axes = draw_paths(record).axes
+    (chart,) = (chart for chart in document_of(typed).charts if chart.name == "paths")
+    _, time_axes = chart.draw().axes
     assert [text.get_text() for text in time_axes.texts] == [f"{times['global']:.2f}", "not measured"]
 
 

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from vitgraph.models.catalog import catalog, verifications
 from vitgraph.models.registry import ROWS, resolve_preset, row_presets
-from vitgraph.report.model_table import MATRIX_BEGIN, MATRIX_END, matrix_markdown, render_models
+from vitgraph.report.to_terminal import render
+from vitgraph.report.views.models import MATRIX_BEGIN, MATRIX_END, matrix_markdown, models_document
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,18 +21,21 @@ ROOT = Path(__file__).parents[3]
 def test_the_readme_holds_the_generated_matrix() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = readme[readme.index(MATRIX_BEGIN) : readme.index(MATRIX_END) + len(MATRIX_END)]
-    assert shown == matrix_markdown(catalog()), "run `vitgraph models --markdown` and put its output into README.md"
+    assert shown == matrix_markdown([entry.as_dict() for entry in catalog()]), (
+        "run `vitgraph models --markdown` and put its output into README.md"
+    )
 
 
 @pytest.mark.parametrize(("memory_check", "is_explained"), [("not rerun", True), ("ok", False)])
 def test_the_star_is_explained_where_a_row_has_one(memory_check: str, is_explained: bool) -> None:
     entry = catalog()[0]
-    entries = [replace(entry, verified=[{**entry.verified[0], "max_rel_l2": 0.013, "memory_check": memory_check}])]
+    run = {**entry.verified[0], "max_rel_l2": 0.013, "memory_check": memory_check}
+    entries = [replace(entry, verified=[run]).as_dict()]
     console = Console(file=io.StringIO(), width=160)
-    render_models(entries, console)
+    render(models_document(entries), console)
     assert isinstance(console.file, io.StringIO)
     for text in (matrix_markdown(entries), console.file.getvalue()):
-        assert "H200 FLASH_ATTN 1.3%" in text
+        assert "H200 FLASH_ATTN, L2 1.3%" in text
         assert ("1.3% *" in text) == ("* The check that memory returns" in text) == is_explained
 
 

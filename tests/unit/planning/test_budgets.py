@@ -149,9 +149,3 @@ def test_every_path_doubles_from_its_own_minimum_to_the_common_maximum() -> None
     plan = plan_budgets(resolve_budget_settings((100, 13824)), path_minimums={"global": 272, "local": 100})
     assert plan.path_budgets["global"] == (272, 544, 1088, 2176, 4352, 8704, 13824)
     assert plan.path_budgets["local"] == (100, 200, 400, 800, 1600, 3200, 6400, 12800, 13824)
-
-
-def test_budgets_that_are_given_twice_are_said() -> None:
-    settings = resolve_budget_settings((1, 256), [64, 256, 64], 4, 0)
-    assert settings.token_budgets == (64, 256)
-    assert settings.notes == ("token budget 64 is in the list more than once; it is captured once",)

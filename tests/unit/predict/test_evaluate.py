@@ -17,7 +17,7 @@ from vitgraph.planning.packing import group_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
 from vitgraph.predict.traffic import Traffic
-from vitgraph.predict.workload_cost import eager_calls, group_ids, oracle_calls, predict_calls, replayed_groups
+from vitgraph.predict.workload_cost import eager_calls, group_ids, oracle_calls, predict_calls
 
 MODEL = CostModel(synthetic_profile())
 COSTS = {name: TargetCost(MODEL, target) for name, target in TARGETS.items()}
@@ -55,21 +55,6 @@ def test_equals_predicting_call_by_call(name: str, policy: str, target: str) -> 
     found = predict_calls(traffic, cost, plan, policy)[traffic.source]
     expected = [cost.predict_call(specs, plan, policy).graph_ms for specs in calls]
     assert found == pytest.approx(expected, rel=1e-9)
-
-
-def test_vllm_encodes_neighbours_of_one_modality_and_packs_them_by_themselves() -> None:
-    """An image, a video and an image are three calls there, and one call of one replay here."""
-    plan = plan_of([64, 150, 400, 800], 3, 24)
-    specs = (image(40), video(4, 10), image(30))
-    there = COSTS[VLLM].predict_call(specs, plan, "greedy-defer")
-    assert [batch.items for batch in there.batches] == [(0,), (1,), (2,)]
-    assert [batch.items for batch in COSTS[VITGRAPH].pack(specs, plan, "greedy")] == [(0, 1, 2)]
-    assert there.eager_ms == pytest.approx(sum(MODEL.eager_ms([spec]) for spec in specs))
-    traffic = Traffic([specs, specs[:1], specs])
-    assert predict_calls(traffic, COSTS[VLLM], plan, "greedy-defer")[traffic.source][2] == pytest.approx(there.graph_ms)
-    assert eager_calls(traffic, COSTS[VLLM], plan)[traffic.source][2] == pytest.approx(there.eager_ms)
-    groups = replayed_groups(traffic, COSTS[VLLM], plan, "greedy-defer")
-    assert groups.counts.sum() == 7
 
 
 @pytest.mark.parametrize("policy", ["greedy", "greedy-defer", "exact"])

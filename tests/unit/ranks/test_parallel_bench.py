@@ -25,7 +25,9 @@ from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
-from vitgraph.report.rank_table import render_ranks
+from vitgraph.report.documents import document_of
+from vitgraph.report.to_terminal import render
+from vitgraph.report.typed import typed_record
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 
 CALLS, ITEMS, RANKS = 8, 3, 2
@@ -99,12 +101,13 @@ def test_the_record_follows_its_schema(folder: Path) -> None:
 
 def test_the_table_of_the_ranks(record: RunRecord) -> None:
     console = Console(file=io.StringIO(), width=100)
-    render_ranks(record, console)
-    text = console.file.getvalue()
-    for title in ("Eager, by rank", "Graph, by rank", "Transformers, by rank"):
-        assert title in text
+    render(document_of(typed_record(record)), console)
+    text = " ".join(console.file.getvalue().split())
+    assert "By rank, milliseconds a request (counts requests)" in text
+    for series in ("eager", "graph", "hf"):
+        assert f"{series} 0 " in text and f"{series} 1 " in text
     gather = record["summary"]["graph"]["parallel"]["gather_ms"]
-    assert f"Gather {gather:.3f} ms once the last rank is there" in text or f"Gather {gather:.2f} ms" in text
+    assert f"gather {gather:.3f} ms once the last rank is there" in text or f"gather {gather:.2f} ms" in text
     assert "shared by size" in text
 
 

@@ -20,7 +20,8 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.records.store import read_record
-from vitgraph.report.tune_tables import render_profile
+from vitgraph.report.to_terminal import render
+from vitgraph.report.views.calibrate import calibrate_document
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning import device_timing
 from vitgraph.tuning.calibration import FEWEST_BUDGETS, FEWEST_EAGER, calibrate
@@ -104,7 +105,7 @@ def test_profile_is_saved_loaded_and_described(profile: CalibrationProfile, tmp_
     assert [row["token_budget"] for row in summary["curve"]] == [64, 126, 256]
     assert summary["error"]["graph"]["n"] == 5
     console = Console(width=110, record=True, file=(tmp_path / "out.txt").open("w"))
-    render_profile(summary, console)
+    render(calibrate_document(summary), console)
     text = console.export_text()
     assert "model error on 5 calls it has not seen" in text
     assert "replays stood in for on a CPU" in text

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vitgraph.records.kinds.compare import Candidate, CandidateMode
-from vitgraph.records.record import CompareRecord
+from vitgraph.records.record import CompareRecord, Record
 from vitgraph.records.sections import Improvement, Pair
 from vitgraph.report.columns import (
     NO_VALUE,
@@ -44,6 +44,8 @@ _SERIES = (
 _LABELS = {f"{name}/{mode}": label for label, name, mode in _SERIES}
 """By the name that a series has in a record."""
 _GAINS = (("eager", "graph+compile"), ("eager+compile", "graph+compile"))
+COMPILE_ROWS = "compile-rows"
+"""The kind of these records."""
 _GAIN_NOTE = "Positive = the second is faster; 95% interval in brackets."
 
 ROWS = TableSpec(
@@ -113,10 +115,11 @@ def compile_rows_document(record: CompareRecord) -> Document:
     )
 
 
-def compile_rows_table(records: Sequence[CompareRecord]) -> Document:
+def compile_rows_table(records: Sequence[Record]) -> Document:
     """One table of several records, a model a row."""
+    found = [record for record in records if isinstance(record, CompareRecord)]
     note = f"Mean milliseconds a request. {_GAIN_NOTE} Launch gap: {GAP_MEANING}. Error: relative L2 from float32."
-    table = Table(MANY, tuple(map(_many_row, records)), notes=(note,))
+    table = Table(MANY, tuple(map(_many_row, found)), notes=(note,))
     shared = [set(conditions(record, with_compiled=False)) for record in records]
     common = [phrase for phrase in conditions(records[0], with_compiled=False) if all(phrase in one for one in shared)]
     return Document(

@@ -43,7 +43,7 @@ def doctor_document(facts: Mapping[str, Any]) -> Document:
     """
     problem = facts["backends_problem"]
     can_run = facts["can_run"]
-    word, headline = ("ok", f"Can run: {can_run[0]}") if can_run else ("failed", "Can run nothing: see below")
+    word, headline = ("ok", f"Can run: {can_run[0]}") if can_run else ("failed", "Can run: nothing; see below")
     return Document(
         name="vitgraph doctor",
         title=str(facts["platform"]),

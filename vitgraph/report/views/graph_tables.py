@@ -17,6 +17,7 @@ from vitgraph.report.columns import (
     bytes_text,
     count_text,
     gap_text,
+    misses_text,
     number_text,
     share_text,
 )
@@ -278,13 +279,12 @@ def counter_facts(graph: Counters, policy: str) -> Sequence[tuple[str, str]]:
     """Hits, misses and replays in words."""
     rate = f" ({share_text(graph.hit_rate)})" if graph.hit_rate is not None else ""
     partial_hits = f", {graph.partial_hits} of them with some path replayed" if graph.partial_hits else ""
-    misses = "1 miss" if graph.misses == 1 else f"{graph.misses:,} misses"
     reasons = sorted(graph.misses_by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
     named = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in reasons if count)
     used, rows = graph.tokens_replayed, graph.budget_tokens_replayed
     waste = f", waste {share_text(graph.waste)} ({used:,} of {rows:,} rows used)" if graph.replays else ""
     return (
-        ("Items", f"{graph.items:,}: {count_text(graph.hits, 'hit')}{rate}, {misses}{partial_hits}"),
+        ("Items", f"{graph.items:,}: {count_text(graph.hits, 'hit')}{rate}, {misses_text(graph.misses)}{partial_hits}"),
         ("Misses by reason", named),
         ("Replays", f"{graph.replays:,} ({policy} packing){waste}"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vitgraph.report.columns import Column, Table, TableSpec
+from vitgraph.report.columns import Column, Table, TableSpec, count_text
 from vitgraph.report.document import Document, Facts, Section, section, sections
 from vitgraph.report.to_markdown import row as markdown_row
 
@@ -49,7 +49,7 @@ def models_document(entries: Sequence[Entry]) -> Document:
     table = Table(ROWS, tuple(map(_row, entries)), notes=tuple(_legends(entries)))
     return Document(
         name="vitgraph models",
-        title=f"{len(entries)} rows of supported models",
+        title=f"{count_text(len(entries), 'row')} of supported models",
         sections=sections(section("", table), *map(_details, entries)),
         tables=(table,),
     )

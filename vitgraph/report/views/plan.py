@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vitgraph.report.columns import Cell, Column, Table, TableSpec, count_text, ms_text, share_text
+from vitgraph.report.columns import Cell, Column, Table, TableSpec, count_text, misses_text, ms_text, share_text
 from vitgraph.report.document import Document, Facts, Section, Text, section, sections
 from vitgraph.report.views.compare import availability_facts
 from vitgraph.report.views.conditions import budgets_of, limits_text, of_text
@@ -160,7 +161,7 @@ def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | N
     """What packing does with one call (`explain_plan`) or with a workload (`explain_workload`)."""
     counts = data["counts"]
     outcome = (
-        f"{data['policy']}: {count_text(counts['hits'], 'hit')}, {counts['misses']} misses, {_refused_text(data)}"
+        f"{data['policy']}: {count_text(counts['hits'], 'hit')}, {misses_text(counts['misses'])}, {_refused_text(data)}"
         f"{count_text(counts['replays'], 'replay')}, waste {share_text(counts['waste'])}"
     )
     batches = _batch_table(data["batches"]) if "batches" in data else _expected_table(counts["per_budget"])
@@ -182,6 +183,25 @@ def _refused_text(data: Mapping[str, Any]) -> str:
     workload = data.get("workload") or {}
     refused = len(workload.get("skipped", ()))
     return f"{refused} refused of {count_text(workload['items_brought'], 'item')}, " if refused else ""
+
+
+def ranks_documents(data: Mapping[str, Any]) -> Iterable[Document]:
+    """What each rank would do with its share, and what the sharing costs.
+
+    Args:
+        data: `sharing`, and one entry a rank: `rank`, `items` of the one call, and its `explanation`.
+    """
+    for entry in data["ranks"]:
+        items = "" if entry["items"] is None else f": items {', '.join(map(str, entry['items'])) or 'none'}"
+        title = f"rank {entry['rank']}{items}"
+        if entry["explanation"] is None:
+            yield Document("vitgraph plan", title, ("no items",))
+        else:
+            yield replace(explanation_document(entry["explanation"]), title=title)
+    sharing = data["sharing"]
+    imbalance = Text(f"Pixel rows of the heaviest rank over the mean: {sharing['input_imbalance']:.3f}")
+    title = f"sharing among {sharing['ranks']} ranks"
+    yield Document("vitgraph plan", title, sections=sections(section("", imbalance), sharing_section(sharing)))
 
 
 def _batch_table(batches: Sequence[Mapping[str, Any]]) -> Table:

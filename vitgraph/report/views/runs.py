@@ -24,7 +24,7 @@ from vitgraph.report.columns import (
     pct_text,
     share_text,
 )
-from vitgraph.report.document import NO_VERDICT, Code, Document, Text, command_text, section, sections, sentence
+from vitgraph.report.document import NO_VERDICT, Code, Document, Text, command_text, section, sections
 from vitgraph.report.typed import SavedRun
 from vitgraph.report.views.bench import bench_document, claims_of, verdict_of
 from vitgraph.report.views.claims import GAP_MEANING, IMPROVEMENT_NOTE, Claim
@@ -167,7 +167,7 @@ def runs_document(runs: Sequence[SavedRun]) -> Document:
         return dataclasses.replace(parts[runs[0].name], tables=tuple(tables))
     records = [run.record for run in runs]
     shared, overview = _overview(runs)
-    remarks = [Text(sentence(f"{run.name}: {remark}")) for run in runs if (remark := _remark(run.record))]
+    remarks = [Text(f"{run.name}: {remark}.") for run in runs if (remark := _remark(run.record))]
     commands = "\n\n".join(dict.fromkeys(command_text(record.command) for record in records))
     return Document(
         name="vitgraph bench",

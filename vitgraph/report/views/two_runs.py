@@ -97,7 +97,7 @@ def two_runs_document(comparison: RunComparison) -> Document:
     return Document(
         name="vitgraph export --compare",
         title=f"{first.name} → {second.name}",
-        what=(model_of(first.record), *_shared(first, second), *_paired(comparison)),
+        what=(model_of(first.record), *_shared(first, second), *map(str, comparison.differing), *_paired(comparison)),
         verdict=Verdict(comparison.verdict, headline, comparison.verdict_reason, figure, (f"Compared: {compared}.",)),
         sections=sections(
             section("", table),
