@@ -41,21 +41,21 @@ def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
     assert "TORCH_SDPA" in result.stdout
     assert "no speed-up is claimed" in result.stdout
     data = json.loads((folder / "run.json").read_text())
-    assert next(iter(data)) == "schema_version"
+    assert (data["kind"], data["format"]) == ("bench", 2)
     for mode in ("eager", "graph"):
-        assert {"mean_ms", "p50_ms", "p99_ms", "n"} <= set(data["summary"][mode])
-        assert data["summary"][mode]["n"] == 6
-    graph = data["graph"]
+        assert {"mean_ms", "p50_ms", "p99_ms", "requests"} <= set(data["result"]["latency"][mode])
+        assert data["result"]["latency"][mode]["requests"] == 6
+    graph = data["result"]["graph"]
     assert graph["hits"] + graph["misses"] == graph["items"] == 6
     assert {"hit_rate", "waste", "replays"} <= set(graph)
     assert graph["mode"] == "cpu-replay"
     assert graph["launch_gap"] is None
-    assert data["comparison"]["verdict"] == "invalid"
-    assert data["correctness"]["status"] == "ok"
-    assert data["environment"]["attn_backend"] == "TORCH_SDPA"
+    assert data["result"]["comparison"]["verdict"] == "invalid"
+    assert data["result"]["correctness"]["status"] == "ok"
+    assert data["environment"]["encoder"]["attn_backend"] == "TORCH_SDPA"
     with (folder / "samples.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["mode"] for row in rows} == {"eager", "graph", "eager_repeat"}
+    assert {row["series"] for row in rows} == {"eager", "graph", "eager_repeat"}
     for name in ("summary.csv", "per_budget.csv", "plots/latency_by_tokens.png", "plots/budgets.svg"):
         assert (folder / name).stat().st_size > 0
 
@@ -63,7 +63,7 @@ def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
 def test_json_prints_one_object_and_nothing_else(folder: Path) -> None:
     result = run("--output-dir", str(folder), "--json", "--quiet")
     assert result.exit_code == 0
-    assert json.loads(result.stdout)["graph"]["items"] == 6
+    assert json.loads(result.stdout)["result"]["graph"]["items"] == 6
 
 
 def test_modes_alternate_which_goes_first(folder: Path) -> None:
@@ -125,7 +125,7 @@ def test_images_and_videos_in_one_call(folder: Path) -> None:
     record = json.loads(result.stdout)
     assert record["workload"]["videos"] > 0
     assert record["workload"]["images"] > 0
-    assert record["graph"]["misses"] == 0
+    assert record["result"]["graph"]["misses"] == 0
 
 
 def test_pruned_videos_run_eagerly_with_a_word_about_it(folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_pruned_videos_run_eagerly_with_a_word_about_it(folder: Path) -> None:
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "pruning" in result.stderr
-    graph = json.loads(result.stdout)["graph"]
+    graph = json.loads(result.stdout)["result"]["graph"]
     assert set(graph["misses_by_reason"]) == {"video_disabled"}
     assert graph["hits"] > 0
 
@@ -145,7 +145,7 @@ def test_graph_mode_that_replays_nothing_is_a_failure_with_a_record(folder: Path
     result = run("--packing", "exact", "--token-budgets", "67,1021", "--output-dir", str(folder), "--quiet")
     assert result.exit_code == 3
     assert "replayed nothing" in result.stderr
-    assert json.loads((folder / "run.json").read_text())["graph"]["misses_by_reason"] == {"not_exact": 6}
+    assert json.loads((folder / "run.json").read_text())["result"]["graph"]["misses_by_reason"] == {"not_exact": 6}
 
 
 def test_budgets_below_every_item_are_refused_before_anything_runs(folder: Path) -> None:
@@ -251,7 +251,7 @@ def test_local_parquet_images_go_through_the_real_processor(tmp_path: Path, fold
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     record = json.loads(result.stdout)
-    assert record["summary"]["graph"]["n"] == 5
+    assert record["result"]["latency"]["graph"]["requests"] == 5
     assert len(record["workload"]["skipped"]) == 1
 
 

@@ -72,10 +72,10 @@ def test_json_prints_one_object_with_the_record(folder: Path, fakes: None) -> No
     result = run("--output-dir", str(folder), "--json", "--backends", "SECOND,TORCH_SDPA,WRONG")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
-    assert [row["status"] for row in data["backends"]] == ["ok", "ok", "incorrect"]
+    assert [row["status"] for row in data["result"]["candidates"]] == ["ok", "ok", "incorrect"]
     assert data["settings"]["compare"] == {"backends": ["SECOND", "TORCH_SDPA", "WRONG"], "isolate": False}
-    assert data["backends"][2]["eager"] is None
-    assert {entry["backend"] for entry in data["comparison"]["standings"]} == {"SECOND", "TORCH_SDPA"}
+    assert data["result"]["candidates"][2]["eager"]["latency"] is None
+    assert {entry["name"] for entry in data["result"]["comparison"]["standings"]} == {"SECOND", "TORCH_SDPA"}
 
 
 def test_each_backend_runs_in_a_process_of_its_own(folder: Path) -> None:
@@ -101,7 +101,7 @@ def test_attention_alone_has_its_own_record_and_table(folder: Path, monkeypatch:
     record = json.loads((folder / "run.json").read_text())
     assert (record["kind"], record["status"]) == ("compare-backends-micro", "complete")
     with (folder / "micro.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(record["rows"]) == 2 + 5 + 1
+        assert len(list(csv.DictReader(file))) == len(record["result"]["rows"]) == 2 + 5 + 1
     again = run("--micro", "--backends", "FLASH_ATTN", "--output-dir", str(folder), "--overwrite")
     assert again.exit_code == 2
     assert "no backend could be timed (FLASH_ATTN" in again.stderr
@@ -121,7 +121,7 @@ def test_a_config_file_sets_options_of_the_comparison(folder: Path, tmp_path: Pa
     result = run("--config", str(file), "--output-dir", str(folder), "--json")
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
-    assert [row["requested"] for row in data["backends"]] == ["TORCH_SDPA"]
+    assert [row["name"] for row in data["result"]["candidates"]] == ["TORCH_SDPA"]
     assert data["workload"]["calls"] == 2
 
 

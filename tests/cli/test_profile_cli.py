@@ -25,9 +25,9 @@ def test_a_profile_leaves_a_record_a_plot_and_traces(tmp_path: Path) -> None:
     assert "2 × 96×64" in result.stdout
     assert "matrix products" in result.stdout
     record = json.loads((folder / "run.json").read_text())
-    for name in ("plots/profile.png", "plots/profile.svg", *record["trace_files"]):
+    for name in ("plots/profile.png", "plots/profile.svg", *record["result"]["trace_files"]):
         assert (folder / name).stat().st_size > 0
-    assert record["trace_files"] == ["trace-eager.json", "trace-graph.json"]
+    assert record["result"]["trace_files"] == ["trace-eager.json", "trace-graph.json"]
     assert json.loads((folder / "trace-graph.json").read_text())["traceEvents"]
 
 
@@ -37,7 +37,7 @@ def test_a_call_can_be_drawn_as_random_mm_draws_it(tmp_path: Path) -> None:
         "--output-dir", str(tmp_path / "run"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["call"]["items"] == [[96, 64, 1]] * 3
+    assert json.loads(result.stdout)["result"]["call"]["items"] == [[96, 64, 1]] * 3
 
 
 @pytest.mark.parametrize(
