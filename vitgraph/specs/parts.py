@@ -16,6 +16,7 @@ from vitgraph.specs.values import (
     parse_processor_kwargs,
     parse_token_budgets,
     parse_tokens,
+    read_json,
 )
 
 MODEL, WORKLOAD, GRAPHS, RANKS, RUN = "Model", "Workload", "Graph settings", "Several GPUs", "Run and output"
@@ -84,6 +85,19 @@ class ModelSpec(Spec):
     seed: int = seed_option()
 
 
+def _video_limit(value: Any) -> int | None:
+    """Videos of a prompt in vLLM's `--limit-mm-per-prompt`, also as `{"video": {"count": 1}}`; None is no limit."""
+    if isinstance(value, int):
+        return value
+    limit = read_json("--limit-mm-per-prompt", value).get("video")
+    limit = limit.get("count") if isinstance(limit, dict) else limit
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+        raise UsageError(
+            f'--limit-mm-per-prompt: video is {limit!r}; it must be an integer, for example {{"video": 0}}'
+        )
+    return limit
+
+
 @dataclass(frozen=True)
 class GraphSpec(Spec):
     """Graph settings as given; empty, 0 and None mean automatic, as in vLLM's compilation config."""
@@ -129,8 +143,15 @@ class GraphSpec(Spec):
         parse=lambda value: parse_tokens(value, "--max-num-batched-tokens"),
         rule=at_least(1, " token"),
     )
-    video_limit_per_prompt: int | None = None
-    """Videos that a prompt may hold; None takes it from the workload."""
+    video_limit_per_prompt: int | None = option(
+        None,
+        'Most items that the server takes in a prompt, JSON: {"image": 4, "video": 0}. Its videos decide what graphs '
+        "hold: 0 makes them image-only, as in vLLM; unset: as the workload has.",
+        "--limit-mm-per-prompt",
+        panel=GRAPHS,
+        parse=_video_limit,
+        rule=at_least(0, most=MOST_LIMIT),
+    )
     video_pruning_rate: float = option(
         0.0,
         "Video-token pruning of the server; above 0, videos run eagerly, as in vLLM.",

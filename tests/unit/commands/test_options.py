@@ -43,7 +43,8 @@ SAMPLES: dict[str, Any] = {
     "mm_processor_kwargs": '{"max_pixels": 9}', "token_budgets": "64,2k", "max_model_len": "8k", "items": "2*9x8,7x6x5",
     "max_num_batched_tokens": "4k", "random_mm_limit_mm_per_prompt": '{"image": 3}',
     "random_mm_bucket_config": '{"(5,6,1)": 1.0}', "video_pruning_rate": 0.25, "video_fps": 24.0,
-    "random_mm_num_mm_items_range_ratio": 0.5, "compare": ("a", "b"), "fields": '{"width": "w"}',
+    "random_mm_num_mm_items_range_ratio": 0.5, "compare": ("a", "b"),
+    "limit_mm_per_prompt": '{"video": 2}', "fields": '{"width": "w"}',
 }  # fmt: skip
 """A value other than the default, where "x", 7 or 7.5 would be none."""
 
