@@ -349,7 +349,9 @@ class BenchRun:
             reasons.insert(0, CPU_REPLAY_REASON)
         samples = Samples.of(self.samples)
         result["latency"] = latencies(samples, 1 if self.group is None else self.group.size)
-        result["comparison"] = compare_bench(samples, self.prepared.spec.model.seed, reasons)
+        result["comparison"] = compare_bench(
+            samples, self.prepared.spec.model.seed, reasons, self.prepared.spec.run.same_margin_pct
+        )
         result["graph"] |= experiment.counters[GRAPH].as_dict()
         if self.prepared.monolithic is not None:
             counters = experiment.counters[MONOLITHIC]

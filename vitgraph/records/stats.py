@@ -29,6 +29,7 @@ from vitgraph.records.resampling import (
     min_samples,
     percentiles,
 )
+from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 __all__ = ["MIN_PAIRS", "FloatArray", "Improvement", "Metric", "min_samples"]
 
@@ -38,8 +39,7 @@ METRICS: tuple[Metric, ...] = ("mean", "p50", "p99")
 ROBUST_METRICS: tuple[Metric, ...] = ("trimmed_mean", "median_difference")
 """Of paired calls: few calls that are far off in either series hardly move them."""
 P99_MIN_SAMPLES = min_samples(99.0)
-MARGIN_PCT = 2.0
-"""Within this much either way, two series are called the same."""
+MARGIN_PCT = SAME_MARGIN_PCT
 REQUEST_NOISE_PERCENTILE = 95.0
 FIXED_THRESHOLD_PCT = 2.0
 

@@ -119,6 +119,7 @@ def pair_of(
     *,
     request_noise_pct: float | None = None,
     is_invalid: bool = False,
+    margin_pct: float = stats.MARGIN_PCT,
     seed: int = 0,
 ) -> Pair:
     """Two series compared.
@@ -131,18 +132,22 @@ def pair_of(
         metrics: What is compared.
         request_noise_pct: What counts as a slower request.
         is_invalid: The times must not be compared.
+        margin_pct: Within which `same` is claimed.
         seed: Seed of the bootstrap.
     """
     before, after = times.times[base], times.times[series]
-    found = {
-        metric: improvement_from(noise.judge(before, after, metric, times.requests, seed=seed), is_invalid)
+    judged = {
+        metric: noise.judge(before, after, metric, times.requests, margin_pct=margin_pct, seed=seed)
         for metric in metrics
     }
+    found = {metric: improvement_from(each, is_invalid) for metric, each in judged.items()}
     slower = stats.count_slower(before, after, request_noise_pct, times.requests)
     return Pair.model_validate({"base": base, "series": series, **found, "slower": slower_from(slower)})
 
 
-def compare_bench(samples: Samples, seed: int = 0, invalid_reasons: Iterable[str] = ()) -> BenchComparison:
+def compare_bench(
+    samples: Samples, seed: int = 0, invalid_reasons: Iterable[str] = (), margin_pct: float = stats.MARGIN_PCT
+) -> BenchComparison:
     """Graph against eager, and with monolithic graphs those against eager and graph against those.
 
     Args:
@@ -150,13 +155,14 @@ def compare_bench(samples: Samples, seed: int = 0, invalid_reasons: Iterable[str
         seed: Seed of the bootstrap.
         invalid_reasons: Why the times must not be compared (clock drop, throttling, another process on the device,
             `CPU_REPLAY_REASON`); any reason makes every verdict `invalid`.
+        margin_pct: Within which `same` is claimed.
     """
     series, reasons = compared_series(samples), tuple(invalid_reasons)
     times = samples.paired(series)
     noise, request_noise = noise_of(samples, [EAGER], seed)
     against = [(EAGER, GRAPH), *([(EAGER, MONOLITHIC), (MONOLITHIC, GRAPH)] if MONOLITHIC in series else [])]
     judged = [
-        noise.judge(times.times[EAGER], times.times[GRAPH], metric, times.requests, seed=seed)
+        noise.judge(times.times[EAGER], times.times[GRAPH], metric, times.requests, margin_pct=margin_pct, seed=seed)
         for metric in ("mean", "trimmed_mean")
     ]
     verdict, reason = stats.conclude(*judged)
@@ -167,7 +173,15 @@ def compare_bench(samples: Samples, seed: int = 0, invalid_reasons: Iterable[str
         unpaired_samples=times.unpaired,
         invalid_reasons=reasons,
         pairs=tuple(
-            pair_of(times, *pair, noise, request_noise_pct=request_noise, is_invalid=bool(reasons), seed=seed)
+            pair_of(
+                times,
+                *pair,
+                noise,
+                request_noise_pct=request_noise,
+                is_invalid=bool(reasons),
+                margin_pct=margin_pct,
+                seed=seed,
+            )
             for pair in against
         ),
         verdict="invalid" if reasons else verdict,

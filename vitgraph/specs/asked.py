@@ -17,6 +17,7 @@ from vitgraph.specs.parts import (
     MODEL,
     MONOLITHIC_BASELINE,
     RUN,
+    SAME_MARGIN_PCT,
     TRACE,
     WORKLOAD,
     GraphSpec,
@@ -81,6 +82,7 @@ class BenchSpec(Spec):
         given = {
             "--baseline": self.run.baseline != BASELINES[0],
             "--monolithic-crops": self.run.monolithic_crops is not None,
+            "--same-margin": self.run.same_margin_pct != SAME_MARGIN_PCT,
             "--fail-on-slower": self.run.fail_on_slower,
             "--tensor-parallel-size": self.parallel.ranks != 1,
         }
@@ -103,7 +105,9 @@ class CompareSpec(Spec):
 
     bench: BenchSpec = part(
         BenchSpec,
-        without=("attn_backend", "baseline", "monolithic_crops", "fail_on_slower", "compile_rows"),
+        without=(
+            *("attn_backend", "baseline", "monolithic_crops", "same_margin_pct", "fail_on_slower", "compile_rows"),
+        ),
         rounds=1,
         num_warmups=10,
     )
@@ -148,7 +152,7 @@ class TuneSpec(Spec):
         without=(
             *("compile", "token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "compilation_config"),
             *("packing", "slot_tiers", "video_pruning_rate", "rounds", "baseline", "monolithic_crops"),
-            *("fail_on_slower", "parallel", "compile_rows", "num_warmups"),
+            *("same_margin_pct", "fail_on_slower", "parallel", "compile_rows", "num_warmups"),
         ),
         num_warmups=0,
     )
@@ -219,7 +223,7 @@ class PlanSpec(Spec):
         without=(
             *("load_format", "dtype", "device", "attn_backend", "flash_attn_version", "compile", "compile_rows"),
             *("rounds", "baseline", "monolithic_crops", "fail_on_slower", "output_dir", "overwrite", "num_warmups"),
-            *("rank_timeout_s", "dry_run", "quiet"),
+            *("rank_timeout_s", "same_margin_pct", "dry_run", "quiet"),
         ),
         num_warmups=0,
     )

@@ -236,6 +236,10 @@ EAGER_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = ("eager", "hf", "
 """What graphs are measured against: eager alone, transformers' stock forward too, or one graph of both paths too."""
 
 
+SAME_MARGIN_PCT = 2.0
+"""Differences that nobody would change a server for: within it two things are the same, unless asked otherwise."""
+
+
 @dataclass(frozen=True)
 class RunSpec(Spec):
     """How the measuring is done and where its result goes."""
@@ -257,6 +261,13 @@ class RunSpec(Spec):
     )
     output_dir: Path | None = folder_option()
     overwrite: bool = overwrite_option()
+    same_margin_pct: float = option(
+        SAME_MARGIN_PCT,
+        "Percent within which the whole interval must lie for the verdict `same`.",
+        "--same-margin",
+        panel=RUN,
+        rule=between(0, 100, "a share in percent above 0 and below 100, for example 2", open_ends=True),
+    )
     fail_on_slower: bool = option(False, "Exit with 5 when graphs are slower.", panel=RUN)
 
     def __post_init__(self) -> None:

@@ -163,3 +163,11 @@ def test_a_few_repeats_are_no_noise_of_a_request() -> None:
 def test_records_load_no_torch() -> None:
     code = "import sys, vitgraph.records.summary; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_same_is_what_lies_within_the_margin_that_is_asked_for() -> None:
+    eager = [10.0 + 0.01 * (call % 7) for call in range(60)]
+    samples = make_run(eager, [0.97 * time for time in eager], [1.05 * time for time in eager])
+    assert compare_bench(samples).verdict == "undecided"
+    assert compare_bench(samples, margin_pct=4.0).verdict == "same"
+    assert compare_bench(samples, margin_pct=4.0).pairs[0].mean.verdict == "same"
