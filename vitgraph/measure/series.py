@@ -78,8 +78,18 @@ def monolithic_series(manager: EncoderCudaGraphManager) -> Series:
     return _MonolithicSeries(MONOLITHIC, manager.execute, manager)
 
 
-def encode_eagerly(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
-    """One eager call: every path on all items at once, split into items like a graph call's result."""
+def encode_eagerly(
+    encoder: VisionEncoder,
+    mm_kwargs: EncoderInputs,
+    check: Callable[[str, torch.Tensor, int], None] | None = None,
+) -> list[torch.Tensor]:
+    """One eager call: every path on all items at once, split into items like a graph call's result.
+
+    Args:
+        encoder: The encoder.
+        mm_kwargs: The call.
+        check: Given each path, its rows `[rows, D]` and how many are expected, before they are split.
+    """
     specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
     outputs: dict[str, list[torch.Tensor | None]] = {}
     for path in encoder.get_encoder_cudagraph_config().paths:
@@ -92,6 +102,8 @@ def encode_eagerly(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[tor
         if len(present) < len(counts):
             selected = encoder.select_encoder_cudagraph_items(mm_kwargs, present)
         rows = encoder.encoder_eager_forward(selected, path)
+        if check is not None:
+            check(path, rows, sum(counts))
         for index, piece in zip(present, rows.split([counts[i] for i in present]), strict=True):
             outputs[path][index] = piece
     return encoder.postprocess_encoder_output(mm_kwargs, outputs)

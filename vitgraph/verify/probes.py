@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from vitgraph.errors import IncorrectOutputError, InputError
+from vitgraph.measure import series
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
@@ -182,30 +183,23 @@ def encode_eagerly(encoder: VisionEncoder, inputs: EncoderInputs, sizes: Sequenc
         PredictedTokensError: A path gave other rows or columns than predicted.
     """
     config = encoder.get_encoder_cudagraph_config()
-    specs = encoder.get_encoder_cudagraph_item_specs(inputs)
-    outputs: dict[str, list[torch.Tensor | None]] = {}
-    for path in config.paths:
-        counts = [spec.tokens_on(path) for spec in specs]
-        present = [index for index, count in enumerate(counts) if count]
-        outputs[path] = [None] * len(counts)
-        if not present:
-            continue
-        rows = encoder.encoder_eager_forward(encoder.select_encoder_cudagraph_items(inputs, present), path)
-        if tuple(rows.shape) != (sum(counts), config.output_width):
+
+    def check(path: str, rows: torch.Tensor, expected: int) -> None:
+        if tuple(rows.shape) != (expected, config.output_width):
             raise PredictedTokensError(
-                f"{', '.join(sizes) or 'a call'} on path {path!r}: predicted {sum(counts)} rows of "
+                f"{', '.join(sizes) or 'a call'} on path {path!r}: predicted {expected} rows of "
                 f"{config.output_width}, the eager forward gave {' x '.join(map(str, rows.shape))}"
             )
-        for index, piece in zip(present, rows.split([counts[index] for index in present]), strict=True):
-            outputs[path][index] = piece
-    for index, spec in enumerate(specs):
+
+    outputs = series.encode_eagerly(encoder, inputs, check)
+    for index, spec in enumerate(encoder.get_encoder_cudagraph_item_specs(inputs)):
         total = sum(spec.tokens_on(path) for path in config.paths)
         if total != spec.output_tokens:
             raise PredictedTokensError(
                 f"{sizes[index] if sizes else f'item {index}'}: {spec.output_tokens} tokens predicted, but "
                 f"{total} over its paths"
             )
-    return encoder.postprocess_encoder_output(inputs, outputs)
+    return outputs
 
 
 # -- batches for a chosen graph ------------------------------------------------------------------------------------
