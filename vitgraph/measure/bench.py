@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.draft import Draft
 from vitgraph.records.record import BenchRecord
-from vitgraph.records.sample_table import EAGER, GRAPH, HF, MONOLITHIC, Sample, Samples, SampleWriter
+from vitgraph.records.sample_table import EAGER, GRAPH, HF, MONOLITHIC, Samples, SampleWriter
 from vitgraph.records.sections import Latency
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.records.summary import CPU_REPLAY_REASON, compare_bench, latencies
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from vitgraph.graphs.manager import EncoderCudaGraphManager
     from vitgraph.measure.calls import CallInputs
-    from vitgraph.measure.experiment import Experiment, TimedCall
+    from vitgraph.measure.experiment import Experiment
     from vitgraph.measure.on_ranks import RanksOfRun
     from vitgraph.measure.series import Series
     from vitgraph.models.encoder import VisionEncoder
@@ -131,7 +131,6 @@ class BenchRun:
         self.group = group
         self.ranks: RanksOfRun | None = None
         self.folder = folder
-        self.samples: list[Sample] = []
         self.is_measured = False
         self._managers: list[EncoderCudaGraphManager] = []
 
@@ -161,6 +160,7 @@ class BenchRun:
     def _execute(self, writer: SampleWriter | None) -> None:
         from vitgraph.measure.calls import CallInputs
         from vitgraph.measure.experiment import Control, Experiment, rounds_over
+        from vitgraph.measure.record_samples import SampleKeeper
         from vitgraph.measure.series import prepare_attention
         from vitgraph.measure.timing import CallTimer
 
@@ -185,11 +185,12 @@ class BenchRun:
         control = Control.of([EAGER], len(prepared.calls), rounds)
         self.progress.phase("measuring", steps)
         problems: list[str] = []
+        keep = SampleKeeper(writer)
         try:
             experiment.measure(
                 rounds_over(prepared.calls, rounds),
                 steps,
-                self._keeper(writer),
+                keep,
                 control=control,
                 tick=self.progress.step,
             )
@@ -197,7 +198,7 @@ class BenchRun:
                 problems = self.ranks.after(experiment)
         finally:
             if writer is not None:
-                self._summarize(experiment, problems)
+                self._summarize(experiment, keep.table(), problems)
         if experiment.is_interrupted:
             draft.end("interrupted", "stopped by the user while measuring")
             return
@@ -302,18 +303,6 @@ class BenchRun:
             checked = len(reference.calls) if found else 0
             self.draft.result["correctness"] = correctness_facts(found, checked, reference.limit)
 
-    def _keeper(self, writer: SampleWriter | None) -> Callable[[TimedCall], None]:
-        """What takes the timed calls: keeps their samples, and writes them at once."""
-        from vitgraph.measure.record_samples import samples_of
-
-        def keep(timed: TimedCall) -> None:
-            for sample in samples_of(timed):
-                self.samples.append(sample)
-                if writer is not None:
-                    writer.write(sample)
-
-        return keep
-
     def _capture(self, manager: EncoderCudaGraphManager, section: dict[str, Any], phase: str) -> None:
         """Captures a manager's graphs, and tells of them in a section of the record."""
         self.progress.phase(phase, len(manager.plan.graph_keys()))
@@ -339,7 +328,7 @@ class BenchRun:
             self.draft.end("error", f"the run ended while it was measuring; {SAMPLES_FILE} holds what it has")
             self.draft.save(self.folder)
 
-    def _summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
+    def _summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
         from vitgraph.measure.environment import state_facts, validity_problems
         from vitgraph.models.compile.compilation import compile_facts
 
@@ -347,7 +336,6 @@ class BenchRun:
         reasons = [*validity_problems(experiment.gpu_states), *problems]
         if result["graph"]["mode"] == CPU_REPLAY:
             reasons.insert(0, CPU_REPLAY_REASON)
-        samples = Samples.of(self.samples)
         result["latency"] = latencies(samples, 1 if self.group is None else self.group.size)
         result["comparison"] = compare_bench(
             samples, self.prepared.spec.model.seed, reasons, self.prepared.spec.run.same_margin_pct

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,7 +23,7 @@ from vitgraph.records.summary import CPU_REPLAY_REASON
 
 if TYPE_CHECKING:
     from vitgraph.measure.candidate import Candidate
-    from vitgraph.measure.experiment import Experiment, TimedCall
+    from vitgraph.measure.experiment import Experiment
     from vitgraph.measure.on_ranks import RanksOfRun
     from vitgraph.ranks.group import ParallelGroup
 
@@ -101,7 +101,6 @@ class Comparison:
         self.progress = progress
         self.device = resolve_device(model.device) if group is None else group.device
         self.dtype = resolve_dtype(model.dtype, self.device)
-        self.samples: list[Sample] = []
         self.candidates: list[Candidate] = []
         self.group = group
         self.ranks: RanksOfRun | None = None
@@ -123,7 +122,7 @@ class Comparison:
             writer: Takes the samples; None where this process has none to save.
         """
         try:
-            self._execute(self._keeper(writer))
+            self._execute(writer)
         except KeyboardInterrupt as stop:
             failure = self.group.failure_behind_stop() if self.group is not None else None
             if failure is not None:
@@ -138,10 +137,11 @@ class Comparison:
         for candidate in self.candidates if self.group is None else []:
             candidate.release()
 
-    def _execute(self, keep: Callable[[TimedCall], None]) -> None:
+    def _execute(self, writer: SampleWriter | None) -> None:
         import torch
 
         from vitgraph.measure.experiment import Control, Experiment, rounds_over
+        from vitgraph.measure.record_samples import SampleKeeper
         from vitgraph.measure.timing import CallTimer
 
         bench = self.prepared.bench
@@ -160,6 +160,7 @@ class Comparison:
         steps, names = rounds * len(self.calls), [one.name for one in series]
         self.progress.phase("measuring", steps)
         problems: list[str] = []
+        keep = SampleKeeper(writer)
         try:
             control = Control.of(names, len(self.calls), rounds, kinds=len(COMPARED_MODES))
             experiment.measure(rounds_over(self.calls, rounds), steps, keep, control=control, tick=self.progress.step)
@@ -167,13 +168,13 @@ class Comparison:
                 problems = self.ranks.after(experiment)
         finally:
             if self._records:
-                self.summarize(experiment, problems)
+                self.summarize(experiment, keep.table(), problems)
         is_interrupted = experiment.is_interrupted
         try:
             # Replays alone are rank 0's on its own share, and the others wait for it at the end of the run.
             if not is_interrupted and self._records:
                 with torch.inference_mode():
-                    self._diagnose(inputs, own_calls)
+                    self._diagnose(inputs, own_calls, keep.samples)
         except KeyboardInterrupt:
             is_interrupted = True
         if is_interrupted:
@@ -227,19 +228,7 @@ class Comparison:
 
         return Candidate(name, self.prepared.bench, inputs, self.ranks)
 
-    def _keeper(self, writer: SampleWriter | None) -> Callable[[TimedCall], None]:
-        """What takes the timed calls: keeps their samples, and writes them at once."""
-        from vitgraph.measure.record_samples import samples_of
-
-        def keep(timed: TimedCall) -> None:
-            for sample in samples_of(timed):
-                self.samples.append(sample)
-                if writer is not None:
-                    writer.write(sample)
-
-        return keep
-
-    def summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
+    def summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
         """Fills what the samples tell into the record."""
         from vitgraph.measure.environment import state_facts, validity_problems
 
@@ -249,10 +238,10 @@ class Comparison:
         for candidate in self.live:
             candidate.count(experiment.counters)
         seed, ranks = self.prepared.spec.bench.model.seed, 1 if self.group is None else self.group.size
-        result["recommendation"] = derive_results(self.rows, comparison, Samples.of(self.samples), seed, ranks)
+        result["recommendation"] = derive_results(self.rows, comparison, samples, seed, ranks)
         self.draft.environment["gpu_states"] = state_facts(experiment.gpu_states)
 
-    def _diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall]) -> None:
+    def _diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall], samples: Sequence[Sample]) -> None:
         from vitgraph.attention.selection import first_line
         from vitgraph.measure.compare_diagnosis import diagnose
 
@@ -261,7 +250,7 @@ class Comparison:
         self.progress.phase("timing replays alone", len(self.live))
         for candidate in self.live:
             try:
-                diagnose(candidate, inputs, calls, self.samples, self.device)
+                diagnose(candidate, inputs, calls, samples, self.device)
             except Exception as error:  # the latencies are measured already, and are worth more than their diagnosis
                 self.progress.note(f"{candidate.name}: GPU-busy time was not measured ({first_line(error)})")
             self.progress.step()

@@ -72,10 +72,10 @@ class CompileComparison(Comparison):
     def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
         return CompileCandidate(name, self.prepared.bench, inputs)
 
-    def summarize(self, experiment: Experiment, problems: Sequence[str]) -> None:
-        super().summarize(experiment, problems)
+    def summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
+        super().summarize(experiment, samples, problems)
         comparison, seed = self.draft.result["comparison"], self.prepared.spec.bench.model.seed
-        comparison["contrasts"] = contrast(Samples.of(self.samples), self.rows, CONTRASTS, comparison, seed)
+        comparison["contrasts"] = contrast(samples, self.rows, CONTRASTS, comparison, seed)
         comparison["speed_of_light_ms"] = self._speed_of_light_ms()
 
     def _speed_of_light_ms(self) -> float | None:

@@ -9,9 +9,7 @@ from vitgraph.measure.calls import EncoderCall
 from vitgraph.measure.experiment import TimedCall
 from vitgraph.measure.on_ranks import RankTime
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.records.rank_samples import RankSample
-from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample
-from vitgraph.records.samples import Sample as OldSample
+from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample, Samples, SampleWriter
 
 
 def samples_of(timed: TimedCall) -> Iterator[Sample]:
@@ -34,39 +32,29 @@ def samples_of(timed: TimedCall) -> Iterator[Sample]:
         )
 
 
-def sample_of(timed: TimedCall, mode: str) -> OldSample:
-    """The sample of a timed call."""
-    requests, gpu_ms = len(timed.call.requests), timed.time.gpu_ms
-    return OldSample(
-        round=timed.round,
-        request=timed.call.index,
-        mode=mode,
-        position=timed.position,
-        wall_ms=timed.time.wall_ms / requests,
-        gpu_ms=None if gpu_ms is None else gpu_ms / requests,
-        **_counts(timed, timed.call, timed.batches),
-    )
+class SampleKeeper:
+    """Takes timed calls: keeps their samples, and writes them at once.
 
+    Args:
+        writer: Writes them; None where this process has none to save.
 
-def rank_samples_of(timed: TimedCall, mode: str) -> list[RankSample]:
-    """Every rank's sample of a timed call; none in one process."""
-    requests, samples = len(timed.call.requests), []
-    for rank, part in enumerate(timed.parts):
-        assert isinstance(part.time, RankTime)
-        samples.append(
-            RankSample(
-                round=timed.round,
-                request=timed.call.index,
-                mode=mode,
-                position=timed.position,
-                rank=rank,
-                wall_ms=part.time.wall_ms / requests,
-                encode_ms=part.time.encode_ms / requests,
-                gather_ms=part.time.gather_ms / requests,
-                **_counts(timed, part.call, part.batches),
-            )
-        )
-    return samples
+    Attributes:
+        samples: All samples so far.
+    """
+
+    def __init__(self, writer: SampleWriter | None) -> None:
+        self.samples: list[Sample] = []
+        self._writer = writer
+
+    def __call__(self, timed: TimedCall) -> None:
+        for sample in samples_of(timed):
+            self.samples.append(sample)
+            if self._writer is not None:
+                self._writer.write(sample)
+
+    def table(self) -> Samples:
+        """The samples as one table."""
+        return Samples.of(self.samples)
 
 
 def _place(timed: TimedCall) -> dict[str, Any]:

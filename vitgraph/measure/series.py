@@ -15,7 +15,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.records.samples import EAGER, GRAPH, HF, MONOLITHIC
+from vitgraph.records.sample_table import EAGER, GRAPH, HF, MONOLITHIC
 
 Encode = Callable[[EncoderInputs], list[torch.Tensor]]
 """Encodes a call: the embedding `[rows, D]` of each item, in input order."""
