@@ -19,7 +19,7 @@ from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.draft import Draft
 from vitgraph.records.record import BenchRecord
-from vitgraph.records.sample_table import EAGER, GRAPH, HF, MONOLITHIC, Samples, SampleWriter
+from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Samples, SampleWriter
 from vitgraph.records.sections import Latency
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.records.summary import CPU_REPLAY_REASON, compare_bench, latencies
@@ -268,11 +268,12 @@ class BenchRun:
 
     def _series(self, encoder: VisionEncoder, managers: Mapping[str, EncoderCudaGraphManager]) -> list[Series]:
         """What is measured beside one another."""
-        from vitgraph.measure.series import eager_series, graph_series, monolithic_series, stock_series
+        from vitgraph.measure.series import BASELINE_SERIES, eager_series, graph_series, monolithic_series
 
         series = [eager_series(encoder), graph_series(managers[GRAPH])]
-        if self.prepared.spec.run.baseline == HF:
-            series.append(stock_series(encoder))
+        make = BASELINE_SERIES.get(self.prepared.spec.run.baseline)
+        if make is not None:
+            series.append(make(encoder))
         if MONOLITHIC in managers:
             series.append(monolithic_series(managers[MONOLITHIC]))
         return series if self.ranks is None else self.ranks.share(series, encoder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -76,6 +76,10 @@ def stock_series(encoder: VisionEncoder) -> Series:
 def monolithic_series(manager: EncoderCudaGraphManager) -> Series:
     """Graphs that hold both paths of a two-path model."""
     return _MonolithicSeries(MONOLITHIC, manager.execute, manager)
+
+
+BASELINE_SERIES: Mapping[str, Callable[[VisionEncoder], Series]] = {HF: stock_series}
+"""Ways of encoding without graphs that a bench measures too, by `--baseline`."""
 
 
 def encode_eagerly(

@@ -10,8 +10,8 @@ from vitgraph.records.sample_table import (
     EAGER,
     FIRST,
     GRAPH,
-    HF,
     MONOLITHIC,
+    REPEAT_SUFFIX,
     SECOND,
     FloatArray,
     IntArray,
@@ -42,7 +42,9 @@ def latencies(samples: Samples, ranks: int = 1) -> dict[str, Latency]:
         ranks: Processes that shared every call.
     """
     measured = samples.series
-    groups = ([name for name in compared_series(samples) if name in measured], [HF] if HF in measured else [])
+    compared = [name for name in compared_series(samples) if name in measured]
+    others = [name for name in measured if name not in compared and not name.endswith(REPEAT_SUFFIX)]
+    groups = (compared, *([name] for name in others))
     found: dict[str, Latency] = {}
     for group in filter(None, groups):
         wall, gpu = samples.paired(group), samples.paired(group, "gpu_ms")
