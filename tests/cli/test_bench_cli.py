@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from vitgraph.cli import app
 from vitgraph.graphs import manager
 from vitgraph.measure.series import Series
 from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.record import BenchRecord
+from vitgraph.records.store import read_record
 
 TINY = [
     "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "6",
@@ -76,6 +79,21 @@ def test_modes_alternate_which_goes_first(folder: Path) -> None:
     ]
     assert {mode for round_index, request, mode in first if (round_index + request) % 2 == 0} == {"eager"}
     assert any(sample.mode == "graph" and sample.position < 2 for sample in samples)
+
+
+def test_items_one_by_one_are_a_series_of_their_own(folder: Path) -> None:
+    result = run("--output-dir", str(folder), "--requests-per-call", "3", "--baseline", "itemwise", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert "item by item" in result.stdout or "itemwise" in (folder / "run.json").read_text()
+    with (folder / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    by_series = Counter(row["series"] for row in rows)
+    assert by_series == {"eager": 2, "graph": 2, "itemwise": 2, "eager_repeat": 2}
+    assert {row["requests"] for row in rows} == {"0 1 2", "3 4 5"}
+    record = read_record(folder)
+    assert isinstance(record, BenchRecord)
+    assert {(entry.requests, entry.calls) for entry in record.result.latency.values()} == {(6, 2)}
+    assert set(record.result.latency) == {"eager", "graph", "itemwise"}
 
 
 def test_a_record_is_not_replaced_unless_asked(folder: Path) -> None:

@@ -15,7 +15,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.records.sample_table import EAGER, GRAPH, HF, MONOLITHIC
+from vitgraph.records.sample_table import EAGER, GRAPH, HF, ITEMWISE, MONOLITHIC
 
 Encode = Callable[[EncoderInputs], list[torch.Tensor]]
 """Encodes a call: the embedding `[rows, D]` of each item, in input order."""
@@ -78,7 +78,17 @@ def monolithic_series(manager: EncoderCudaGraphManager) -> Series:
     return _MonolithicSeries(MONOLITHIC, manager.execute, manager)
 
 
-BASELINE_SERIES: Mapping[str, Callable[[VisionEncoder], Series]] = {HF: stock_series}
+def itemwise_series(encoder: VisionEncoder) -> Series:
+    """Eager with one item of a call after the other: what putting items together gives, without any graph."""
+
+    def encode(mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+        alone = (encoder.select_encoder_cudagraph_items(mm_kwargs, [index]) for index in range(len(mm_kwargs.chosen)))
+        return [rows for item in alone for rows in encode_eagerly(encoder, item)]
+
+    return Series(ITEMWISE, encode)
+
+
+BASELINE_SERIES: Mapping[str, Callable[[VisionEncoder], Series]] = {HF: stock_series, ITEMWISE: itemwise_series}
 """Ways of encoding without graphs that a bench measures too, by `--baseline`."""
 
 

@@ -26,7 +26,7 @@ from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder, 
 if TYPE_CHECKING:
     import pandas as pd
 
-EAGER, GRAPH, HF, MONOLITHIC = "eager", "graph", "hf", "monolithic"
+EAGER, GRAPH, HF, MONOLITHIC, ITEMWISE = "eager", "graph", "hf", "monolithic", "itemwise"
 REPEAT_SUFFIX = "_repeat"
 """Behind the name of a series that is measured against itself, to know the noise."""
 EAGER_REPEAT = EAGER + REPEAT_SUFFIX

@@ -232,8 +232,14 @@ class WorkloadSpec(Spec):
         return {"dataset_path": DEFAULT_TRACE} if is_trace and "dataset_path" not in given else {}
 
 
-EAGER_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = ("eager", "hf", "monolithic")
-"""What graphs are measured against: eager alone, transformers' stock forward too, or one graph of both paths too."""
+EAGER_BASELINE, ITEMWISE_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = (
+    "eager",
+    "itemwise",
+    "hf",
+    "monolithic",
+)
+"""What graphs are measured against: eager alone; or also eager with one item of a call at a time, transformers' stock
+forward, or one graph of both paths."""
 
 
 SAME_MARGIN_PCT = 2.0
@@ -248,8 +254,8 @@ class RunSpec(Spec):
     requests_per_call: int = option(1, "Requests that are encoded together.", panel=RUN, rule=at_least(1))
     baseline: str = option(
         EAGER_BASELINE,
-        "eager; hf, to measure transformers' stock forward too; or monolithic, to measure one graph of both paths of a "
-        "two-path model too.",
+        "eager; itemwise, to measure eager with one item of a call at a time too; hf, to measure transformers' stock "
+        "forward too; or monolithic, to measure one graph of both paths of a two-path model too.",
         panel=RUN,
         rule=one_of(*BASELINES),
     )

@@ -85,7 +85,13 @@ from vitgraph.report.views.graph_tables import (
 from vitgraph.report.views.monolithic import MONOLITHIC_SPEC, monolithic_section, monolithic_table
 from vitgraph.report.views.ranks import rank_section, ranks_table
 
-SERIES_NAMES = {"eager": "eager", "graph": "graph", "monolithic": "monolithic graph", "hf": "transformers"}
+SERIES_NAMES = {
+    "eager": "eager",
+    "graph": "graph",
+    "monolithic": "monolithic graph",
+    "itemwise": "eager, item by item",
+    "hf": "transformers",
+}
 _SLOWING_WASTE = 0.2
 """Waste that likely explains slower graphs: they compute a quarter more rows than eager."""
 _GRAPHS_UNFOLDED = 24
