@@ -316,6 +316,15 @@ ROWS: tuple[ModelRow, ...] = (
         "ernie4.5-vl-debug",
     ),
     ModelRow(
+        "deepseek_v41",
+        OTHER,
+        "DeepSeek-V4.1-Flash",
+        "deepseek_v41:DeepseekV41Encoder",
+        ("DeepseekV41ForCausalLM",),
+        "deepseek-v4.1-flash",
+        "deepseek-v4.1-debug",
+    ),
+    ModelRow(
         "llama4",
         OTHER,
         "Llama 4",

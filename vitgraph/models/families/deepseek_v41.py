@@ -1,0 +1,316 @@
+"""DeepSeek-V4.1-Flash: a tower over patch grids of any size, and an aligner that makes a token of 3 x 3 patches.
+
+transformers has no class for it; the blocks are those of Qwen2.5-VL without windows and without biases in their MLPs.
+Patches at the right and bottom edges that are missing from a token's square count as zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import InputError
+from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CHECKPOINT_KEYS = (
+    (r"^(?:model\.)?vision\.patch_embed\.proj\.", "visual.patch_embed."),
+    (r"^(?:model\.)?vision\.norm\.", "visual.norm."),
+    (r"^(?:model\.)?vision\.blocks\.(\d+)\.attn\.wqkv\.", r"visual.blocks.\1.attn.qkv."),
+    (r"^(?:model\.)?vision\.blocks\.(\d+)\.attn\.wo\.", r"visual.blocks.\1.attn.proj."),
+    (r"^(?:model\.)?vision\.blocks\.(\d+)\.mlp\.w1\.", r"visual.blocks.\1.mlp.gate_up."),
+    (r"^(?:model\.)?vision\.blocks\.(\d+)\.mlp\.w2\.", r"visual.blocks.\1.mlp.down_proj."),
+    (r"^(?:model\.)?vision\.blocks\.", "visual.blocks."),
+    (r"^(?:model\.)?aligner\.", "aligner."),
+    (r"^(?:model\.)?image_(start|newline|end)$", r"tokens.\1"),
+)
+"""Published key to module name; the first match holds."""
+
+TOWER_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "intermediate_size": 2816,
+    "patch_size": 14,
+    "rope_theta": 10000.0,
+    "downsample_ratio": 3,
+    "max_image_tokens": 1024,
+    "min_pixels": 295936,
+    "max_wh_ratio": None,
+}
+"""What the published code assumes where config.json is silent."""
+
+SPAN_ENDS = 2
+"""Tokens before and after an image's lines."""
+
+
+@lru_cache(maxsize=1024)
+def merge_squares(h: int, w: int, ratio: int) -> tuple[np.ndarray, np.ndarray]:
+    """Patches of each output token of an `h x w` grid, and which of them are there.
+
+    Returns:
+        `[tokens, ratio**2]` int32 patches in raster order, those outside the grid replaced by one inside, and
+        `[tokens, ratio**2]` float32, 0 for those.
+    """
+    rows, columns = -(-h // ratio), -(-w // ratio)
+    down = (np.arange(rows) * ratio)[:, None, None, None] + np.arange(ratio)[:, None]
+    across = (np.arange(columns) * ratio)[:, None, None] + np.arange(ratio)
+    patches = np.minimum(down, h - 1) * w + np.minimum(across, w - 1)
+    is_there = (down < h) & (across < w)
+    shape = (rows * columns, ratio**2)
+    return patches.reshape(shape).astype(np.int32), is_there.reshape(shape).astype(np.float32)
+
+
+class DeepseekV41Rule(MergedGridRule):
+    """Images are enlarged to a floor of pixels, rounded up to patches and shrunk to a limit of tokens."""
+
+    modalities: tuple[str, ...] = (IMAGE,)
+
+    @property
+    def merge(self) -> int:
+        return int(self.vision_config["downsample_ratio"])
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["text_hidden_size"])
+
+    @property
+    def tower_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config, mlp_matrices=3)
+
+    def lines(self, grid: GridGeometry) -> tuple[int, int]:
+        """Rows and columns of output tokens."""
+        return -(-grid.h // self.merge), -(-grid.w // self.merge)
+
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        rows, columns = self.lines(self.checked_grid(geometry))
+        return rows * (columns + 1) + SPAN_ENDS
+
+    def image_geometry(self, width: int, height: int) -> GridGeometry:
+        wide, high = self._enlarged(width, height)
+        grid = GridGeometry(IMAGE, 1, math.ceil(high / self.patch), math.ceil(wide / self.patch))
+        if self.final_tokens(grid) > int(self.vision_config["max_image_tokens"]):
+            grid = self._shrunk(wide, high)
+        return self.checked_grid(grid)
+
+    def _enlarged(self, width: float, height: float) -> tuple[float, float]:
+        longest, least = self.vision_config["max_wh_ratio"], int(self.vision_config["min_pixels"])
+        if longest is not None:
+            width = min(width, height * longest)
+        if width * height >= least:
+            return width, height
+        ratio = (least / (width * height)) ** 0.5
+        return int(width * ratio), int(height * ratio)
+
+    def _shrunk(self, width: float, height: float) -> GridGeometry:
+        """The largest grid of the image's aspect ratio whose tokens are within the limit."""
+        most, merge = int(self.vision_config["max_image_tokens"]), self.merge
+        ratio = height / width
+        columns = math.sqrt((most - SPAN_ENDS) / ratio + 0.25) - 0.5
+        if columns < 1:
+            return GridGeometry(IMAGE, 1, (most - SPAN_ENDS) // 2 * merge, merge)
+        if columns * ratio < 1:
+            return GridGeometry(IMAGE, 1, merge, (most - SPAN_ENDS - 1) * merge)
+        scale = min(math.floor(columns) * self.factor / width, math.floor(columns * ratio) * self.factor / height)
+        return GridGeometry(IMAGE, 1, math.floor(height * scale / self.patch), math.floor(width * scale / self.patch))
+
+    def checked_grid(self, geometry: ItemGeometry) -> GridGeometry:
+        if not isinstance(geometry, GridGeometry) or geometry.t != 1 or min(geometry.h, geometry.w) < 1:
+            raise InputError(f"expected the patch grid of one image, got {geometry!r}")
+        return geometry
+
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        grid = self.checked_grid(geometry)
+        return EncoderItemSpec(IMAGE, grid.patches, math.prod(self.lines(grid)), 1)
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        out, merged = self.output_width, self.tower_shape.width * self.merge**2
+        return 2.0 * math.prod(self.lines(grid)) * (merged * out + out * out)
+
+
+class DeepseekV41Encoder(GridTowerEncoder):
+    """Qwen2.5-VL's blocks, the aligner, and the vectors that begin, break and end an image's lines."""
+
+    rule_class: ClassVar[type[GeometryRule]] = DeepseekV41Rule
+    rule: DeepseekV41Rule
+    image_processor: ClassVar[str | None] = None
+    follows_pixels: ClassVar[bool] = False
+    resize_switch: ClassVar[tuple[str, ...]] = ()
+    position_merge: ClassVar[int | None] = 1
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+
+        return Qwen2_5_VLVisionConfig, Qwen2_5_VisionTransformerPretrainedModel
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        return None
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        import torch
+        from torch import nn
+
+        config_class, model_class = cls.tower_class()
+        width, text, patch = vision_config["hidden_size"], extra["text_hidden_size"], vision_config["patch_size"]
+        config = config_class(
+            depth=vision_config["num_hidden_layers"],
+            hidden_size=width,
+            num_heads=vision_config["num_attention_heads"],
+            intermediate_size=vision_config["intermediate_size"],
+            hidden_act="silu",
+            patch_size=patch,
+            temporal_patch_size=1,
+            rope_parameters={"rope_type": "axial", "rope_theta": vision_config["rope_theta"]},
+        )
+        with device:
+            tower: Any = model_class._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            tower.patch_embed = nn.Linear(3 * patch**2, width).to(dtype)
+            tower.norm = type(tower.blocks[0].norm1)(width, eps=1e-6).to(dtype)
+            for block in tower.blocks:
+                for name in ("gate_proj", "up_proj", "down_proj"):
+                    getattr(block.mlp, name).bias = None
+            merged = width * vision_config["downsample_ratio"] ** 2
+            aligner = nn.ModuleDict({"w1": nn.Linear(merged, text), "w2": nn.Linear(text, text)}).to(dtype)
+            tokens = nn.ParameterDict({name: torch.zeros(text, dtype=dtype) for name in ("start", "newline", "end")})
+        del tower.merger
+        return nn.ModuleDict({"visual": tower, "aligner": aligner, "tokens": tokens})
+
+    @classmethod
+    def map_checkpoint_key(cls, key: str) -> str | None:
+        return rename_key(key, CHECKPOINT_KEYS)
+
+    @classmethod
+    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
+        name = cls.map_checkpoint_key(key)
+        if name is None or ".gate_up." not in name:
+            return {name: tensor} if name is not None else {}
+        gate, up = tensor.chunk(2)
+        return {name.replace(".gate_up.", ".gate_proj."): gate, name.replace(".gate_up.", ".up_proj."): up}
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found, extra = super().read_model_config(config)
+        names = ("num_hidden_layers", *TOWER_DEFAULTS)
+        return {name: {**TOWER_DEFAULTS, **found}[name] for name in names}, extra
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (3 * self.rule.patch**2,)
+
+    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+        # A padded token reads row 0, which always is finite, and takes nothing of it.
+        shape = (capacity.token_budget, self.rule.merge**2)
+        squares = {"merge_rows": MetadataField(shape, "int32"), "merge_mask": MetadataField(shape, "float32")}
+        return {**super().metadata_fields(capacity), **squares}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        found, rows, masks = super().compute_metadata(items, path, axis_key), [], []
+        for grid, start in zip(self.grids(items), found["cu_seqlens"], strict=False):
+            patches, is_there = merge_squares(grid.h, grid.w, self.rule.merge)
+            rows.append(patches + start)
+            masks.append(is_there)
+        return {**found, "merge_rows": np.concatenate(rows), "merge_mask": np.concatenate(masks)}
+
+    def _encoded(self, pixels: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor, longest: int) -> Any:
+        from vitgraph.models.compile.residual import ResidualStream
+
+        tower: Any = self.modules["visual"]
+        hidden = tower.patch_embed(pixels)
+        arguments = {
+            "cu_seqlens": offsets,
+            "max_seqlen": longest,
+            "position_embeddings": tower.rotary_pos_emb(hidden, positions),
+        }
+        stream = ResidualStream(hidden)
+        for block in tower.blocks:
+            stream = self.run_block(block, stream, **arguments)
+        return tower.norm(stream.whole())
+
+    def _aligned(self, merged: torch.Tensor) -> torch.Tensor:
+        from torch.nn import functional
+
+        layers: Any = self.modules["aligner"]
+        return layers["w2"](functional.gelu(layers["w1"](merged)))
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        hidden = self._encoded(
+            inputs["pixel_values"], inputs["position_ids"], inputs["cu_seqlens"], scalars["max_seqlen"]
+        )
+        squares = hidden[inputs["merge_rows"]] * inputs["merge_mask"][:, :, None].to(hidden.dtype)
+        # The published order: channels slowest.
+        return [self._aligned(squares.transpose(1, 2).flatten(1))]
+
+    def _span(self, grid: GridGeometry, rows: torch.Tensor) -> torch.Tensor:
+        """The item's final embedding: its start, lines that end with newlines, its end."""
+        import torch
+
+        tokens: Any = self.modules["tokens"]
+        down, across = self.rule.lines(grid)
+        newline = tokens["newline"].expand(down, 1, -1)
+        lines = torch.cat([rows.unflatten(0, (down, across)), newline], dim=1).flatten(0, 1)
+        return torch.cat([tokens["start"][None], lines, tokens["end"][None]])
+
+    def postprocess_encoder_output(
+        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
+    ) -> list[torch.Tensor]:
+        pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
+        return [self._span(self.rule.checked_grid(item), rows) for item, rows in pairs if rows is not None]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """The published way, image by image: padding to whole squares and unfolding them."""
+        import torch
+        from torch.nn import functional
+
+        grids, merge, spans = self.grids(mm_kwargs.chosen), self.rule.merge, []
+        pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
+        for grid, part in zip(grids, pixels, strict=True):
+            rows, columns = torch.meshgrid(torch.arange(grid.h), torch.arange(grid.w), indexing="ij")
+            positions = torch.stack([rows, columns], dim=-1).flatten(0, 1).to(self.device)
+            offsets = torch.tensor([0, grid.patches], dtype=torch.int32, device=self.device)
+            hidden = self._encoded(part, positions, offsets, grid.patches)
+            square = hidden.unflatten(0, (grid.h, grid.w)).permute(2, 0, 1)[None]
+            padded = functional.pad(square, (0, -grid.w % merge, 0, -grid.h % merge))
+            unfolded = functional.unfold(padded, kernel_size=merge, stride=merge)[0].T
+            spans.append(self._span(grid, self._aligned(unfolded)))
+        return torch.cat(spans)
+
+    def patch_convolutions(self) -> Sequence[str]:
+        return ()
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        """The published processor's rule with PIL; transformers has none for this model."""
+        import torch
+        from PIL import ImageOps
+
+        items: list[ItemGeometry] = []
+        parts, patch, longest = [], self.rule.patch, self.rule.vision_config["max_wh_ratio"]
+        for image in images:
+            grid = self.rule.image_geometry(*image.size)
+            size = (grid.w * patch, grid.h * patch)
+            is_stretched = longest is not None and image.width >= longest * image.height
+            image = image.convert("RGB")
+            view = image.resize(size) if is_stretched else ImageOps.pad(image, size, color=(127, 127, 127))
+            values = torch.from_numpy(np.array(view, dtype=np.float32)).permute(2, 0, 1) / 255
+            cut = ((values - 0.5) / 0.5).unflatten(2, (-1, patch)).unflatten(1, (-1, patch)).permute(1, 3, 0, 2, 4)
+            items.append(grid)
+            parts.append(cut.reshape(grid.patches, -1))
+        return items, {"pixel_values": torch.cat(parts).to(self.device, self.dtype)}
