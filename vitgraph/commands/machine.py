@@ -48,13 +48,13 @@ def models(spec: ModelsSpec) -> Shown:
     """List the supported models, their presets, and what was verified where."""
     from vitgraph.models.catalog import catalog
     from vitgraph.report.to_terminal import render as show
-    from vitgraph.report.views.models import matrix_markdown, models_document
+    from vitgraph.report.views.models import families_markdown, matrix_markdown, models_document
 
     entries = [entry.as_dict() for entry in catalog()]
 
     def render(console: Console) -> None:
         if spec.markdown:
-            print(matrix_markdown(entries))
+            print(families_markdown(entries), matrix_markdown(entries), sep="\n\n")
         else:
             show(models_document(entries), console)
 

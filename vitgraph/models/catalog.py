@@ -44,6 +44,7 @@ class CatalogEntry:
         """The entry for `vitgraph models --json`."""
         return {
             "row": self.row.name,
+            "tower": self.row.tower,
             "models": self.row.models,
             "architectures": list(self.row.architectures),
             "encoder": self.row.encoder,

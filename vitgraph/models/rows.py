@@ -371,5 +371,6 @@ NOT_YET: Mapping[str, str] = {
     "MiniCPMV4_6ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
     "MiniCPMV4_7ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
     "DeepseekOCR2ForCausalLM": "a language model encodes its images after SAM",
+    "Gemma4UnifiedForConditionalGeneration": "it has no tower: patches are projected, and nothing attends",
 }
 """Names whose relatives have an adapter, and what is different in them."""

@@ -414,7 +414,7 @@ class ExportSpec(Spec):
 class ModelsSpec(Spec):
     """A `models` list."""
 
-    markdown: bool = option(False, "Print the README's matrix.")
+    markdown: bool = option(False, "Print the tables of the README and of docs/models.md.")
     shell: ShellSpec = part(ShellSpec, without=("config", "dry_run", "quiet"))
 
 

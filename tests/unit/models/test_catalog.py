@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -13,29 +14,38 @@ from rich.console import Console
 from vitgraph.models.catalog import catalog, verifications
 from vitgraph.models.registry import ROWS, resolve_preset, row_presets
 from vitgraph.report.to_terminal import render
-from vitgraph.report.views.models import MATRIX_BEGIN, MATRIX_END, matrix_markdown, models_document
+from vitgraph.report.views.models import MATRIX_BEGIN, MATRIX_END, families_markdown, matrix_markdown, models_document
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_readme_holds_the_generated_matrix() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = readme[readme.index(MATRIX_BEGIN) : readme.index(MATRIX_END) + len(MATRIX_END)]
-    assert shown == matrix_markdown([entry.as_dict() for entry in catalog()]), (
-        "run `vitgraph models --markdown` and put its output into README.md"
-    )
+ENTRIES = [entry.as_dict() for entry in catalog()]
+
+
+@pytest.mark.parametrize(("page", "made"), [("README.md", families_markdown), ("docs/models.md", matrix_markdown)])
+def test_the_pages_hold_the_generated_tables(page: str, made: Callable[..., str]) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shown = text[text.index(MATRIX_BEGIN) : text.index(MATRIX_END) + len(MATRIX_END)]
+    assert shown == made(ENTRIES), f"run `vitgraph models --markdown` and put its tables into README.md and {page}"
+
+
+def test_rows_of_one_kind_of_tower_stand_together() -> None:
+    towers = [entry["tower"] for entry in ENTRIES]
+    assert [tower for tower, _ in groupby(towers)] == list(dict.fromkeys(towers))
+    (table,) = models_document(ENTRIES).tables
+    named = [row["tower"] for row in table.rows if row["tower"]]
+    assert named == list(dict.fromkeys(towers))
 
 
 @pytest.mark.parametrize(("memory_check", "is_explained"), [("not rerun", True), ("ok", False)])
 def test_the_star_is_explained_where_a_row_has_one(memory_check: str, is_explained: bool) -> None:
-    entry = catalog()[0]
-    run = {**entry.verified[0], "max_rel_l2": 0.013, "memory_check": memory_check}
-    entries = [replace(entry, verified=[run]).as_dict()]
-    console = Console(file=io.StringIO(), width=160)
+    run = {**ENTRIES[0]["verified"][0], "max_rel_l2": 0.013, "memory_check": memory_check}
+    entries = [{**ENTRIES[0], "verified": [run]}]
+    console = Console(file=io.StringIO(), width=200)
     render(models_document(entries), console)
     assert isinstance(console.file, io.StringIO)
     for text in (matrix_markdown(entries), console.file.getvalue()):
-        assert "H200 FLASH_ATTN, L2 1.3%" in text
+        assert "H200 FLASH_ATTN, max distance 1.3%" in text
         assert ("1.3% *" in text) == ("* The check that memory returns" in text) == is_explained
 
 

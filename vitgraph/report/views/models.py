@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from vitgraph.report.columns import Column, Table, TableSpec, count_text
@@ -30,6 +32,7 @@ ROWS = TableSpec(
     "",
     "a row of supported models",
     (
+        Column("tower", "text", "", "kind of tower, named at the first of its rows", "Tower"),
         Column("row", "text", "", "its name", "Row"),
         Column("image", "text", "", "takes images", "Image"),
         Column("video", "text", "", "takes videos", "Video"),
@@ -46,7 +49,10 @@ def models_document(entries: Sequence[Entry]) -> Document:
     Args:
         entries: `CatalogEntry.as_dict()` of each.
     """
-    table = Table(ROWS, tuple(map(_row, entries)), notes=tuple(_legends(entries)))
+    rows: list[dict[str, str]] = []
+    for tower, group in groupby(entries, key=itemgetter("tower")):
+        rows += [{"tower": "" if place else tower, **_row(entry)} for place, entry in enumerate(group)]
+    table = Table(ROWS, tuple(rows), notes=tuple(_legends(entries)))
     return Document(
         name="vitgraph models",
         title=f"{count_text(len(entries), 'row')} of supported models",
@@ -71,9 +77,30 @@ def _details(entry: Entry) -> Section:
     return section(f"{entry['row']}: {entry['models']}", facts)
 
 
+def families_markdown(entries: Sequence[Entry]) -> str:
+    """One line a kind of tower, for the README, between the markers."""
+    headers = ("Tower", "Models", "Rows", "Verified on Hopper")
+    lines = [MATRIX_BEGIN, markdown_row(headers), "|---" * len(headers) + "|"]
+    for tower, group in groupby(entries, key=itemgetter("tower")):
+        rows = list(group)
+        verified = sum(1 for entry in rows if entry["verified"])
+        models = ", ".join(entry["models"] for entry in rows)
+        lines.append(markdown_row([tower, models, str(len(rows)), f"{verified} of {len(rows)}"]))
+    return "\n".join([*lines, MATRIX_END])
+
+
 def matrix_markdown(entries: Sequence[Entry]) -> str:
     """The compatibility matrix as Markdown, between its markers."""
-    headers = ("Architecture", "Models", "Image", "Video", "Budgets from", "Capture axes", "Hopper", *UNTESTED_HARDWARE)
+    headers = (
+        "Architecture",
+        "Models",
+        "Image",
+        "Video",
+        "Budgets from",
+        "Capture axes",
+        "Verified on Hopper",
+        *UNTESTED_HARDWARE,
+    )
     lines = [MATRIX_BEGIN, markdown_row(headers), "|---" * len(headers) + "|"]
     for entry in entries:
         row = _row(entry)
@@ -97,7 +124,7 @@ def _verified(entry: Entry) -> str:
     if not entry["verified"]:
         return "untested"
     return "; ".join(
-        f"{run['device']} {run['backend']}, L2 {run['max_rel_l2']:.1%}{_PARTIAL if _is_partial(run) else ''}"
+        f"{run['device']} {run['backend']}, max distance {run['max_rel_l2']:.1%}{_PARTIAL if _is_partial(run) else ''}"
         for run in entry["verified"]
     )
 
