@@ -57,7 +57,6 @@ def models_document(entries: Sequence[Entry]) -> Document:
         name="vitgraph models",
         title=f"{count_text(len(entries), 'row')} of supported models",
         sections=sections(section("", table), *map(_details, entries)),
-        tables=(table,),
     )
 
 
