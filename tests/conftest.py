@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.specs import ModelSpec
 
 torch.set_num_threads(1)
+# An error that nobody foresaw is one line to a user; a test shows where it comes from.
+os.environ.setdefault("VITGRAPH_DEBUG", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from vitgraph.commands.compare_backends import compare_backends
 from vitgraph.commands.export import export
 from vitgraph.commands.machine import doctor, import_line, models
 from vitgraph.commands.options import add_command
+from vitgraph.commands.options_page import options_page
 from vitgraph.commands.plan import plan
 from vitgraph.commands.process import end_without_leak_report
 from vitgraph.commands.profile import profile, profiled_call
@@ -41,8 +42,17 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
+def _show_options_page(value: bool) -> None:
+    if value:
+        print(options_page(app), end="")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
+    page: Annotated[
+        bool, typer.Option("--options-page", callback=_show_options_page, is_eager=True, hidden=True)
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,

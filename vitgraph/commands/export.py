@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.shell import Shown, new_run_folder
 from vitgraph.errors import UsageError
-from vitgraph.specs.asked import ExportSpec
+from vitgraph.specs.tools import ExportSpec
 
 if TYPE_CHECKING:
     from rich.console import Console

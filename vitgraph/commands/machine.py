@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.shell import Shown
-from vitgraph.specs.asked import DoctorSpec, ImportSpec, ModelsSpec
+from vitgraph.specs.tools import DoctorSpec, ImportSpec, ModelsSpec
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -109,6 +109,8 @@ def _parameter(key: str, entry: SpecOption) -> inspect.Parameter:
     is_missing = entry.default is dataclasses.MISSING
     how: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel, "hidden": option.is_hidden}
     how |= {"metavar": option.metavar, "envvar": option.variable}
+    if option.completes is not None:
+        how["autocompletion"] = option.completes
     kind: Any = list[entry.kind] if option.is_repeatable else entry.kind  # type: ignore[name-defined]
     shown = _shown_default(entry, default)
     if not is_missing and (shown is None):

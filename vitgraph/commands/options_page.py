@@ -1,11 +1,11 @@
-"""The reference page of all commands' options and of the exit statuses: `python -m vitgraph.commands.options_page`."""
+"""The reference page of all commands' options and of the exit statuses: `vitgraph --options-page`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
+import typer
 import typer.main
 
 from vitgraph.commands.options import documented_options
@@ -15,10 +15,8 @@ from vitgraph.specs.fields import Spec, SpecOption
 _KINDS = {"str": "text", "int": "integer", "float": "number", "bool": "switch", "Path": "path"}
 
 
-def specs_of_commands() -> dict[str, type[Spec]]:
+def specs_of_commands(app: typer.Typer) -> dict[str, type[Spec]]:
     """The spec class of every command by its name, in the order of the help."""
-    from vitgraph.cli import app
-
     return dict(_walk(typer.main.get_command(app), ""))
 
 
@@ -29,15 +27,15 @@ def _walk(command: Any, name: str) -> Iterator[tuple[str, type[Spec]]]:
         yield name, getattr(command.callback, "__wrapped__", command.callback).spec
 
 
-def options_page() -> str:
+def options_page(app: typer.Typer) -> str:
     """The page, in Markdown."""
     lines = [
         "# Options",
         "",
-        "Made from the fields of the specs by `python -m vitgraph.commands.options_page`. Every option is a key of the",
+        "Made from the fields of the specs by `vitgraph --options-page`. Every option is a key of the",
         "YAML file that `--config` names, too (without the dashes, with underscores); flags win over the file.",
     ]
-    for name, spec in specs_of_commands().items():
+    for name, spec in specs_of_commands(app).items():
         lines += ["", f"## vitgraph {name}", "", "| option | takes | default | |", "|---|---|---|---|"]
         lines += [_row(entry, default) for entry, default in documented_options(spec)]
     lines += ["", "## Exit statuses", "", "| status | meaning |", "|---|---|"]
@@ -51,7 +49,3 @@ def _row(entry: SpecOption, default: str) -> str:
     names = ", ".join(f"`{name}`" for name in entry.names)
     help_text = entry.option.help.replace("|", "\\|")
     return f"| {names} | {kind}{several} | {default and f'`{default}`'} | {help_text} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(options_page())

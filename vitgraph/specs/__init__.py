@@ -8,9 +8,6 @@ from vitgraph.specs.asked import (
     ProfileSpec,
     TuneSpec,
     VerifySpec,
-    WorkloadConvertSpec,
-    WorkloadInspectSpec,
-    WorkloadMakeSpec,
 )
 from vitgraph.specs.parts import (
     BASELINES,
@@ -26,6 +23,7 @@ from vitgraph.specs.parts import (
     ShellSpec,
     WorkloadSpec,
 )
+from vitgraph.specs.tools import WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
 
 __all__ = [
     "BASELINES",

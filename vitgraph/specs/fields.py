@@ -42,6 +42,7 @@ class Option:
         is_hidden: Is left out of `--help`.
         metavar: What `--help` calls the value.
         variable: Environment variable that sets it too.
+        completes: Given what was typed, the values that a shell offers.
     """
 
     help: str
@@ -55,6 +56,7 @@ class Option:
     is_hidden: bool = False
     metavar: str | None = None
     variable: str | None = None
+    completes: Callable[[str], list[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

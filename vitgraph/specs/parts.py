@@ -16,6 +16,7 @@ from vitgraph.specs.values import (
     parse_processor_kwargs,
     parse_token_budgets,
     parse_tokens,
+    preset_names,
     read_json,
 )
 
@@ -50,7 +51,10 @@ class ModelSpec(Spec):
     """Which encoder, and how it runs."""
 
     model: str = option(
-        "", "Preset (see `vitgraph models`), hub id or local checkpoint folder; unset: a first look.", panel=MODEL
+        "",
+        "Preset (see `vitgraph models`), hub id or local checkpoint folder; unset: a first look.",
+        panel=MODEL,
+        completes=preset_names,
     )
     revision: str | None = option(None, "Hub revision.", panel=MODEL)
     load_format: str = option(

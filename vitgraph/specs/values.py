@@ -230,6 +230,13 @@ def parse_log_fields(value: Any) -> dict[str, str]:
     return found
 
 
+def preset_names(begun: str) -> list[str]:
+    """The presets that begin so."""
+    from vitgraph.models.registry import all_presets
+
+    return [name for name in all_presets() if name.startswith(begun)]
+
+
 def near(name: str, known: Any) -> str:
     """The known names that are like `name`, for an error; all of them where none is."""
     import difflib

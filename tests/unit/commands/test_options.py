@@ -23,8 +23,8 @@ from vitgraph.commands.options_page import options_page, specs_of_commands
 from vitgraph.commands.shell import Shown, reported_errors
 from vitgraph.errors import UsageError
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
-from vitgraph.specs.asked import DoctorSpec
 from vitgraph.specs.fields import SpecOption, as_options, build, options_of
+from vitgraph.specs.tools import DoctorSpec
 from vitgraph.specs.values import parse_compilation_config, parse_items, parse_token_budgets, parse_tokens
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ WITHOUT_NEEDED = {("verify", "all"), ("verify", "debug_size"), ("export", "compa
 
 OPTIONS = [
     (command, key, entry)
-    for command, spec in specs_of_commands().items()
+    for command, spec in specs_of_commands(app).items()
     for key, entry in options_of(spec).items()
     if entry.fields and key != "config" and not entry.option.is_argument
 ]
@@ -89,7 +89,7 @@ def command_of(name: str) -> Any:
 def asked(name: str, *words: str) -> Any:
     command = command_of(name)
     context = command.make_context(name, list(words))
-    return read_spec(specs_of_commands()[name], context, context.params)
+    return read_spec(specs_of_commands(app)[name], context, context.params)
 
 
 @pytest.mark.parametrize(("command", "key", "entry"), OPTIONS, ids=[f"{c} {k}" for c, k, _ in OPTIONS])
@@ -112,11 +112,18 @@ def test_every_option_reaches_every_field_of_its_spec(command: str, key: str, en
 
 def test_the_page_of_options_is_what_the_fields_say() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == options_page(), "run: python -m vitgraph.commands.options_page > docs/options.md"
+    assert page == options_page(app), "run: vitgraph --options-page > docs/options.md"
+
+
+def test_a_shell_completes_the_presets() -> None:
+    (model,) = (entry for key, entry in options_of(BenchSpec).items() if key == "model")
+    assert model.option.completes is not None
+    assert "qwen3-vl-debug" in model.option.completes("qwen3-vl-d")
+    assert model.option.completes("nothing") == []
 
 
 def test_every_command_of_settings_takes_a_config_file() -> None:
-    without = {name for name, spec in specs_of_commands().items() if "config" not in options_of(spec)}
+    without = {name for name, spec in specs_of_commands(app).items() if "config" not in options_of(spec)}
     assert without == {"models", "doctor", "import"}
 
 
