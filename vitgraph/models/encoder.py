@@ -87,6 +87,8 @@ class VisionEncoder(ABC):
     """PIL's number of the filter that `preprocess` resizes with, where transformers has no processor for it."""
     follows_pixels: ClassVar[bool] = False
     """`preprocess` gives the rule's `pixels` settings to transformers' image processor."""
+    spellings: ClassVar[Mapping[str, str]] = {}
+    """Arguments of the processor's call that are another name of a setting that the rule reads."""
     processor_names: ClassVar[Sequence[str]] = ()
     """Further image and video processors of transformers whose settings mean the same as those of the family's own."""
     block_scale: ClassVar[str | None] = None

@@ -109,6 +109,7 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
     """Copies the checkpoint's tensors into the modules, each once, and says which of the tower's were left over."""
     assert source.weights is not None
     state = modules.state_dict()
+    weights = {name for name, _ in modules.named_parameters()}
     loaded: dict[str, str] = {}
     unread = []
     tensors = encoder_tensors(source.weights, encoder_class.owns_checkpoint_key, source.revision, names=list(state))
@@ -122,7 +123,7 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
                     f"{source.name}: {loaded[name]} and {key} both are the tower's {name}, with different values; "
                     "remove the one that is not meant"
                 )
-            _copy(source, key, name, values[name], state[name])
+            _copy(source, key, name, values[name], state[name], is_weight=name in weights)
             loaded[name] = key
     missing = sorted(state.keys() - loaded.keys())
     if missing:
@@ -139,8 +140,10 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
         note_unread(source.name, unread)
 
 
-def _copy(source: ModelSource, key: str, name: str, value: torch.Tensor, target: torch.Tensor) -> None:
-    """Copies a tensor of the checkpoint into one of the modules.
+def _copy(
+    source: ModelSource, key: str, name: str, value: torch.Tensor, target: torch.Tensor, *, is_weight: bool
+) -> None:
+    """Copies a tensor of the checkpoint into one of the modules; bounds that are no weight may be infinite.
 
     Raises:
         ModelError: It has another shape, holds codes instead of values, or is not finite in the tower's dtype.
@@ -155,7 +158,7 @@ def _copy(source: ModelSource, key: str, name: str, value: torch.Tensor, target:
             f"({name}); config and checkpoint do not belong together"
         )
     target.copy_(value)
-    if target.is_floating_point() and not torch.isfinite(target).all():
+    if torch.isnan(target).any() or (is_weight and not torch.isfinite(target).all()):
         if torch.isfinite(value).all():
             raise ModelError(f"{source.name}: tensor {key} overflows {target.dtype}; use --dtype bfloat16 or float32")
         what = "NaN" if torch.isnan(value).any() else "infinity"

@@ -14,8 +14,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError, UsageError
 from vitgraph.models.files import say
@@ -91,24 +90,34 @@ class ReadNames(dict[str, Any]):
         return super().__contains__(name)
 
 
+class _Absent(types.ModuleType):
+    """A module of torchvision that is not there: any name of it is a class that nothing calls."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
 @contextmanager
 def torchvision_names() -> Iterator[None]:
     """Empty torchvision modules where it is not installed: the video processors import it, settings never call it."""
     import transformers.video_processing_utils  # noqa: F401 (remembers that torchvision is absent)
 
-    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
-    names.append(names[-1] + ".functional")
-    missing = importlib.util.find_spec("torchvision") is None
-    if missing:
-        for name in names:
-            sys.modules[name] = types.ModuleType(name)
-            sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
-        for parent, child in pairwise(names):
-            setattr(sys.modules[parent], child.rpartition(".")[2], sys.modules[child])
+    names = ["", ".io", ".ops", ".transforms", ".transforms.functional", ".transforms.v2", ".transforms.v2.functional"]
+    missing = [f"torchvision{name}" for name in names] if importlib.util.find_spec("torchvision") is None else []
+    for name in missing:
+        sys.modules[name] = _Absent(name)
+        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, sys.modules[name])
     try:
         yield
     finally:
-        for name in names if missing else ():
+        for name in missing:
             del sys.modules[name]
 
 
@@ -156,7 +165,14 @@ def resolve_processor(
     processor.update(_with_size(processor, changed))
     if "video" in processor:
         source_of_video = video if video is not None or video_class is None else own
-        changed = _read(encoder, name, source_of_video or {}, vision_config, is_video=True)
+        try:
+            changed = _read(encoder, name, source_of_video or {}, vision_config, is_video=True)
+        except ModelError as error:
+            if source_of_video is not own:
+                raise
+            # The file is the image processor's; transformers would have no videos of this checkpoint at all.
+            say(f"{error}. Videos have the defaults of {video_class.__name__ if video_class else 'the model'}")
+            changed = {}
         processor["video"] = {**processor["video"], **changed}
     return processor
 
@@ -299,6 +315,7 @@ def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSo
     ):
         _check_override(source.name, name, part[name], known)
     of_images = {**_only(flat, image_names), **nested["images_kwargs"]}
+    of_images = {encoder.spellings.get(name, name): value for name, value in of_images.items()}
     of_videos = {**_only(flat, video_names), **nested["videos_kwargs"]}
     processor, extra = dict(source.processor), dict(source.extra)
     changed, read = _override(encoder.read_processor_config, of_images)

@@ -13,6 +13,7 @@ from vitgraph.errors import InputError, ModelError, UsageError
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE
 from vitgraph.models.registry import ModelSource, resolve_model, resolve_preset
+from vitgraph.models.rows import ROWS, ModelRow
 from vitgraph.specs import ModelSpec
 
 QWEN = {
@@ -139,6 +140,13 @@ def test_a_file_with_too_few_frames_is_refused_as_by_transformers(preset: str) -
     assert rule.geometry(640, 480, 20) is not None  # frames that already are sampled
     with pytest.raises(InputError, match=r"20 frames.*num_frames"):
         rule.geometry(640, 480, 20, 30.0)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_has_its_processors_without_torchvision(row: ModelRow) -> None:
+    encoder = row.encoder_class()
+    for found in (encoder.image_processor_class(), encoder.video_processor_class()):
+        assert found is None or found() is not None
 
 
 # -- config.json ---------------------------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def test_verify_tells_a_good_a_quantised_and_a_damaged_folder_apart(tmp_path: Pa
         (folder / "preprocessor_config.json").write_text(json.dumps(processor))
         arguments = ["verify", "--model", str(folder), "--load-format", "auto", "--device", "cpu", "--calls", "5"]
         result = CliRunner().invoke(app, [*arguments, "--quiet", "--json"])
-        (row,) = json.loads(result.stdout)["rows"]
+        (row,) = json.loads(result.stdout)["result"]["models"]
         return result.exit_code == 0, row["status"], row["error"]
 
     text: dict[str, Any] = {"text_config": {"hidden_size": 64}}

@@ -155,6 +155,7 @@ class InternVLEncoder(TileEncoder):
     image_processor: ClassVar[str | None] = "got_ocr2.image_processing_pil_got_ocr2:GotOcr2ImageProcessorPil"
     video_processor: ClassVar[str | None] = "internvl.video_processing_internvl:InternVLVideoProcessor"
     follows_pixels: ClassVar[bool] = True
+    spellings: ClassVar[Mapping[str, str]] = {"crop_to_patches": "dynamic_image_size"}
     block_scale: ClassVar[str | None] = "lambda_2"
 
     @classmethod
@@ -219,6 +220,8 @@ class InternVLEncoder(TileEncoder):
         found = {
             ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None
         }
+        # transformers' processor of the model cuts images whatever the file says.
+        processor.get("crop_to_patches")
         if processor.get("dynamic_image_size") is False:
             found["min_dynamic_patch"] = found["max_dynamic_patch"] = 1
         return found
