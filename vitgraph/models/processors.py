@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError, UsageError
 from vitgraph.models.files import say
@@ -93,7 +93,10 @@ class ReadNames(dict[str, Any]):
 class _Absent(types.ModuleType):
     """A module of torchvision that is not there: any name of it is a class that nothing calls."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+        self.__spec__ = importlib.machinery.ModuleSpec(name, None)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -110,7 +113,6 @@ def torchvision_names() -> Iterator[None]:
     missing = [f"torchvision{name}" for name in names] if importlib.util.find_spec("torchvision") is None else []
     for name in missing:
         sys.modules[name] = _Absent(name)
-        sys.modules[name].__spec__ = importlib.machinery.ModuleSpec(name, None)
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(sys.modules[parent], child, sys.modules[name])
