@@ -12,8 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
+from vitgraph.commands import tune_budgets
 from vitgraph.predict.find_profile import shipped_profiles
 from vitgraph.predict.profile import load_profile
+from vitgraph.records import store
 from vitgraph.records.bench_record import RunRecord
 
 PROFILE = "h200-qwen3-vl-30b-a3b"
@@ -55,6 +57,32 @@ def test_a_tuned_list_beats_the_baselines_and_is_saved(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["kind"] == "tune-budgets"
     for name in ("settings.csv", "budgets.csv", "plots/pareto.png"):
         assert (tmp_path / "tuned" / name).stat().st_size > 0
+
+
+def test_a_full_disk_costs_the_file_and_not_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill_up(path: Path, content: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomically", fill_up)
+    result = tune(tmp_path, "--num-prompts", "40")
+    assert result.exit_code == 1
+    assert "--compilation-config" in result.stdout
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "No space left on device" in line and "run.json" in line
+
+
+def test_a_stop_before_the_measuring_leaves_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune_budgets, "is_on_gpu", lambda device: True)
+    monkeypatch.setattr(tune_budgets, "_measure", stop)
+    arguments = ["tune-budgets", "--model", "qwen3-vl-30b-a3b", "--num-prompts", "40", "--quiet", "--json"]
+    result = run(*arguments, "--output-dir", str(tmp_path / "tuned"))
+    assert result.exit_code == 130
+    data = json.loads(result.stdout)
+    assert (data["status"], data["result"]["measured"]) == ("interrupted", None)
+    assert store.read_record(tmp_path / "tuned").status == "interrupted"
 
 
 def test_limits_are_kept(tmp_path: Path) -> None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
-from vitgraph.records.store import SAMPLES_FILE, ResultFolder
+from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder
 from vitgraph.specs import TuneSpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.predict.profile import CalibrationProfile
     from vitgraph.records.record import Record
+    from vitgraph.records.sample_table import Sample
 
 
 def tune_budgets(spec: TuneSpec) -> Shown:
@@ -54,16 +55,26 @@ def tune_budgets(spec: TuneSpec) -> Shown:
         )
         result.data["command"] = command_line()
         result.data["notes"] += refusal_notes(prepared.source.name, prepared.calls, prepared.skipped)
-        save = partial(save_tuning, results, spec, result.data)
+        save = TuningSaver(results, spec, result.data)
         save()
         if spec.verifies and is_on_gpu(bench.model.device):
-            _measure(spec, prepared, profile, result, save, progress)
+            try:
+                _measure(spec, prepared, profile, result, save, progress)
+            except KeyboardInterrupt:
+                # The prediction is there, and perhaps some of the measurement.
+                save.is_stopped = True
         elif spec.verifies:
             progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
         record = save()
         write_derived(folder, progress.note)
     document, is_interrupted = document_of(record), record.status == "interrupted"
-    return Shown(record.model_dump(mode="json"), partial(render, document), folder, is_interrupted=is_interrupted)
+    return Shown(
+        record.model_dump(mode="json"),
+        partial(render, document),
+        folder if save.failure is None else None,
+        is_interrupted=is_interrupted and save.failure is None,
+        failure=save.failure,
+    )
 
 
 def _measure(
@@ -98,26 +109,52 @@ def _measure(
     )
 
 
-def save_tuning(results: ResultFolder, spec: TuneSpec, data: Mapping[str, Any]) -> Record:
-    """Saves a tuning and its samples; while measuring that is done again and again, with what is known by then."""
-    from vitgraph.records.drafts import record_of
-    from vitgraph.records.sample_table import COLUMNS
+class TuningSaver:
+    """Saves a tuning and its samples; while measuring that is done again and again, with what is known by then.
 
-    measured = data["measured"]
-    samples = [] if measured is None else measured["samples"]
-    if samples:
-        lines = [",".join(COLUMNS), *(sample.to_row() for sample in samples)]
-        results.write(SAMPLES_FILE, ("\n".join(lines) + "\n").encode())
-        results.samples_saved = len(samples)
-    is_interrupted = measured is not None and measured["is_interrupted"]
-    record = record_of(
-        {
-            **data,
-            "settings": {"tune": spec.as_dict()},
-            "samples_file": SAMPLES_FILE if samples else None,
-            "status": "interrupted" if is_interrupted else "complete",
-            "status_reason": "stopped by the user while measuring" if is_interrupted else None,
-        }
-    )
-    results.save(record)
-    return record
+    Args:
+        results: Where they go.
+        spec: What was asked.
+        data: What is known.
+
+    Attributes:
+        is_stopped: The user stopped it.
+        failure: Why nothing could be saved any more; the answer is worth minutes of a GPU and is shown all the same.
+    """
+
+    def __init__(self, results: ResultFolder, spec: TuneSpec, data: Mapping[str, Any]) -> None:
+        self.is_stopped = False
+        self.failure: RecordFileError | None = None
+        self._results, self._spec, self._data = results, spec, data
+
+    def __call__(self) -> Record:
+        """Saves what is known, and returns the record of it."""
+        from vitgraph.records.drafts import record_of
+
+        measured = self._data["measured"]
+        samples = [] if measured is None else measured["samples"]
+        is_interrupted = self.is_stopped or (measured is not None and measured["is_interrupted"])
+        record = record_of(
+            {
+                **self._data,
+                "settings": {"tune": self._spec.as_dict()},
+                "samples_file": SAMPLES_FILE if samples else None,
+                "status": "interrupted" if is_interrupted else "complete",
+                "status_reason": "stopped by the user while measuring" if is_interrupted else None,
+            }
+        )
+        try:
+            if self.failure is None:
+                self._save(record, samples)
+        except RecordFileError as error:
+            self.failure = error
+        return record
+
+    def _save(self, record: Record, samples: Sequence[Sample]) -> None:
+        from vitgraph.records.sample_table import COLUMNS
+
+        if samples:
+            lines = [",".join(COLUMNS), *(sample.to_row() for sample in samples)]
+            self._results.write(SAMPLES_FILE, ("\n".join(lines) + "\n").encode())
+            self._results.samples_saved = len(samples)
+        self._results.save(record)
