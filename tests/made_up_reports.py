@@ -189,7 +189,14 @@ def runs_report(folder: Path) -> Document:
 
 def models_report() -> Document:
     run = {"device": "H200", "backend": "FLASH_ATTN", "max_rel_l2": 0.013, "memory_check": "not rerun"}
-    entry = {"row": "some_row", "models": "Some-VL", "image": True, "video": False, "encoder": "module:SomeEncoder"}
+    entry = {
+        "row": "some_row",
+        "tower": "some tower",
+        "models": "Some-VL",
+        "image": True,
+        "video": False,
+        "encoder": "module:SomeEncoder",
+    }
     entry |= {"paths": {"global": 16, "local": 1}, "axes": {}, "presets": ["some-2b", "some-7b"], "verified": [run]}
     return models_document([entry])
 

@@ -128,7 +128,7 @@ def test_a_dry_run_shows_the_plan_and_measures_nothing(folder: Path) -> None:
     result = run("--dry-run", "--output-dir", str(folder))
     assert result.exit_code == 0
     assert "64, 128, 192" in result.stdout
-    assert "expected hits" in result.stdout
+    assert "\nExpected\nItems" in result.stdout
     assert not folder.exists()
 
 

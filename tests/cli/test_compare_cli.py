@@ -110,7 +110,7 @@ def test_attention_alone_has_its_own_record_and_table(folder: Path, monkeypatch:
 def test_a_dry_run_shows_plan_and_availability_and_measures_nothing(folder: Path) -> None:
     result = run("--dry-run", "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
-    assert "expected hits" in result.stdout
+    assert "\nExpected\nItems" in result.stdout
     assert "FLASH_ATTN     unavailable: FlashAttention needs a CUDA device" in result.stdout
     assert not folder.exists()
 

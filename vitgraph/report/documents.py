@@ -39,10 +39,7 @@ DERIVED = ("csv", "plots")
 
 
 def document_of(
-    record: Record,
-    samples: Samples | None = None,
-    notes: Sequence[str] = (),
-    sharing: Mapping[str, Any] | None = None,
+    record: Record, samples: Samples | None = None, notes: Sequence[str] = (), sharing: Mapping[str, Any] | None = None
 ) -> Document:
     """The report of a record.
 

@@ -15,7 +15,6 @@ from vitgraph.report.views import (
     graph_tables,
     micro,
     monolithic,
-    plan,
     profile,
     ranks,
     runs,
@@ -39,7 +38,6 @@ TABLES: dict[str, tuple[TableSpec, ...]] = {
     "tune-budgets": (tune.SETTINGS, tune.BUDGETS),
     "calibrate": (calibrate.CURVE,),
     "verify": (verify.CHECKS,),
-    "plan": (plan.EXPECTED,),
     "workload inspect": (workload.DISTRIBUTIONS,),
     "every export": (COLUMNS_TABLE,),
 }

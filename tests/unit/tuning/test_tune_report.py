@@ -18,11 +18,10 @@ from vitgraph.measure.setup import resolve_source
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
-from vitgraph.records.bench_record import encode
+from vitgraph.records.drafts import record_of
 from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_files import write
-from vitgraph.report.typed import typed_record
 from vitgraph.report.views.plan import explanation_document
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning.advice import tune_budgets
@@ -56,7 +55,7 @@ def text_of(document: Document) -> str:
 
 
 def report(data: dict[str, Any]) -> Document:
-    return document_of(typed_record(data))
+    return document_of(record_of(data))
 
 
 def test_tables_answer_the_question() -> None:
@@ -119,7 +118,7 @@ def test_no_budgets_figure_where_nothing_is_replayed() -> None:
 
 def test_a_saved_result_is_rebuilt_from_its_record_alone(tmp_path: Path) -> None:
     data = {**tuned(), "command": ["vitgraph", "tune-budgets"]}
-    (tmp_path / "run.json").write_text(json.dumps(encode(data)), encoding="utf-8")
+    (tmp_path / "run.json").write_text(record_of(data).model_dump_json(), encoding="utf-8")
     result = CliRunner().invoke(app, ["export", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("vitgraph tune-budgets: qwen3-vl-30b-a3b")

@@ -28,18 +28,7 @@ from vitgraph.report.columns import (
     ms_text,
     share_text,
 )
-from vitgraph.report.document import (
-    NO_VERDICT,
-    Chart,
-    Code,
-    Document,
-    Facts,
-    Section,
-    Text,
-    Verdict,
-    section,
-    sections,
-)
+from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section, sections
 from vitgraph.report.views.claims import (
     GAP_MEANING,
     IMPROVEMENT_NOTE,

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vitgraph.report.columns import (
-    Column,
-    TableSpec,
-    bytes_text,
-    count_text,
-    ms_text,
-    number_text,
-)
+from vitgraph.report.columns import Column, TableSpec, bytes_text, count_text, ms_text, number_text
 from vitgraph.report.document import Document, Facts, Text, section, sections
 
 CURVE = TableSpec(

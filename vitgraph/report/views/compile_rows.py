@@ -26,14 +26,7 @@ from vitgraph.report.columns import (
 from vitgraph.report.document import NO_VERDICT, Document, Facts, Text, Verdict, section, sections
 from vitgraph.report.views.claims import GAP_MEANING, TAIL_OF_FEW, headline_of
 from vitgraph.report.views.compare import backends_table, is_cpu, reasons_of, reference_text, status_text
-from vitgraph.report.views.conditions import (
-    conditions,
-    device_of,
-    environment_facts,
-    model_of,
-    warning_of,
-    workload_of,
-)
+from vitgraph.report.views.conditions import conditions, device_of, environment_facts, model_of, warning_of, workload_of
 
 _SERIES = (
     ("eager", "plain", "eager"),

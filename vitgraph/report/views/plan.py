@@ -6,28 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitgraph.report.columns import Cell, Column, Table, TableSpec, count_text, misses_text, ms_text, share_text
+from vitgraph.records.sections import Counters
+from vitgraph.report.columns import Column, Table, TableSpec, count_text, misses_text, ms_text, share_text
 from vitgraph.report.document import Document, Facts, Section, Text, section, sections
 from vitgraph.report.views.compare import availability_facts
 from vitgraph.report.views.conditions import budgets_of, limits_text, of_text
-from vitgraph.report.views.graph_tables import GRAPH_KEY, PER_PATH, compact
+from vitgraph.report.views.graph_tables import counter_facts, per_budget_table, replayed_table, shown_paths, sides_of
 from vitgraph.report.views.ranks import sharing_section
 
-EXPECTED = TableSpec(
-    "expected",
-    "Expected replays by token budget",
-    "a graph that would be replayed",
-    (
-        *GRAPH_KEY,
-        Column("replays", "integer", "replays", "replays of one round", "Replays"),
-        Column("items", "integer", "items", "items in those replays", "Items"),
-        Column("tokens", "integer", "tokens", "output tokens of those items", "Tokens"),
-        Column("waste", "number", "share", "rows of the replays that were padding", "Waste"),
-        Column(
-            "break_even_tokens", "integer", "tokens", "fewest tokens of one image faster so", "One image faster from"
-        ),
-    ),
-)
 BATCHES = TableSpec(
     "batches",
     "",
@@ -60,7 +46,7 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
         description: `PreparedBench.describe()`, with the `backends` of a comparison.
     """
     settings, resolved, expected = (description[name] for name in ("settings", "resolved", "expected"))
-    model, graph = settings["model"], settings["graph"]
+    model, graph, counters = settings["model"], settings["graph"], _counters(expected)
     per_call = settings.get("bench", {}).get("requests_per_call", 1)
     what = (
         model.get("attn_backend") or "auto",
@@ -76,18 +62,18 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
         what=tuple(map(str, what)),
         sections=sections(
             section("What would run", Facts.of(_plan_facts(description))),
-            section("", _path_table(expected), _expected_table(expected["per_budget"])),
-            _monolithic_section(resolved, expected),
+            section("Expected", Facts.of(counter_facts(counters, graph["packing"])), *_use_tables(counters)),
+            _monolithic_section(resolved, counters, expected.get("monolithic")),
             sharing_section(description["sharing"]),
             section("Backends", availability_facts(backends)) if backends else None,
             section("", *(Text(f"note: {warning}") for warning in description["warnings"])),
         ),
-        tables=(EXPECTED.table(map(_expected_row, expected["per_budget"])),),
+        tables=(per_budget_table(sides_of(counters, None)),),
     )
 
 
 def _plan_facts(description: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    resolved, workload, expected = (description[name] for name in ("resolved", "workload", "expected"))
+    resolved, workload = description["resolved"], description["workload"]
     yield (
         "Workload",
         f"{workload['name']}: {of_text(workload['requests'], workload['requests_brought'], 'request')}, "
@@ -99,55 +85,30 @@ def _plan_facts(description: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     limits = resolved["max_vision_items_per_batch"], resolved["max_frames_per_batch"]
     yield "Items / frames a replay", limits_text(*limits)
     yield "Graphs to capture", str(resolved["graphs"])
-    yield "Packing", description["settings"]["graph"]["packing"]
-    yield from _counter_facts(expected)
 
 
-def _counter_facts(expected: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    rate = f" ({share_text(expected['hit_rate'])})" if expected["hit_rate"] is not None else ""
-    yield "Expected hits", f"{expected['hits']:,} of {expected['items']:,} items{rate}"
-    misses = expected["misses_by_reason"].items()
-    yield "Expected misses", ", ".join(f"{name.replace('_', ' ')}: {count}" for name, count in misses) or "none"
-    waste = expected["waste"]
-    yield "Expected waste", "–" if waste is None else f"{share_text(waste)} of the replayed rows"
+def _counters(counts: Mapping[str, Any]) -> Counters:
+    """Counters as records have them."""
+    return Counters.model_validate({name: value for name, value in counts.items() if name in Counters.model_fields})
 
 
-def _path_table(counts: Mapping[str, Any]) -> Table | None:
-    """What is done on each encoder path; None for a model with one."""
-    paths = counts.get("per_path", [])
-    if all(row["path"] == "default" for row in paths):
-        return None
-    rows = (
-        {**row, "tokens": row["tokens_replayed"], "budget_tokens": row["budget_tokens_replayed"], "series": "graph"}
-        for row in paths
-    )
-    return PER_PATH.table(rows).without_empty("replay_ms")
+def _use_tables(counters: Counters) -> tuple[Table | None, Table]:
+    return shown_paths(counters), replayed_table(sides_of(counters, None))
 
 
-def _expected_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, "axis_key": "x".join(map(str, row.get("axis_key", ())))}
-
-
-def _expected_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    found = [_expected_row(row) for row in rows]
-    has_times = any("break_even_tokens" in row for row in rows)
-    if has_times:
-        never = Cell("never")
-        found = [row | {"break_even_tokens": row.get("break_even_tokens") or never} for row in found]
-    return compact(EXPECTED.table(found)).without_empty("break_even_tokens")
-
-
-def _monolithic_section(resolved: Mapping[str, Any], expected: Mapping[str, Any]) -> Section | None:
+def _monolithic_section(
+    resolved: Mapping[str, Any], counters: Counters, expected: Mapping[str, Any] | None
+) -> Section | None:
     """What is expected of the monolithic graphs, beside the two paths."""
-    if "monolithic" not in expected:
+    if expected is None:
         return None
-    planned, own = resolved["monolithic"], expected["monolithic"]
+    planned, sides = resolved["monolithic"], (counters, _counters(expected))
     (budgets,) = planned["token_budgets"].values()
+    counted = (("hits", "hits"), ("misses", "misses"), ("replays", "replays"), ("rows", "budget_tokens_replayed"))
     rows = [
         ("Graphs to capture", str(resolved["graphs"]), str(planned["graphs"])),
-        *((f"Expected {name}", f"{expected[name]:,}", f"{own[name]:,}") for name in ("hits", "misses", "replays")),
-        ("Rows computed", f"{expected['budget_tokens_replayed']:,}", f"{own['budget_tokens_replayed']:,}"),
-        ("Expected waste", share_text(expected["waste"]), share_text(own["waste"])),
+        *((f"Expected {name}", *(f"{getattr(side, field):,}" for side in sides)) for name, field in counted),
+        ("Expected waste", *(share_text(side.waste) for side in sides)),
     ]
     table = _TWO_PATHS.table(dict(zip(("figure", "graph", "monolithic"), row, strict=True)) for row in rows)
     text = (
@@ -159,22 +120,23 @@ def _monolithic_section(resolved: Mapping[str, Any], expected: Mapping[str, Any]
 
 def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | None = None) -> Document:
     """What packing does with one call (`explain_plan`) or with a workload (`explain_workload`)."""
-    counts = data["counts"]
+    counts = _counters(data["counts"])
     outcome = (
-        f"{data['policy']}: {count_text(counts['hits'], 'hit')}, {misses_text(counts['misses'])}, {_refused_text(data)}"
-        f"{count_text(counts['replays'], 'replay')}, waste {share_text(counts['waste'])}"
+        f"{data['policy']}: {count_text(counts.hits, 'hit')}, {misses_text(counts.misses)}, {_refused_text(data)}"
+        f"{count_text(counts.replays, 'replay')}, waste {share_text(counts.waste)}"
     )
-    batches = _batch_table(data["batches"]) if "batches" in data else _expected_table(counts["per_budget"])
+    paths, used = _use_tables(counts)
+    batches = _batch_table(data["batches"]) if "batches" in data else used
     return Document(
         name="vitgraph plan",
         title=f"{data['policy']} packing",
         what=(outcome,),
         sections=sections(
-            section("", batches, _path_table(counts)),
+            section("", batches, paths),
             section("", *map(Text, _miss_lines(data)), *_prediction(data["predicted"])),
             sharing_section(sharing),
         ),
-        tables=(EXPECTED.table(map(_expected_row, counts["per_budget"])),),
+        tables=(per_budget_table(sides_of(counts, None)),),
     )
 
 

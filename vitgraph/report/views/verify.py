@@ -6,16 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitgraph.records.kinds.verify import VerifiedModel
 from vitgraph.records.record import VerifyRecord
-from vitgraph.report.columns import (
-    NO_VALUE,
-    Cell,
-    Column,
-    Table,
-    TableSpec,
-    count_text,
-    error_text,
-    number_text,
-)
+from vitgraph.report.columns import NO_VALUE, Cell, Column, Table, TableSpec, count_text, error_text, number_text
 from vitgraph.report.document import Document, Section, Text, Verdict, section, sections
 from vitgraph.report.views.conditions import warning_of
 
