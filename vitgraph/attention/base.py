@@ -87,6 +87,13 @@ class AttentionBackend(ABC):
         with self._fresh_outputs.one_forward():
             yield
 
+    def expect(self, shapes: Mapping[tuple[int, int, int], int]) -> None:  # noqa: B027 (a hook, empty by default)
+        """Says, before anything is captured, which calls graphs and eager mode will meet.
+
+        Args:
+            shapes: Calls by their `(rows, segment slots, max_seqlen)`, without padding.
+        """
+
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:  # noqa: B027 (a hook, empty by default)
         """Builds what calls of other lengths will need, for the head shapes seen so far, so that no timed call does.
 
@@ -177,6 +184,20 @@ class AttentionBackend(ABC):
             if device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
                 self._tile_offsets[tiles, length, device] = known
         return known
+
+    def facts(self) -> dict[str, Any]:
+        """What ran, for a record; complete once the calls have been prepared."""
+        return {
+            "attn_backend": self.name,
+            "attn_implementation": self.implementation,
+            "attn_selection": list(self.selection) or None,
+            "attn_choices": self.choices() or None,
+            "attn_plan_build_ms": self.plan_build_ms,
+        }
+
+    def choices(self) -> list[dict[str, Any]]:
+        """Which backend each shape of a call goes to, where there is a choice; one plain row a shape."""
+        return []
 
     @property
     def transformers_name(self) -> str:

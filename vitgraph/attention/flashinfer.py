@@ -134,11 +134,6 @@ class FlashInferBackend(AttentionBackend):
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
         return half_precision_reason("cuDNN", dtype) or width_reason(head_width, 8, 256 if self._is_hopper else 128)
 
-    @property
-    def plan_count(self) -> int:
-        """Plans built so far: one for each layout and pair of buckets."""
-        return len(self._plans)
-
     @contextmanager
     def one_forward(self) -> Iterator[None]:
         outer, self._sections = self._sections, {}

@@ -101,7 +101,7 @@ class PerShapeBackend(AttentionBackend):
         timer: Times a case; replaced in tests.
     """
 
-    name: ClassVar[str] = "AUTO"
+    name: ClassVar[str] = "auto"
     is_capture_safe: ClassVar[bool] = True
     writes_padding_rows: ClassVar[bool] = False
 
@@ -202,21 +202,20 @@ class PerShapeBackend(AttentionBackend):
         backend = self.backend_for(CallShape(tiles * length, tiles, length, False))
         return backend.dense(query, key, value, mask, scale)
 
-    def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
-        """Chooses for the calls to come; a mapping from shape to number of calls also weighs them.
-
-        Args:
-            shapes: `(rows, segment slots, max_seqlen)` of the calls.
-        """
-        counts = Counter(shapes) if not isinstance(shapes, Mapping) else Counter(dict(shapes))
-        for backend in self._backends.values():
-            backend.prepare(sorted(counts))
-        for (rows, slots, longest), calls in counts.items():
+    def expect(self, shapes: Mapping[tuple[int, int, int], int]) -> None:
+        self._calls.clear()
+        self._expected.clear()
+        for (rows, slots, longest), calls in shapes.items():
             self._calls[CallShape(rows, slots, longest, False)] += calls
             for length in _likely_lengths(rows, slots, longest):
                 self._expected[length] += length * calls
-        for shape in sorted(self._calls):
-            self.backend_for(shape)
+
+    def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
+        known = sorted(shapes)
+        for backend in self._backends.values():
+            backend.prepare(known)
+        for shape in known:
+            self.backend_for(CallShape(*shape, False))
 
     def backend_for(self, shape: CallShape) -> AttentionBackend:
         """The backend that a call of this shape goes to."""
@@ -276,9 +275,9 @@ class PerShapeBackend(AttentionBackend):
     # -- what it took ----------------------------------------------------------------------------------------------
 
     def costs_ms(self) -> dict[str, float]:
-        """Attention time of one layer over the calls that were prepared: by backend where it alone took all, and AUTO.
+        """Attention time of one layer over the expected calls: by backend where it alone took all, and `auto`.
 
-        Empty where nothing was prepared; backends that could not run every shape are left out.
+        Empty where nothing was prepared for them; backends that could not run every shape are left out.
         """
         totals: dict[str, float] = {}
         timed = [
@@ -294,13 +293,7 @@ class PerShapeBackend(AttentionBackend):
         totals[self.name] = sum(min(choice.milliseconds.values()) * calls for choice, calls in timed)
         return totals
 
-    def best_single(self) -> str | None:
-        """The one backend that costs least over the prepared calls, for engines that have one; None if not known."""
-        costs = {label: cost for label, cost in self.costs_ms().items() if label != self.name}
-        return min(costs, key=costs.__getitem__) if costs else None
-
     def choices(self) -> list[dict[str, Any]]:
-        """What was measured and chosen, one plain row a shape, for a record."""
         labels = {id(backend): label for label, backend in self._backends.items()}
         return [
             {**shape._asdict(), "backend": labels[id(choice.backend)], "milliseconds": dict(choice.milliseconds)}

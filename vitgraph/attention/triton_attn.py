@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar, Self
@@ -218,14 +218,6 @@ class TritonAttnBackend(AttentionBackend):
         for rows, _, max_seqlen in shapes:
             for head_shape in self._head_shapes:
                 self._tile(head_shape, rows, max_seqlen)
-
-    def measured_tiles(self) -> list[dict[str, Any]]:
-        """Every tile measured so far in this process with its class and milliseconds, as plain rows for a record."""
-        return [
-            {**asdict(key), "device": str(key.device), "dtype": str(key.dtype), **asdict(tile), "milliseconds": time_ms}
-            for key, times in _MEASURED.items()
-            for tile, time_ms in times.items()
-        ]
 
     def _tile(self, head_shape: HeadShape, rows: int, max_seqlen: int) -> Tile:
         length_class = _class_of(min(max_seqlen, rows), LENGTH_CLASSES)

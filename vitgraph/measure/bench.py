@@ -158,15 +158,17 @@ class BenchRun:
                 manager.clear()
 
     def _execute(self, writer: SampleWriter | None) -> None:
+        from vitgraph.attention.per_shape import PerShapeBackend
         from vitgraph.measure.calls import CallInputs
         from vitgraph.measure.experiment import Control, Experiment, rounds_over
         from vitgraph.measure.record_samples import SampleKeeper
-        from vitgraph.measure.series import prepare_attention
+        from vitgraph.measure.series import call_shapes, prepare_attention
         from vitgraph.measure.timing import CallTimer
 
         prepared, draft, spec = self.prepared, self.draft, self.prepared.spec
         encoder = self._open()
         device = encoder.device
+        encoder.attention.expect(call_shapes(encoder, prepared.calls))
         managers = self._capture_all(encoder)
         inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
         series = self._series(encoder, managers)
@@ -175,7 +177,9 @@ class BenchRun:
         prepare_attention(encoder, own_calls, inputs)
         if self.ranks is not None:
             self.ranks.wait_prepared()
-        draft.environment["attn_plan_build_ms"] = encoder.attention.plan_build_ms
+        draft.environment |= encoder.attention.facts()
+        if isinstance(encoder.attention, PerShapeBackend):
+            self.progress.note(f"attention: {encoder.attention}")
         timer = CallTimer(device) if self.ranks is None else self.ranks.timer
         experiment = Experiment(series, inputs, timer, device, self.ranks)
         self.progress.phase("warming up", len(prepared.warmups))

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from vitgraph.attention.registry import backend_class
+from vitgraph.attention.registry import AUTO, backend_class
 from vitgraph.attention.selection import first_line
 from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import Reference, largest_deviation, worst
 from vitgraph.measure.preparation import PreparedBench
-from vitgraph.measure.series import Encode, Series, eager_series, graph_series, prepare_attention
+from vitgraph.measure.series import Encode, Series, call_shapes, eager_series, graph_series, prepare_attention
 from vitgraph.measure.setup import load
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
@@ -191,6 +191,7 @@ class Candidate:
             self.row["graphs"] |= counters[self._alone[GRAPH].name].as_dict()
         if self._encoder is not None:
             self.row["plan_build_ms"] = self._encoder.attention.plan_build_ms
+            self.row["implementation"] = self._encoder.attention.implementation
 
     def counters(self) -> GraphCounters:
         """Hits, misses and the use of the graphs over all calls; with equal graphs every rank can tell it of all."""
@@ -203,8 +204,10 @@ class Candidate:
 
     def model_spec(self, device: torch.device) -> ModelSpec | None:
         """How the encoder is loaded; None where its backend is not there, which the row then says."""
-        chosen = backend_class(self.name)
         model = self._prepared.spec.model
+        if self.name == AUTO:
+            return replace(model, attn_backend=AUTO, flash_attn_version=None)
+        chosen = backend_class(self.name)
         reason = chosen.unavailable_reason(device)
         if reason is not None:
             self.fail(COMPARED_MODES, UNAVAILABLE, reason)
@@ -226,6 +229,7 @@ class Candidate:
         else:
             self.row |= {"used": facts["attn_backend"], "implementation": facts["attn_implementation"]}
             graph = self._prepared.spec.graph
+            self._encoder.attention.expect(call_shapes(self._encoder, self._prepared.calls))
             self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
             modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
             self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}

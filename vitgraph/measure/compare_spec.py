@@ -38,22 +38,21 @@ class PreparedCompare:
 
 
 def choose_backends(names: Sequence[str]) -> tuple[str, ...]:
-    """The backends that are named; every registered one where none is.
+    """The backends that are named, `auto` among them where it is; every registered one where none is.
 
     Raises:
         BackendError: An unknown name.
-        UsageError: One twice, or `auto`.
+        UsageError: One twice.
     """
     from vitgraph.attention.registry import AUTO, BACKENDS, backend_class
 
     if not names:
         return tuple(BACKENDS)
     for name in names:
-        if name == AUTO:
-            raise UsageError(f"--backends has {AUTO}, which chooses among {', '.join(BACKENDS)}; name these instead")
         if list(names).count(name) > 1:
             raise UsageError(f"--backends names {name} twice; name each backend once")
-        backend_class(name)
+        if name != AUTO:
+            backend_class(name)
     return tuple(names)
 
 

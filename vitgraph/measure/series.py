@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -129,6 +130,18 @@ def encode_stock(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch
     return list(encoder.stock_forward(mm_kwargs).split(rows))
 
 
+def call_shapes(encoder: VisionEncoder, calls: Sequence[EncoderCall]) -> Counter[tuple[int, int, int]]:
+    """Attention calls by `(rows, segment slots, max_seqlen)`, without padding; none of towers of equal tiles."""
+    shapes: Counter[tuple[int, int, int]] = Counter()
+    for items, count in Counter(call.items for call in calls).items() if encoder.calls_varlen else ():
+        metadata = encoder.compute_metadata(items, DEFAULT_PATH, ())
+        scalars = encoder.compute_scalars(metadata)
+        for name in SEGMENT_OFFSETS.keys() & metadata.keys():
+            offsets = metadata[name]
+            shapes[int(offsets[-1]), len(offsets) - 1, scalars[SEGMENT_OFFSETS[name]]] += count
+    return shapes
+
+
 @torch.inference_mode()
 def prepare_attention(encoder: VisionEncoder, calls: Sequence[EncoderCall], inputs: CallInputs) -> None:
     """Lets the attention backend build what it needs for the calls' lengths, so that no timed call does.
@@ -138,19 +151,10 @@ def prepare_attention(encoder: VisionEncoder, calls: Sequence[EncoderCall], inpu
         calls: The calls to come.
         inputs: Makes their pixels.
     """
-    shapes = set()
     if type(encoder.attention).prepare is AttentionBackend.prepare:
         return
-    tile_counts: dict[int, EncoderCall] = {}
-    for items, call in {call.items: call for call in calls}.items():
-        metadata = encoder.compute_metadata(items, DEFAULT_PATH, ()) if encoder.calls_varlen else {}
-        names = SEGMENT_OFFSETS.keys() & metadata.keys()
-        scalars = encoder.compute_scalars(metadata) if names else {}
-        for name in names:
-            offsets = metadata[name]
-            shapes.add((int(offsets[-1]), len(offsets) - 1, scalars[SEGMENT_OFFSETS[name]]))
-        if not names:
-            tile_counts[call.input_rows] = call
+    shapes = call_shapes(encoder, calls)
     encoder.attention.prepare(sorted(shapes))
-    for call in tile_counts.values():
-        encode_eagerly(encoder, inputs.make(call))
+    if not shapes:
+        for call in {call.input_rows: call for call in calls}.values():
+            encode_eagerly(encoder, inputs.make(call))

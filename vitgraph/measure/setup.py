@@ -223,9 +223,7 @@ def load(
     facts = {
         **(compile_encoder(encoder) if spec.compile else {"compiled_blocks": 0}),
         "attn_backend_requested": spec.attn_backend,
-        "attn_backend": attention.name,
-        "attn_implementation": attention.implementation,
-        "attn_selection": list(attention.selection) or None,
+        **attention.facts(),
         "dtype": str(dtype).removeprefix("torch."),
         "parameters": parameter_count(encoder.modules),
         "weight_bytes": sum(p.numel() * p.element_size() for p in encoder.modules.parameters()),

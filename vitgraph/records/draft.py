@@ -30,6 +30,7 @@ _ENCODER = (
     "attn_backend",
     "attn_implementation",
     "attn_selection",
+    "attn_choices",
     "attn_plan_build_ms",
 )
 

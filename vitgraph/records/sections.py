@@ -139,6 +139,23 @@ class Compiled(Section):
     """What was fused beyond torch's own choices: by fusion, whether or how often in a block."""
 
 
+class AttentionChoice(Section):
+    """The backend of the attention calls of one shape."""
+
+    rows: Count
+    """Packed rows."""
+    slots: Count
+    """Segment slots."""
+    longest: Count
+    """Upper bound of the segment lengths, in rows."""
+    is_graph: bool
+    """It is the shape of a graph's calls; else of eager ones near it."""
+    backend: str
+    """The fastest backend."""
+    milliseconds: dict[str, Time]
+    """Time of a call in ms, by backend; empty where the choice of a near shape was taken."""
+
+
 class Encoder(Section):
     """The encoder that ran."""
 
@@ -156,6 +173,8 @@ class Encoder(Section):
     """What stands behind it: package and version."""
     attn_selection: tuple[dict[str, JsonValue], ...] | None = None
     """Where `auto` chose by measuring: what it found of each candidate."""
+    attn_choices: tuple[AttentionChoice, ...] | None = None
+    """Which backend each shape of a call went to, where there is a choice: in graphs, and eagerly."""
     attn_plan_build_ms: Time | None = None
     """Time that the backend spent building plans before anything was timed, in ms."""
     compiled: Compiled | None = None

@@ -212,7 +212,11 @@ def verify_model(
         The result, also where the encoder could not be built.
     """
     try:
-        attention = create_backend(backend, device, flash_attn_version=flash_attn_version)
+        family = source.row.encoder_class()
+        heads, width = family.head_count(source.vision_config), family.head_width(source.vision_config)
+        attention = create_backend(
+            backend, device, flash_attn_version=flash_attn_version, head_width=width, heads=heads, dtype=dtype
+        )
         encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
         # Before anything is counted: the compiler keeps memory of its own.
         compiled = compile_encoder(encoder)["compiled_blocks"] if compiles else 0

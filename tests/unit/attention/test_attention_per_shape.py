@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, ClassVar
 
 import pytest
@@ -70,7 +69,7 @@ def test_a_graph_is_judged_by_the_segments_that_the_calls_will_bring() -> None:
     shape = CallShape(rows=1600, slots=8, longest=1600, is_graph=True)
     assert auto().backend_for(shape).name == "LONG"
     expecting = auto()
-    expecting.prepare(Counter({(400, 4, 100): 50, (1600, 1, 1600): 1}))
+    expecting.expect({(400, 4, 100): 50, (1600, 1, 1600): 1})
     assert expecting.backend_for(shape).name == "SHORT"
 
 
@@ -107,11 +106,12 @@ def test_when_measuring_took_its_time_the_nearest_known_shape_decides(
 
 def test_what_one_backend_alone_would_have_cost_is_said() -> None:
     backend = auto()
-    assert (backend.costs_ms(), backend.best_single()) == ({}, None)
-    backend.prepare(Counter({(128, 2, 64): 10, (1024, 1, 1024): 5}))
+    assert backend.costs_ms() == {}
+    calls = {(128, 2, 64): 10, (1024, 1, 1024): 5}
+    backend.expect(calls)
+    backend.prepare(calls)
     costs = backend.costs_ms()
-    assert costs["AUTO"] < min(costs["SHORT"], costs["LONG"])
-    assert backend.best_single() == min(("SHORT", "LONG"), key=costs.__getitem__)
+    assert costs["auto"] < min(costs["SHORT"], costs["LONG"])
     assert "SHORT (segments of 64 to 64 rows), LONG (segments of 1024 to 1024 rows)" in str(backend)
     assert "with one backend alone: LONG 1." in str(backend)
 
