@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from record_dicts import CompareRecord
 
 from vitgraph.records import record as records
 from vitgraph.records.candidates import (
@@ -17,7 +18,6 @@ from vitgraph.records.candidates import (
     series_name,
     set_status,
 )
-from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample, Samples
 from vitgraph.records.store import SAMPLES_FILE
 

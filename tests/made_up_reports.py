@@ -13,11 +13,10 @@ from made_up_profile import made_up_profile
 from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
 from vitgraph.records.record import BenchRecord, CompareRecord, MicroRecord, ProfileRecord, Record, VerifyRecord
-from vitgraph.records.saved_runs import open_runs
+from vitgraph.records.saved_runs import SavedRun, open_runs
 from vitgraph.records.two_runs import compare_runs
 from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
-from vitgraph.report.typed import SavedRun, typed_run
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.doctor import doctor_document
 from vitgraph.report.views.models import models_document
@@ -32,7 +31,7 @@ FAULT = "relative L2 0.5 from eager, above 1e-05: item 0 [odd], budget 64"
 @cache
 def saved_run(folder: Path = EXAMPLE) -> SavedRun:
     """The stored example run, or another, opened."""
-    return typed_run(open_runs([folder])[0])
+    return open_runs([folder])[0]
 
 
 def changed(record: Record, changes: Mapping[str, Any]) -> Any:
@@ -184,7 +183,7 @@ def runs_report(folder: Path) -> Document:
         record["graph"]["mode"] = "cpu-replay"
         record["environment"] |= {"device": "CPU"}
 
-    return runs_document([saved_run(), typed_run(open_runs([write_run(folder / "cpu", cpu, requests=20)])[0])])
+    return runs_document([saved_run(), open_runs([write_run(folder / "cpu", cpu, requests=20)])[0]])
 
 
 def models_report() -> Document:

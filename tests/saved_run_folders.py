@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from record_dicts import old_form
+
 from vitgraph.records.drafts import record_of
-from vitgraph.records.old_forms import old_form
 from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder, read_record
 

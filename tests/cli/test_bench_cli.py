@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from record_dicts import RunRecord
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.graphs import manager
 from vitgraph.measure.series import Series
-from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.store import read_record
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from record_dicts import CompareRecord
 from typer.testing import CliRunner
 
 from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.cli import app
 from vitgraph.measure import compare
-from vitgraph.records.compare_record import CompareRecord
 
 TINY = [
     "compare-backends", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "4",

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_dicts import RunRecord
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
-from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_dicts import RunRecord
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -16,7 +17,6 @@ from vitgraph.commands import tune_budgets
 from vitgraph.predict.find_profile import shipped_profiles
 from vitgraph.predict.profile import load_profile
 from vitgraph.records import store
-from vitgraph.records.bench_record import RunRecord
 
 PROFILE = "h200-qwen3-vl-30b-a3b"
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from vitgraph.records.bench_record import RunRecord
+from record_dicts import RunRecord
 
 pytestmark = [
     pytest.mark.requires_cuda,

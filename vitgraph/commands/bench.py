@@ -24,7 +24,6 @@ def bench(spec: BenchSpec) -> Shown | None:
     from vitgraph.errors import SlowerThanEagerError
     from vitgraph.measure.preparation import prepare_bench
     from vitgraph.report.documents import document_of, write_derived
-    from vitgraph.report.typed import typed_record
 
     if spec.compile_rows:
         return _compile_rows(spec)
@@ -45,7 +44,7 @@ def bench(spec: BenchSpec) -> Shown | None:
                 write_derived(folder, progress.note)
     if record is None:
         return None
-    document = document_of(typed_record(record), sharing=prepared.sharing)
+    document = document_of(record, sharing=prepared.sharing)
     verdict, failure = document.verdict, None
     if spec.run.fail_on_slower and verdict is not None and verdict.word == "slower":
         failure = SlowerThanEagerError(f"graphs are slower than eager here: {verdict.reason}")
@@ -55,7 +54,9 @@ def bench(spec: BenchSpec) -> Shown | None:
 
         show(document, console)
 
-    return Shown(record.as_json(), render, folder, is_interrupted=record["status"] == "interrupted", failure=failure)
+    return Shown(
+        record.model_dump(mode="json"), render, folder, is_interrupted=record.status == "interrupted", failure=failure
+    )
 
 
 def describe_plan(prepared: PreparedBench) -> Shown:
@@ -77,10 +78,10 @@ def _compile_rows(spec: BenchSpec) -> Shown:
 
     from vitgraph.measure.compile_matrix import run_compile_matrix
     from vitgraph.measure.preparation import prepare_bench
+    from vitgraph.records.candidates import failure as failure_of
     from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.to_terminal import render
-    from vitgraph.report.typed import typed_record
 
     prepared = prepare_bench(replace(spec, model=replace(spec.model, compile=False)))
     folder = spec.run.output_dir or new_run_folder("compile-rows", spec.model.model)
@@ -92,11 +93,11 @@ def _compile_rows(spec: BenchSpec) -> Shown:
             progress.note(warning)
         record = run_compile_matrix(prepared, folder, command_line(), progress)
         write_derived(folder, progress.note)
-    is_interrupted = record["status"] == "interrupted"
+    is_interrupted = record.status == "interrupted"
     return Shown(
-        record.as_json(),
-        lambda console: render(document_of(typed_record(record)), console),
+        record.model_dump(mode="json"),
+        lambda console: render(document_of(record), console),
         folder,
         is_interrupted=is_interrupted,
-        failure=None if is_interrupted else record.failure(),
+        failure=None if is_interrupted else failure_of(record.result),
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vitgraph.measure.compare_spec import PreparedCompare
     from vitgraph.measure.progress import Progress
-    from vitgraph.records.compare_record import CompareRecord
+    from vitgraph.records.record import CompareRecord
 
 PART_OPTIONS_FILE = "options.json"
 
@@ -35,10 +35,10 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
     from vitgraph.commands.on_ranks import is_follower, is_rank, ran_on_ranks, rank_progress
     from vitgraph.measure.compare_micro import MICRO_KIND
     from vitgraph.measure.compare_spec import choose_backends, prepare_compare
-    from vitgraph.records.compare_record import KIND
+    from vitgraph.records.candidates import COMPARE_KIND as KIND
+    from vitgraph.records.candidates import failure as failure_of
     from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.to_terminal import render
-    from vitgraph.report.typed import typed_record
 
     if spec.isolate and is_rank():
         raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
@@ -64,10 +64,16 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
                 write_derived(folder, progress.note)
     if record is None:
         return None
-    is_interrupted = record["status"] == "interrupted"
-    failure = None if is_interrupted else record.failure()
-    document = document_of(typed_record(record), sharing=prepared.bench.sharing)
-    return Shown(record.as_json(), partial(render, document), folder, is_interrupted=is_interrupted, failure=failure)
+    is_interrupted = record.status == "interrupted"
+    failure = None if is_interrupted else failure_of(record.result)
+    document = document_of(record, sharing=prepared.bench.sharing)
+    return Shown(
+        record.model_dump(mode="json"),
+        partial(render, document),
+        folder,
+        is_interrupted=is_interrupted,
+        failure=failure,
+    )
 
 
 def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> CompareRecord | None:

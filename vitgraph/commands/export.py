@@ -75,7 +75,9 @@ def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str])
     comparison = compare_runs(first, second, names)
     for run in (first, second):
         _print_notes(run.notes)
-    folder = spec.output_dir or new_run_folder("comparison", first.record.model_name)
+    folder = spec.output_dir or new_run_folder(
+        "comparison", first.record.resolved.model if first.record.resolved else "runs"
+    )
     shown = _written(two_runs_document(comparison), folder, formats, spec, stem="comparison")
     return Shown(comparison_summary(comparison), shown.render)
 

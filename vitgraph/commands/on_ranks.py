@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.measure.progress import Progress
     from vitgraph.ranks.group import ParallelGroup
-    from vitgraph.records.bench_record import RunRecord
+    from vitgraph.records.record import BenchRecord
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def joined(spec: ParallelSpec, device: str) -> Iterator[ParallelGroup | None]:
 
 def bench_on_rank(
     prepared: PreparedBench, folder: Path, command: Sequence[str], progress: Progress
-) -> RunRecord | None:
+) -> BenchRecord | None:
     """This rank's part of `bench`; the record on rank 0 and in a run of one process, None elsewhere."""
     from vitgraph.measure.bench import follow_bench, run_bench
 

@@ -74,7 +74,7 @@ def print_json(value: Any) -> None:
     """Prints one JSON value; numbers that are not finite as the records have them."""
     import json
 
-    from vitgraph.records.bench_record import encode
+    from vitgraph.records.draft import encode
 
     print(json.dumps(encode(value), indent=1))
 

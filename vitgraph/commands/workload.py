@@ -40,7 +40,7 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
 
 
 def _write_facts(facts: Mapping[str, Any], document: Document, folder: Path, overwrite: bool) -> None:
-    from vitgraph.records.files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+    from vitgraph.records.store import refuse_to_replace, write_file
     from vitgraph.report.charts import chart_files
     from vitgraph.report.to_files import write_files
 
@@ -48,10 +48,7 @@ def _write_facts(facts: Mapping[str, Any], document: Document, folder: Path, ove
         refuse_to_replace(folder / FACTS_FILE)
     plots = chart_files(document.charts)
     write_files({folder / name: content for name, content in plots.items()}, overwrite)
-    try:
-        write_atomically(folder / FACTS_FILE, json.dumps(facts, indent=1).encode())
-    except OSError as error:
-        raise RecordFileError(f"cannot write {folder / FACTS_FILE}: {os_reason(error)}") from error
+    write_file(folder / FACTS_FILE, json.dumps(facts, indent=1).encode(), "the facts of the workload")
 
 
 def make(spec: WorkloadMakeSpec) -> Shown:
@@ -80,11 +77,10 @@ def convert(spec: WorkloadConvertSpec) -> Shown:
 
 
 def _refuse_existing(output: Path, overwrite: bool) -> None:
-    from vitgraph.errors import UsageError
+    from vitgraph.records.store import check_file
 
     # Before the source is read, which can take minutes.
-    if output.exists() and not overwrite:
-        raise UsageError(f"{output} exists; use --overwrite or another --output")
+    check_file(output, overwrite)
 
 
 def _save(workload: Workload, output: Path, overwrite: bool) -> Shown:

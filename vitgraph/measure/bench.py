@@ -16,7 +16,6 @@ from vitgraph.measure.progress import Progress
 from vitgraph.measure.record_facts import correctness_facts, new_draft, replay_ms_of_path
 from vitgraph.measure.setup import load, resolve_device, resolve_dtype
 from vitgraph.planning.packing import EAGER_IS_FASTER
-from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.draft import Draft
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Samples, SampleWriter
@@ -47,7 +46,7 @@ def run_bench(
     command: Sequence[str],
     progress: Progress,
     group: ParallelGroup | None = None,
-) -> RunRecord:
+) -> BenchRecord:
     """Runs a prepared bench and saves its record in `folder`, whatever ends it.
 
     Args:
@@ -102,7 +101,7 @@ def run_bench(
             f"no graph was replayed: the calibration predicts eager to be faster for all {graph.items} items, so both "
             "modes are eager here"
         )
-    return RunRecord.of(record, folder)
+    return record
 
 
 def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progress) -> None:

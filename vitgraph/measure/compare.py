@@ -13,10 +13,9 @@ from vitgraph.measure.compare_spec import PreparedCompare, new_draft
 from vitgraph.measure.preparation import shared_facts
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype
-from vitgraph.records import record as records
 from vitgraph.records.candidates import COMPARE_KIND, COMPARED_MODES, derive_results
-from vitgraph.records.compare_record import CPU_REPLAY, CUDA, CompareRecord
 from vitgraph.records.draft import Draft
+from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import Sample, Samples, SampleWriter
 from vitgraph.records.store import ResultFolder
 from vitgraph.records.summary import CPU_REPLAY_REASON
@@ -50,7 +49,7 @@ def run_compare(
         comparison: What runs it; `Comparison` unless given.
 
     Returns:
-        The record; also where no backend could be measured, which `CompareRecord.failure` tells.
+        The record; also where no backend could be measured, which `failure` of `vitgraph.records.candidates` tells.
 
     Raises:
         VitgraphError: The model itself cannot be loaded or checked, or another rank failed.
@@ -73,8 +72,8 @@ def run_compare(
             raise
         finally:
             record = draft.save(results)
-    assert isinstance(record, records.CompareRecord)
-    return CompareRecord.of(record, folder)
+    assert isinstance(record, CompareRecord)
+    return record
 
 
 def follow_compare(prepared: PreparedCompare, command: Sequence[str], group: ParallelGroup, progress: Progress) -> None:
@@ -205,7 +204,7 @@ class Comparison:
         draft.environment = snapshot(self.device) | kept
         is_cuda = self.device.type == "cuda"
         comparison |= {
-            "mode": CUDA if is_cuda else CPU_REPLAY,
+            "mode": "cuda" if is_cuda else "cpu-replay",
             "invalid_reasons": [] if is_cuda else [CPU_REPLAY_REASON],
         }
         inputs = CallInputs(base, [*bench.calls, *bench.warmups], bench.spec.model.seed)

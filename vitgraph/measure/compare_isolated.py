@@ -11,10 +11,9 @@ from typing import Any
 from vitgraph.measure.compare import STOPPED
 from vitgraph.measure.compare_spec import PreparedCompare, new_draft
 from vitgraph.measure.progress import Progress
-from vitgraph.records import record as records
 from vitgraph.records.candidates import COMPARE_KIND, COMPARED_MODES, ERROR, OK, derive_results, empty_row, set_status
-from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.draft import Draft, facts_of
+from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
 from vitgraph.records.store import RUN_FILE, ResultFolder, beside, read_record, refuse_to_replace
 
@@ -35,7 +34,7 @@ def run_isolated(
     The records of the processes stay under `parts/`. A process that crashes costs its own row only.
 
     Returns:
-        The record; also where no backend could be measured, which `CompareRecord.failure` tells.
+        The record; also where no backend could be measured, which `failure` of `vitgraph.records.candidates` tells.
     """
     parts = folder / PARTS_FOLDER
     if not prepared.spec.bench.run.overwrite:
@@ -65,8 +64,8 @@ def run_isolated(
                 draft.end("complete")
         finally:
             record = draft.save(results)
-    assert isinstance(record, records.CompareRecord)
-    return CompareRecord.of(record, folder)
+    assert isinstance(record, CompareRecord)
+    return record
 
 
 def _run_process(command: Sequence[str], part: Path) -> tuple[bool, int]:
@@ -106,7 +105,7 @@ def _read_part(draft: Draft, name: str, part: Path, status: int) -> tuple[dict[s
         last = f": {lines[-1]}" if lines else ""
         return _failed(row, f"its process {ended} and left no record{last}"), None
     found = read_record(part, COMPARE_KIND)
-    assert isinstance(found, records.CompareRecord)
+    assert isinstance(found, CompareRecord)
     row, theirs, ours = found.result.candidates[0].model_dump(), found.result.comparison, draft.result["comparison"]
     if found.environment is not None:
         facts = facts_of(found.environment)

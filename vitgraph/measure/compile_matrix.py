@@ -18,8 +18,8 @@ from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.progress import Progress
 from vitgraph.models.compile.compilation import compile_facts
 from vitgraph.records.candidates import COMPILE_KIND, contrast, series_name
-from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.draft import compiled_of
+from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, Samples
 from vitgraph.specs import CompareSpec
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitgraph.records.bench_record import RunRecord
+from vitgraph.records.record import BenchRecord
 
 Facts = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ class Difference:
         return f"{self.name} ({self.first} against {self.second})"
 
 
-def find_differences(first: RunRecord, second: RunRecord) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
+def find_differences(first: BenchRecord, second: BenchRecord) -> tuple[tuple[Difference, ...], tuple[Difference, ...]]:
     """What two runs are not equal in.
 
     Returns:
@@ -73,88 +73,83 @@ def _words(value: Any) -> str:
     return str(value)
 
 
-def _setting(name_of_fact: str, *path: str, default: Any = None) -> Callable[[RunRecord], Facts]:
-    def read(record: RunRecord) -> Facts:
-        value: Any = record["settings"]
-        for name in path:
-            value = value.get(name, {} if name != path[-1] else default)
-        return {name_of_fact: value}
-
-    return read
+def _resolved(name_of_fact: str, field: str) -> Callable[[BenchRecord], Facts]:
+    return lambda record: {name_of_fact: getattr(record.resolved, field, None)}
 
 
-def _device(record: RunRecord) -> Facts:
-    return {"device": record.device_name}
+def _items(record: BenchRecord) -> Facts:
+    workload = record.workload
+    if workload is None:
+        return {}
+    return {"requests": workload.requests, "items": workload.items, "skipped": len(workload.skipped)}
 
 
-def _graph_mode(record: RunRecord) -> Facts:
-    return {"graph mode": (record["graph"] or {}).get("mode")}
+def _weights(record: BenchRecord) -> Facts:
+    run = record.resolved
+    return {} if run is None else {"load format": run.load_format, "revision": run.revision}
 
 
-def _items(record: RunRecord) -> Facts:
-    workload = record["workload"]
-    return {name: workload.get(name) for name in ("requests", "items")} | {"skipped": len(workload.get("skipped", []))}
+def _encoder(record: BenchRecord, field: str) -> Any:
+    return getattr(record.environment.encoder, field, None) if record.environment is not None else None
 
 
-def _weights(record: RunRecord) -> Facts:
-    model = record["settings"]["model"]
-    return {"load format": model.get("load_format"), "revision": model.get("revision")}
+def _dtype(record: BenchRecord) -> Facts:
+    return {"dtype": _encoder(record, "dtype") or getattr(record.resolved, "dtype", None)}
 
 
-def _dtype(record: RunRecord) -> Facts:
-    return {"dtype": record["environment"].get("dtype") or record["settings"]["model"].get("dtype")}
+def _backend(record: BenchRecord) -> Facts:
+    return {"backend": _encoder(record, "attn_backend"), "implementation": _encoder(record, "attn_implementation")}
 
 
-def _backend(record: RunRecord) -> Facts:
-    return {"backend": record.backend_used, "implementation": record["environment"].get("attn_implementation")}
+def _budgets(record: BenchRecord) -> Facts:
+    run = record.resolved
+    if run is None:
+        return {}
+    limits = ("max_vision_items_per_batch", "max_frames_per_batch", "slot_tiers", "video_pruning_rate")
+    return {"token budgets": run.token_budgets, **{name.replace("_", " "): getattr(run, name) for name in limits}}
 
 
-def _budgets(record: RunRecord) -> Facts:
-    graph, resolved = record["settings"]["graph"], record["settings"]["resolved"]
-    limits = ("max_vision_items_per_batch", "max_frames_per_batch")
-    return {
-        "token budgets": resolved["token_budgets"],
-        **{name.replace("_", " "): resolved[name] for name in limits},
-        "slot tiers": graph.get("slot_tiers", True),
-        "video pruning rate": graph.get("video_pruning_rate", 0.0),
-    }
+def _software(record: BenchRecord) -> Facts:
+    environment = record.environment
+    if environment is None:
+        return {}
+    versions = {name: environment.libraries.get(name) for name in SOFTWARE}
+    driver = _reading(record, "driver_version")
+    return {**versions, "CUDA": environment.cuda, "cuDNN": environment.cudnn, "driver": driver}
 
 
-def _software(record: RunRecord) -> Facts:
-    environment = record["environment"]
-    libraries = environment.get("libraries", {})
-    driver = (environment.get("gpu_state") or {}).get("driver_version")
-    versions = {name: libraries.get(name) for name in SOFTWARE}
-    return {**versions, "CUDA": environment.get("cuda"), "cuDNN": environment.get("cudnn"), "driver": driver}
+def _reading(record: BenchRecord, name: str) -> str | None:
+    states = record.environment.gpu_states if record.environment is not None else ()
+    return states[0].values.get(name) if states else None
 
 
-def _power_limit(record: RunRecord) -> Facts:
-    limit = (record["environment"].get("gpu_state") or {}).get("power.limit")
+def _power_limit(record: BenchRecord) -> Facts:
+    limit = _reading(record, "power.limit")
     return {"power-limit": None if limit is None else f"{limit} W"}
 
 
-REQUIRED: dict[str, Callable[[RunRecord], Facts]] = {
-    "device": _device,
-    "graph mode": _graph_mode,
-    "workload fingerprint": lambda record: {"workload fingerprint": record["workload"].get("fingerprint")},
+REQUIRED: dict[str, Callable[[BenchRecord], Facts]] = {
+    "device": lambda record: {"device": getattr(record.environment, "device", None)},
+    "graph mode": lambda record: {"graph mode": record.result.graph.mode},
+    "workload fingerprint": lambda record: {"workload fingerprint": getattr(record.workload, "fingerprint", None)},
     "measured items": _items,
-    "requests per call": _setting("requests per call", "bench", "requests_per_call"),
+    "requests per call": _resolved("requests per call", "requests_per_call"),
 }
 """What must be equal in two runs, by the name that messages give it."""
 
-FACTORS: dict[str, Callable[[RunRecord], Facts]] = {
-    "model": _setting("model", "model", "model"),
+FACTORS: dict[str, Callable[[BenchRecord], Facts]] = {
+    "model": _resolved("model", "model"),
     "weights": _weights,
-    "processor": _setting("processor", "model", "mm_processor_kwargs", default={}),
+    "processor": _resolved("processor", "processor"),
     "dtype": _dtype,
     "backend": _backend,
-    "compile": _setting("compile", "model", "compile", default=False),
+    "compile": _resolved("compile", "compile"),
     "budgets": _budgets,
-    "packing": _setting("packing", "graph", "packing"),
-    "ranks": _setting("ranks", "parallel", "ranks", default=1),
-    "assignment": _setting("assignment", "parallel", "assignment", default="size"),
+    "packing": _resolved("packing", "packing"),
+    "ranks": _resolved("ranks", "ranks"),
+    "assignment": _resolved("assignment", "assignment"),
     "software": _software,
-    "vitgraph": lambda record: {"vitgraph": record["vitgraph_version"]},
+    "vitgraph": lambda record: {"vitgraph": record.vitgraph_version},
     "power-limit": _power_limit,
 }
 """What two runs can be compared across, by the name that `--across` takes."""

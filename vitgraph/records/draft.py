@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -149,3 +151,24 @@ def facts_of(environment: Environment) -> Json:
         found |= environment.encoder.model_dump(exclude={"compiled"}, exclude_none=True)
         found["compiled_blocks"] = environment.encoder.compiled_blocks
     return found
+
+
+def encode(value: Any, where: str = "record") -> Any:
+    """Turns a value into what strict JSON can hold; numbers that are not finite become strings.
+
+    Raises:
+        TypeError: A value has no place in a record; the message names the field.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, Mapping):
+        return {str(name): encode(entry, f"{where}.{name}") for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return encode(value.item(), where)
+    raise TypeError(f"{where} is a {type(value).__name__}, which a record cannot hold; convert it before saving")

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitgraph.errors import UsageError
-from vitgraph.records.bench_record import RunRecord, Sample
-from vitgraph.records.store import SAMPLES_FILE, beside, record_file, record_kind
+from vitgraph.records.record import BenchRecord
+from vitgraph.records.sample_table import Samples, read_samples
+from vitgraph.records.store import SAMPLES_FILE, beside, read_record, record_file
 
 BENCH_KIND = "bench"
 
@@ -20,13 +21,13 @@ class SavedRun:
     Attributes:
         name: Shortest end of its path that no other of the opened runs has.
         record: The record.
-        samples: Its samples; empty where the file is missing.
+        samples: Its samples; None where the file is missing.
         notes: What had to be left out, in words.
     """
 
     name: str
-    record: RunRecord
-    samples: tuple[Sample, ...]
+    record: BenchRecord
+    samples: Samples | None
     notes: tuple[str, ...] = ()
 
 
@@ -38,31 +39,23 @@ def open_runs(paths: Sequence[Path]) -> list[SavedRun]:
     """
     files = [record_file(path) for path in paths]
     folders = [file.parent for file in files]
-    for file, folder in zip(files, folders, strict=True):
+    for folder in folders:
         if folders.count(folder) > 1:
             raise UsageError(f"{folder} is given {folders.count(folder)} times; give each run once")
-        _check_kind(file)
     names = _names(folders)
     return [_open(name, file) for name, file in zip(names, files, strict=True)]
 
 
 def _open(name: str, file: Path) -> SavedRun:
-    record = RunRecord.load(file)
-    if record.data.get("samples_file") is None or not beside(file, record["samples_file"]).exists():
-        note = f"{name}: {SAMPLES_FILE} is missing, so there are no samples and no plots of latency"
-        return SavedRun(name, record, (), (note,))
-    loaded = record.load_samples()
-    notes = (f"{name}: {loaded.warning}",) if loaded.warning else ()
-    return SavedRun(name, record, tuple(loaded.samples), notes)
-
-
-def _check_kind(file: Path) -> None:
-    kind = record_kind(file)
-    if kind not in (None, BENCH_KIND):
-        raise UsageError(
-            f"{file} is a record of kind {kind!r}, and this takes runs of kind {BENCH_KIND!r}, which `vitgraph bench` "
-            "saves. Its JSON can be read as it is"
+    record = read_record(file, BENCH_KIND)
+    assert isinstance(record, BenchRecord)
+    if record.samples_file is None or not beside(file, record.samples_file).exists():
+        note = (
+            f"{name}: {record.samples_file or SAMPLES_FILE} is missing, so there are no samples and no plots of latency"
         )
+        return SavedRun(name, record, None, (note,))
+    samples = read_samples(beside(file, record.samples_file))
+    return SavedRun(name, record, samples, (f"{name}: {samples.warning}",) if samples.warning else ())
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -1,13 +1,13 @@
 """Compares two saved bench runs request by request: what differs between them, deltas with intervals, a verdict.
 
 Two runs are compared only where a difference in latency has a cause that can be named. What they were measured on and
-with must be equal; of the settings one may differ, or those that the user names. All deltas are second minus first in
-percent of the first, so negative means that the second run is faster.
+with must be equal; of the settings one may differ, or those that the user names. A positive
+improvement means that the second run is faster. Calls weigh as many requests as they have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,21 @@ import numpy as np
 from vitgraph.errors import UsageError
 from vitgraph.records import stats
 from vitgraph.records.differences import FACTORS, Difference, find_differences, join_differences
-from vitgraph.records.samples import EAGER, EAGER_REPEAT, GRAPH, HF, RequestTimes, request_times
+from vitgraph.records.sample_table import EAGER, FIRST, GRAPH, HF, SECOND, FloatArray, IntArray, Samples
 from vitgraph.records.saved_runs import SavedRun
-from vitgraph.records.stats import FloatArray, Metric
+from vitgraph.records.stats import Metric
 
 Pair = tuple[FloatArray, FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class _InBoth:
+    """Calls that both runs measured: their indexes, their requests, and by series the times in either; `[n]` each."""
+
+    calls: IntArray
+    requests: IntArray
+    times: dict[str, Pair]
+
 
 GRAPH_ONLY_FACTORS = frozenset({"budgets", "packing"})
 """Factors that leave eager mode as it is: there, eager against eager measures the noise between the two runs."""
@@ -36,8 +46,8 @@ class DeltaRow:
         n: Requests that were measured in both runs.
         first_ms: The metric in the first run over these requests, milliseconds a request.
         second_ms: The same in the second run.
-        delta_pct: Second minus first in percent of the first; negative = the second is faster.
-        ci95: Ends of the 95 % interval of `delta_pct`, from resampled requests; None where they are too few.
+        improvement_pct: (first - second) / first in percent; positive = the second is faster.
+        ci95: Ends of its 95 % interval, from resampled calls; None where they are too few.
         noise_floor_pct: What two measurements of the same thing differ by here; None where it is not known.
         verdict: `faster`, `slower`, `same`, `undecided` or `invalid`, of the second run.
         is_control: The two runs did the same in this mode, so the delta is noise between runs.
@@ -48,21 +58,11 @@ class DeltaRow:
     n: int
     first_ms: float
     second_ms: float
-    delta_pct: float | None
+    improvement_pct: float | None
     ci95: tuple[float, float] | None
     noise_floor_pct: float | None
     verdict: stats.Verdict
     is_control: bool
-
-    @property
-    def improvement_pct(self) -> float | None:
-        """The delta as an improvement, positive = the second is faster."""
-        return None if self.delta_pct is None else 0.0 - self.delta_pct
-
-    @property
-    def improvement_ci95(self) -> tuple[float, float] | None:
-        """The interval of `improvement_pct`."""
-        return None if self.ci95 is None else (0.0 - self.ci95[1], 0.0 - self.ci95[0])
 
     @property
     def is_supported(self) -> bool:
@@ -107,7 +107,7 @@ class RunComparison:
         if self.invalid_reasons:
             return "; ".join(self.invalid_reasons)
         row = self.row(GRAPH, "mean")
-        found = stats.Improvement(row.improvement_pct, row.improvement_ci95)
+        found = stats.Improvement(row.improvement_pct, row.ci95)
         return stats.Judgement(found, row.noise_floor_pct, stats.MARGIN_PCT, row.n).reason()
 
 
@@ -124,11 +124,12 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
         UsageError: The runs are unlike; the message names every difference that stands in the way.
     """
     differing = _allowed_differences(first, second, across)
-    pairs = [request_times(run.samples, (EAGER, GRAPH)) for run in (first, second)]
-    common = sorted(set(pairs[0].requests) & set(pairs[1].requests))
-    if not common:
+    tables = [run.samples or Samples.of([]) for run in (first, second)]
+    common = _in_both(tables, [EAGER, GRAPH])
+    if not len(common.calls):
         counts = " and ".join(
-            f"{len(pair.requests)} in {run.name}" for pair, run in zip(pairs, (first, second), strict=True)
+            f"{table.paired([EAGER, GRAPH]).request_count} in {run.name}"
+            for table, run in zip(tables, (first, second), strict=True)
         )
         raise UsageError(
             f"{first.name} and {second.name} have no request that both measured in eager and graph mode ({counts}); "
@@ -136,17 +137,12 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
         )
     is_controlled = {difference.name for difference in differing} <= GRAPH_ONLY_FACTORS
     reasons = _invalid_reasons(first, second)
-    times = {mode: _times_in_both(pairs, mode, common) for mode in (EAGER, GRAPH)}
-    hf_pairs = [request_times(run.samples, (HF,)) for run in (first, second)]
-    hf_common = sorted(set(hf_pairs[0].requests) & set(hf_pairs[1].requests))
-    if hf_common:
-        times[HF] = _times_in_both(hf_pairs, HF, hf_common)
-    floors = {
-        metric: _noise_floor(first, second, metric, times[EAGER], is_controlled, seed) for metric in stats.METRICS
-    }
+    stock = _in_both(tables, [HF])
+    series = {EAGER: common, GRAPH: common, **({HF: stock} if len(stock.calls) else {})}
+    floors = {metric: _noise_floor(tables, metric, common, is_controlled, seed) for metric in stats.METRICS}
     rows = tuple(
-        _delta_row(mode, metric, series, floors[metric], bool(reasons), is_controlled and mode != GRAPH, seed)
-        for mode, series in times.items()
+        _delta_row(mode, metric, both, floors[metric], bool(reasons), is_controlled and mode != GRAPH, seed)
+        for mode, both in series.items()
         for metric in stats.METRICS
     )
     source = (
@@ -155,7 +151,7 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
         else "the larger of eager against eager in each run; the noise between the two runs was not measured, since "
         "their eager modes differ too"
     )
-    return RunComparison(first, second, differing, len(common), rows, source, reasons)
+    return RunComparison(first, second, differing, int(common.requests.sum()), rows, source, reasons)
 
 
 def _allowed_differences(first: SavedRun, second: SavedRun, across: Sequence[str]) -> tuple[Difference, ...]:
@@ -183,75 +179,57 @@ def _allowed_differences(first: SavedRun, second: SavedRun, across: Sequence[str
     return differing
 
 
-def _times_in_both(runs: Sequence[RequestTimes], mode: str, requests: Sequence[int]) -> Pair:
-    series = []
-    for run in runs:
-        place = {request: index for index, request in enumerate(run.requests)}
-        series.append(run.times[mode][[place[request] for request in requests]])
-    return series[0], series[1]
+def _in_both(tables: Sequence[Samples], series: Sequence[str]) -> _InBoth:
+    """The calls that both runs measured in all of some series."""
+    first, second = (table.paired(series) for table in tables)
+    calls, mine, theirs = np.intersect1d(first.calls, second.calls, return_indices=True)
+    times = {name: (first.times[name][mine], second.times[name][theirs]) for name in series}
+    return _InBoth(calls, first.requests[mine], times)
 
 
 def _invalid_reasons(first: SavedRun, second: SavedRun) -> tuple[str, ...]:
     reasons = []
     for run in (first, second):
-        comparison = run.record["comparison"] or {}
-        if comparison.get("verdict") == "invalid":
-            reasons.append(f"{run.name}: {comparison['verdict_reason']}")
+        comparison = run.record.result.comparison
+        if comparison.verdict == "invalid":
+            reasons.append(f"{run.name}: {comparison.verdict_reason}")
     return tuple(reasons)
 
 
 def _noise_floor(
-    first: SavedRun,
-    second: SavedRun,
-    metric: Metric,
-    eager: Pair,
-    is_controlled: bool,
-    seed: int,
+    tables: Sequence[Samples], metric: Metric, common: _InBoth, is_controlled: bool, seed: int
 ) -> float | None:
     """The largest of what the same thing was seen to differ by; None where too little of it was measured."""
     floors = []
-    for run in (first, second):
-        control = request_times(run.samples, (EAGER, EAGER_REPEAT))
-        floors.append(_floor(control.times[EAGER], control.times[EAGER_REPEAT], metric, seed))
+    for table in tables:
+        twice = table.repeated([EAGER])
+        floors.append(_floor((twice.times[FIRST], twice.times[SECOND]), twice.requests, metric, seed))
     if is_controlled:
-        floors.append(_floor(*eager, metric, seed))
+        floors.append(_floor(common.times[EAGER], common.requests, metric, seed))
         # Between the runs is the noise that matters; without it, what each run had is no bound.
         return None if floors[-1] is None else max(floor for floor in floors if floor is not None)
     return None if None in floors else max(floor for floor in floors if floor is not None)
 
 
-def _floor(first: FloatArray, second: FloatArray, metric: Metric, seed: int) -> float | None:
-    return stats.Noise.of(first, second, None, [metric], seed).floors[metric]
+def _floor(pair: Pair, requests: IntArray, metric: Metric, seed: int) -> float | None:
+    return stats.Noise.of(*pair, requests, [metric], seed).floors[metric]
 
 
 def _delta_row(
-    mode: str,
-    metric: Metric,
-    series: Pair,
-    floor: float | None,
-    is_invalid: bool,
-    is_control: bool,
-    seed: int,
+    mode: str, metric: Metric, both: _InBoth, floor: float | None, is_invalid: bool, is_control: bool, seed: int
 ) -> DeltaRow:
-    first, second = series
-    found = stats.improvement(first, second, metric, seed=seed)
-    value = _METRIC_VALUES[metric]
+    first, second = both.times[mode]
+    found = stats.improvement(first, second, metric, both.requests, seed)
+    values = [getattr(stats.summarize(times, both.requests), metric) for times in (first, second)]
     return DeltaRow(
         mode=mode,
         metric=metric,
-        n=int(first.size),
-        first_ms=value(first),
-        second_ms=value(second),
-        delta_pct=None if found.improvement_pct is None else 0.0 - found.improvement_pct,
-        ci95=None if found.ci95 is None else (0.0 - found.ci95[1], 0.0 - found.ci95[0]),
+        n=int(both.requests.sum()),
+        first_ms=values[0],
+        second_ms=values[1],
+        improvement_pct=found.improvement_pct,
+        ci95=found.ci95,
         noise_floor_pct=floor,
         verdict="invalid" if is_invalid else stats.verdict(found, floor),
         is_control=is_control,
     )
-
-
-_METRIC_VALUES: dict[str, Callable[[FloatArray], float]] = {
-    "mean": lambda times: float(np.mean(times)),
-    "p50": lambda times: float(np.percentile(times, 50)),
-    "p99": lambda times: float(np.percentile(times, 99)),
-}

@@ -23,7 +23,6 @@ from vitgraph.records.saved_runs import BENCH_KIND, open_runs
 from vitgraph.records.store import RUN_FILE, read_record, record_kind
 from vitgraph.report.document import Document
 from vitgraph.report.to_files import write
-from vitgraph.report.typed import typed_run
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.compare import compare_document
 from vitgraph.report.views.compile_rows import compile_rows_document
@@ -88,7 +87,7 @@ def saved_document(path: Path) -> Document:
     """
     if record_kind(path) in (None, BENCH_KIND):
         (run,) = open_runs([path])
-        return run_document(typed_run(run))
+        return run_document(run)
     return document_of(read_record(path))
 
 
@@ -99,7 +98,7 @@ def documents_of_runs(paths: Sequence[Path]) -> tuple[Document, list[str]]:
         UsageError: One of them cannot be read.
     """
     runs = open_runs(paths)
-    return runs_document([typed_run(run) for run in runs]), [note for run in runs for note in run.notes]
+    return runs_document(runs), [note for run in runs for note in run.notes]
 
 
 def write_derived(folder: Path, say: Callable[[str], None]) -> list[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.records.files import RecordFileError, os_reason, refuse_to_replace, write_atomically
+from vitgraph.records.store import RecordFileError, os_reason, refuse_to_replace, write_atomically
 from vitgraph.report.columns import Column, Row, Table, TableSpec, clean
 from vitgraph.report.document import Document
 

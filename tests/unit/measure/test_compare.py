@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from record_dicts import CompareRecord
 
 from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
@@ -27,11 +28,10 @@ from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.records.bench_record import CPU_REPLAY_REASON
 from vitgraph.records.candidates import failure
-from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, read_record
+from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 REQUESTS = 5
@@ -112,7 +112,8 @@ def prepare(*backends: str, dtype: str = "float32", rounds: int = 1, budgets: tu
 
 
 def run(folder: Path, *backends: str, **options: Any) -> CompareRecord:
-    return run_compare(prepare(*backends, **options), folder, ["vitgraph", "compare-backends"], SilentProgress())
+    prepared = prepare(*backends, **options)
+    return CompareRecord.of(run_compare(prepared, folder, ["vitgraph", "compare-backends"], SilentProgress()), folder)
 
 
 def states(record: CompareRecord) -> dict[str, tuple[str, str]]:
@@ -206,7 +207,7 @@ def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkey
 
 
 def test_graphs_that_would_replay_nothing_are_a_failure_of_the_mode(tmp_path: Path) -> None:
-    record = run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, [], SilentProgress())
+    record = CompareRecord.of(run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, [], SilentProgress()))
     assert states(record) == {"GOOD": ("ok", "error")}
     assert "would replay nothing: all 5 items go eager (5 not_exact)" in record.rows[0]["reason"]
     assert isinstance(record.failure(), NothingReplayedError)
@@ -404,7 +405,7 @@ def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(compare_diagnosis, "diagnose", fail)
     monkeypatch.setattr(compare.Comparison, "_diagnose", pretend_cuda)
     progress = SilentProgress()
-    record = run_compare(prepare("GOOD"), tmp_path, [], progress)
+    record = CompareRecord.of(run_compare(prepare("GOOD"), tmp_path, [], progress))
     assert progress.notes == ["GOOD: GPU-busy time was not measured (RuntimeError: the profiler is in use)"]
     assert record["status"] == "complete"
     assert record.rows[0]["graph"]["n"] == REQUESTS

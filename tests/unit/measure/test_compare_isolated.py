@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_dicts import CompareRecord
 
 from vitgraph.errors import UsageError
 from vitgraph.measure.compare import run_compare
 from vitgraph.measure.compare_isolated import run_isolated
 from vitgraph.measure.compare_spec import prepare_compare
 from vitgraph.records.candidates import empty_row
-from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.record import CompareRecord as TypedRecord
-from vitgraph.records.store import ResultFolder
+from vitgraph.records.sample_table import read_samples
+from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
@@ -46,6 +47,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def isolated(*arguments: Any) -> CompareRecord:
+    return CompareRecord.of(run_isolated(*arguments))
+
+
 def program(text: str) -> list[str]:
     return [sys.executable, "-c", text]
 
@@ -64,7 +69,9 @@ def test_rows_and_samples_of_the_processes_are_merged(measured: Path, tmp_path: 
         return leave(measured, part)
 
     folder = tmp_path / "run"
-    record = run_isolated(prepare("TORCH_SDPA", "FLASHINFER", "FLASH_ATTN"), folder, ["x"], Silent(), command)
+    record = CompareRecord.of(
+        run_isolated(prepare("TORCH_SDPA", "FLASHINFER", "FLASH_ATTN"), folder, ["x"], Silent(), command)
+    )
     assert record["status"] == "complete"
     assert record["comparison"]["isolated"] is True
     part = CompareRecord.load(measured)
@@ -79,7 +86,8 @@ def test_rows_and_samples_of_the_processes_are_merged(measured: Path, tmp_path: 
     assert record.rows[2]["reason"] == (
         "its process ended with status 1 and left no record: libcuda.so: cannot open shared object file"
     )
-    assert CompareRecord.load(folder).load_samples() == part.load_samples()
+    samples = [read_samples(place / SAMPLES_FILE).frame for place in (folder, measured)]
+    assert samples[0].equals(samples[1])
     assert (folder / "parts" / "TORCH_SDPA" / "run.json").exists()
 
 
@@ -91,7 +99,9 @@ def test_a_process_that_failed_as_a_whole_gives_its_reason(measured: Path, tmp_p
     source = tmp_path / "broken"
     with ResultFolder(source) as results:
         results.save(TypedRecord.model_validate(data))
-    record = run_isolated(prepare("TORCH_SDPA"), tmp_path / "run", [], Silent(), lambda name, part: leave(source, part))
+    record = CompareRecord.of(
+        run_isolated(prepare("TORCH_SDPA"), tmp_path / "run", [], Silent(), lambda name, part: leave(source, part))
+    )
     assert record.rows[0]["reason"] == "the checkpoint lacks 3 tensors"
     assert "the checkpoint lacks 3 tensors" in str(record.failure())
 
@@ -115,7 +125,9 @@ def test_a_stop_by_the_user_lets_the_process_save_and_starts_no_other(
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
     monkeypatch.setattr(subprocess.Popen, "send_signal", lambda self, number: signals.append(number))
-    record = run_isolated(prepare("TORCH_SDPA", "FLASHINFER"), tmp_path / "run", [], Silent(), command)
+    record = CompareRecord.of(
+        run_isolated(prepare("TORCH_SDPA", "FLASHINFER"), tmp_path / "run", [], Silent(), command)
+    )
     assert record["status"] == "interrupted"
     assert signals == [2]
     assert started == ["TORCH_SDPA"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from made_up_comparison import make_record
+from record_dicts import CompareRecord
 from rich.console import Console
 from torch import nn
 from transformers import AttentionInterface
@@ -26,7 +27,7 @@ from vitgraph.measure.compile_matrix import (
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.compile.compilation import CACHE_VARIABLE
-from vitgraph.records.compare_record import COMPILE_KIND, CompareRecord
+from vitgraph.records.candidates import COMPILE_KIND
 from vitgraph.records.drafts import record_of
 from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.report.documents import document_of
@@ -77,7 +78,7 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
         real(self, *arguments)
 
     monkeypatch.setattr(Experiment, "warm_up", look)
-    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress())
+    record = CompareRecord.of(run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress()))
     assert seen == {"plain": True, "compiled": True, "apart": True}
     assert (record["kind"], record["status"]) == (COMPILE_KIND, "complete")
     rows = {row["requested"]: row for row in record.rows}
@@ -97,7 +98,7 @@ def test_a_tower_that_cannot_be_compiled_keeps_its_row_and_the_plain_ones_are_me
     traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitgraph.models.families.qwen3_vl.Qwen3VLEncoder.repeated_blocks", lambda self: [])
-    record = run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress())
+    record = CompareRecord.of(run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress()))
     rows = {row["requested"]: row for row in record.rows}
     assert rows[COMPILED]["status"] == "error"
     assert "no repeated block" in rows[COMPILED]["reason"]

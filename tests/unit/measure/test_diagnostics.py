@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from record_dicts import RunRecord
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import diagnose as diagnostics
@@ -20,10 +21,8 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.records.bench_record import RunRecord
 from vitgraph.report.columns import ms_text
 from vitgraph.report.documents import document_of
-from vitgraph.report.typed import typed_record
 from vitgraph.report.views.graph_tables import per_path_table, shown_paths
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
@@ -175,7 +174,7 @@ def test_a_path_whose_graph_was_not_timed_reads_as_not_measured(
     record = stopped_run(tmp_path, monkeypatch, "deepseek-ocr-debug", (200,), KeyboardInterrupt())
     times = {row["path"]: row["replay_ms"] for row in record["graph"]["per_path"]}
     assert times["global"] > 0 and times["local"] is None
-    typed = typed_record(record)
+    typed = record
     rows = per_path_table(typed.result.graph).rows
     assert {row["path"]: row["replay_ms"] for row in rows} == {**times, "all": None}
     cells = {row[0].text: row[-1].text for row in shown_paths(typed.result.graph).cells()}

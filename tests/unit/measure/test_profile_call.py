@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from record_dicts import old_form
 
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
 from vitgraph.measure.profile_call import (
@@ -18,7 +19,6 @@ from vitgraph.measure.profile_call import (
     run_profile,
 )
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.records.old_forms import old_form
 from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec
 from vitgraph.specs.values import parse_items
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankResult, run_ranks, values
+from record_dicts import RunRecord
 from rich.console import Console
 
 import vitgraph
@@ -22,12 +23,10 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.records.bench_record import RunRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
-from vitgraph.report.typed import typed_record
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 
 CALLS, ITEMS, RANKS = 8, 3, 2
@@ -60,7 +59,7 @@ def run_on(spec: BenchSpec, folder: Path, before: Callable[[ParallelGroup], None
     def work(group: ParallelGroup) -> Any:
         before(group)
         if group.is_leader:
-            return run_bench(prepared, folder, ["vitgraph"], SilentProgress(), group).data
+            return run_bench(prepared, folder, ["vitgraph"], SilentProgress(), group).status
         return follow_bench(prepared, group, SilentProgress())
 
     return run_ranks(spec.parallel.ranks, work)
@@ -101,7 +100,7 @@ def test_the_record_follows_its_schema(folder: Path) -> None:
 
 def test_the_table_of_the_ranks(record: RunRecord) -> None:
     console = Console(file=io.StringIO(), width=100)
-    render(document_of(typed_record(record)), console)
+    render(document_of(record), console)
     text = " ".join(console.file.getvalue().split())
     assert "By rank, milliseconds a request (counts requests)" in text
     for series in ("eager", "graph", "hf"):
@@ -247,7 +246,7 @@ def test_ranks_with_other_requests_are_refused(tmp_path: Path) -> None:
 
     def work(group: ParallelGroup) -> Any:
         if group.is_leader:
-            return run_bench(first, tmp_path, [], SilentProgress(), group).data
+            return run_bench(first, tmp_path, [], SilentProgress(), group).status
         return follow_bench(second, group, SilentProgress())
 
     for result in run_ranks(2, work):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankResult, run_ranks, values
+from record_dicts import CompareRecord
 from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memory
 
 from vitgraph.errors import BackendError
@@ -19,7 +20,6 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.records.compare_record import CompareRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs import CompareSpec
@@ -36,7 +36,7 @@ def compare_on_ranks(folder: Path, before: Callable[[ParallelGroup], None] = lam
     def work(group: ParallelGroup) -> Any:
         before(group)
         if group.is_leader:
-            return run_compare(prepared, folder, ["vitgraph"], SilentProgress(), group).data
+            return run_compare(prepared, folder, ["vitgraph"], SilentProgress(), group).status
         return follow_compare(prepared, ["vitgraph"], group, SilentProgress())
 
     return run_ranks(RANKS, work)

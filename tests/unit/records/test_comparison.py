@@ -26,7 +26,7 @@ def test_a_run_and_its_copy_are_the_same(tmp_path: Path) -> None:
     comparison = compare(EXAMPLE, tmp_path / "copy")
     assert comparison.differing == ()
     assert comparison.requests == 320
-    assert {row.delta_pct for row in comparison.rows} == {0.0}
+    assert {row.improvement_pct for row in comparison.rows} == {0.0}
     assert comparison.verdict == "same"
     assert "lies wholly within ±2%" in comparison.verdict_reason
 
@@ -36,10 +36,10 @@ def test_a_factor_on_every_request_is_found_as_it_is(tmp_path: Path) -> None:
     comparison = compare(EXAMPLE, second)
     assert [str(difference) for difference in comparison.differing] == ["packing (greedy against greedy-defer)"]
     row = comparison.row("graph", "mean")
-    assert row.delta_pct == pytest.approx(-10.0, abs=1e-4)
-    assert row.ci95 == pytest.approx((-10.0, -10.0), abs=1e-4)
+    assert row.improvement_pct == pytest.approx(10.0, abs=1e-4)
+    assert row.ci95 == pytest.approx((10.0, 10.0), abs=1e-4)
     assert (row.first_ms, row.second_ms) == pytest.approx((6.162866, 5.546580), abs=1e-5)
-    assert comparison.row("graph", "p99").delta_pct == pytest.approx(-10.0, abs=1e-4)
+    assert comparison.row("graph", "p99").improvement_pct == pytest.approx(10.0, abs=1e-4)
     assert comparison.verdict == "faster"
 
 
@@ -48,7 +48,7 @@ def test_eager_that_changed_between_the_runs_is_noise_where_eager_should_not_cha
     comparison = compare(EXAMPLE, drifted)
     control = comparison.row("eager", "mean")
     assert control.is_control
-    assert control.delta_pct == pytest.approx(5.0, abs=1e-4)
+    assert control.improvement_pct == pytest.approx(-5.0, abs=1e-4)
     graph = comparison.row("graph", "mean")
     assert graph.noise_floor_pct == pytest.approx(5.0, abs=1e-3)
     assert graph.verdict == "undecided"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_dicts import old_form
 
 from vitgraph.errors import UsageError
-from vitgraph.records.old_forms import old_form
 from vitgraph.records.store import read_record
 
 ROOT = Path(__file__).parents[3]

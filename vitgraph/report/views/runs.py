@@ -9,6 +9,7 @@ from typing import Any
 
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import COLUMNS, MEANINGS
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report.columns import (
     RUN_COLUMN,
     Cell,
@@ -25,7 +26,6 @@ from vitgraph.report.columns import (
     share_text,
 )
 from vitgraph.report.document import NO_VERDICT, Code, Document, Text, command_text, section, sections
-from vitgraph.report.typed import SavedRun
 from vitgraph.report.views.bench import bench_document, claims_of, verdict_of
 from vitgraph.report.views.claims import GAP_MEANING, IMPROVEMENT_NOTE, Claim
 from vitgraph.report.views.conditions import (

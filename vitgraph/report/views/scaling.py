@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report.columns import Column, Row, Table, TableSpec, ms_text, number_text
 from vitgraph.report.document import Section, section
-from vitgraph.report.typed import SavedRun
 from vitgraph.report.views.bench import is_cpu_replay
 from vitgraph.report.views.conditions import (
     backend_of,

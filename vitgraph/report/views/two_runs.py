@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vitgraph.records.saved_runs import SavedRun
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison
 from vitgraph.report.charts_of_times import ImprovementBar, draw_distribution, draw_improvements
@@ -27,7 +28,6 @@ from vitgraph.report.columns import (
     share_text,
 )
 from vitgraph.report.document import Chart, Code, Document, Text, Verdict, command_text, section, sections
-from vitgraph.report.typed import SavedRun, typed_run
 from vitgraph.report.views.claims import headline_of
 from vitgraph.report.views.conditions import backend_of, conditions, model_of
 
@@ -84,7 +84,7 @@ _SIDES = TableSpec(
 
 def two_runs_document(comparison: RunComparison) -> Document:
     """The report of a comparison, verdict first."""
-    first, second = map(typed_run, (comparison.first, comparison.second))
+    first, second = comparison.first, comparison.second
     mean = comparison.row("graph", "mean")
     compared = ", ".join(map(str, comparison.differing)) or "a repeat; nothing that is recorded differs"
     interval = f", 95% CI {interval_text(_ci95(mean))}" if mean.ci95 else ""
@@ -145,11 +145,11 @@ def comparison_summary(comparison: RunComparison) -> Mapping[str, Any]:
 
 
 def _improvement(row: DeltaRow) -> float | None:
-    return None if row.delta_pct is None else 0.0 - row.delta_pct
+    return row.improvement_pct
 
 
 def _ci95(row: DeltaRow) -> tuple[float, float] | None:
-    return None if row.ci95 is None else (0.0 - row.ci95[1], 0.0 - row.ci95[0])
+    return row.ci95
 
 
 def _shown(comparison: RunComparison) -> list[DeltaRow]:

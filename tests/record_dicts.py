@@ -1,21 +1,22 @@
-"""Records as the dictionaries that reports took before they took types; goes when the last of those reports does."""
+"""Records as short dictionaries, for tests that look at many of their figures at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from vitgraph.errors import UsageError, VitgraphError
+from vitgraph.records.candidates import COMPARE_KIND, failure
 from vitgraph.records.draft import facts_of
-from vitgraph.records.record import (
-    BenchRecord,
-    CompareRecord,
-    MicroRecord,
-    ProfileRecord,
-    Record,
-    TuneRecord,
-    VerifyRecord,
-)
+from vitgraph.records.record import BenchRecord, MicroRecord, ProfileRecord, Record, TuneRecord, VerifyRecord
+from vitgraph.records.record import CompareRecord as TypedComparison
+from vitgraph.records.sample_table import Samples, read_samples
 from vitgraph.records.sections import Environment, Improvement, Latency, Pair
+from vitgraph.records.store import beside, read_record, record_file
 
 Json = dict[str, Any]
 _NAMES = {"tune-budgets": "tune", "calibrate": "calibration"}
@@ -157,7 +158,7 @@ _SERIES = {
 }
 
 
-def _compare(record: CompareRecord) -> Json:
+def _compare(record: TypedComparison) -> Json:
     found = record.result.comparison
     comparison: Json = {
         **{name: getattr(found, name) for name in ("mode", "isolated", "rounds", "unpaired_samples")},
@@ -334,9 +335,150 @@ def _strategy(typed: Any) -> Json:
 
 _RESULTS: dict[Any, Any] = {
     BenchRecord: _bench,
-    CompareRecord: _compare,
+    TypedComparison: _compare,
     MicroRecord: _micro,
     VerifyRecord: _verify,
     ProfileRecord: _profile,
     TuneRecord: _tune,
 }
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """A run as dictionaries, with its types in `typed`."""
+
+    data: Json
+    folder: Path | None = field(default=None, compare=False)
+    typed: BenchRecord | None = field(default=None, compare=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.data[name]
+
+    @classmethod
+    def of(cls, record: BenchRecord, folder: Path | None = None) -> RunRecord:
+        """The dictionaries of a record."""
+        return cls(old_form(record), folder, record)
+
+    @classmethod
+    def load(cls, path: Path) -> RunRecord:
+        """Reads a record; raises as `read_record` does."""
+        record = read_record(path, "bench")
+        assert isinstance(record, BenchRecord)
+        return cls.of(record, record_file(path).parent)
+
+    def as_json(self) -> Json:
+        """The record as its file has it."""
+        assert self.typed is not None
+        return self.typed.model_dump(mode="json")
+
+    @property
+    def is_cpu_replay(self) -> bool:
+        return bool(self.data["graph"]) and self.data["graph"].get("mode") == "cpu-replay"
+
+    @property
+    def model_name(self) -> str:
+        return str(self.data["settings"]["model"]["model"])
+
+    @property
+    def backend_requested(self) -> str | None:
+        requested = self.data["settings"]["model"].get("attn_backend")
+        return None if requested == "auto" else requested
+
+    @property
+    def backend_used(self) -> str | None:
+        return self.data["environment"].get("attn_backend")
+
+    @property
+    def device_name(self) -> str | None:
+        return self.data["environment"].get("device")
+
+    @property
+    def ranks(self) -> int:
+        return ranks_of(self.data["settings"])
+
+    def load_samples(self) -> Any:
+        """Reads the samples that belong to this record.
+
+        Raises:
+            UsageError: The record is not on disk, or its samples cannot be read.
+        """
+        if self.folder is None or self.data.get("samples_file") is None:
+            raise UsageError("this record has no samples file; give the folder of a run that measured")
+        table = read_samples(beside(self.folder / "run.json", self.data["samples_file"]))
+        return SimpleNamespace(samples=old_samples(table), warning=table.warning)
+
+
+def old_samples(table: Samples) -> list[Any]:
+    """The calls of a table, times in milliseconds a request."""
+    found = []
+    for row in table.calls.to_dict("records"):
+        requests = len(str(row["requests"]).split())
+        gpu_ms = None if math.isnan(row["gpu_ms"]) else row["gpu_ms"] / requests
+        counts = ("position", "items", "tokens", "hits", "misses", "replays", "round")
+        found.append(
+            SimpleNamespace(
+                request=int(row["call"]),
+                mode=str(row["series"]),
+                wall_ms=row["wall_ms"] / requests,
+                gpu_ms=gpu_ms,
+                input_rows=0 if math.isnan(row["input_rows"]) else int(row["input_rows"]),
+                **{name: int(row[name]) for name in counts},
+            )
+        )
+    return found
+
+
+def ranks_of(settings: Mapping[str, Any]) -> int:
+    """Processes that shared every call, from a record's settings."""
+    return int(settings.get("parallel", {}).get("ranks", 1))
+
+
+@dataclass(slots=True)
+class CompareRecord:
+    """A comparison as dictionaries, with its types in `typed`."""
+
+    data: Json
+    folder: Path | None = field(default=None, compare=False)
+    typed: TypedComparison | None = field(default=None, compare=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.data[name]
+
+    @classmethod
+    def of(cls, record: TypedComparison, folder: Path | None = None) -> CompareRecord:
+        """The dictionaries of a record."""
+        return cls(old_form(record), folder, record)
+
+    @classmethod
+    def load(cls, path: Path, kind: str = COMPARE_KIND) -> CompareRecord:
+        """Reads a record; raises as `read_record` does."""
+        record = read_record(path, kind)
+        assert isinstance(record, TypedComparison)
+        return cls.of(record, record_file(path).parent)
+
+    @property
+    def rows(self) -> list[Json]:
+        rows: list[Json] = self.data["backends"]
+        return rows
+
+    def as_json(self) -> Json:
+        """The record as its file has it."""
+        assert self.typed is not None
+        return self.typed.model_dump(mode="json")
+
+    @property
+    def is_cpu_replay(self) -> bool:
+        return self.data["comparison"].get("mode") == "cpu-replay"
+
+    @property
+    def model_name(self) -> str:
+        return str(self.data["settings"]["model"]["model"])
+
+    @property
+    def device_name(self) -> str | None:
+        return self.data["environment"].get("device")
+
+    def failure(self) -> VitgraphError | None:
+        """What a finished comparison must not exit with 0 for."""
+        assert self.typed is not None
+        return failure(self.typed.result)
