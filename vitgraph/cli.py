@@ -21,7 +21,7 @@ from vitgraph.commands.profile import profile, profiled_call
 from vitgraph.commands.shell import first_look
 from vitgraph.commands.tune_budgets import tune_budgets
 from vitgraph.commands.verify import verify
-from vitgraph.commands.workload import convert, inspect, make
+from vitgraph.commands.workload import calls, convert, inspect, make
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -74,6 +74,7 @@ add_command(app, "import", import_line)
 add_command(workload, "inspect", inspect)
 add_command(workload, "make", make)
 add_command(workload, "convert", convert)
+add_command(workload, "calls", calls)
 app.add_typer(workload, name="workload")
 
 

@@ -28,7 +28,7 @@ def run(*arguments: str) -> Any:
 def tune(tmp_path: Path, *arguments: str) -> Any:
     return run(
         "tune-budgets", "--model", "qwen3-vl-30b-a3b", "--num-prompts", "300", "--no-verify", "--quiet",
-        "--output-dir", str(tmp_path / "tuned"), *arguments,
+        "--requests-per-call", "1", "--output-dir", str(tmp_path / "tuned"), *arguments,
     )  # fmt: skip
 
 
@@ -194,7 +194,7 @@ def test_tuning_imports_no_torch(tmp_path: Path) -> None:
     )
     command = [
         sys.executable, "-c", program, "tune-budgets", "--model", "qwen3-vl-30b-a3b", "--num-prompts", "50",
-        "--no-verify", "--quiet", "--json", "--output-dir", str(tmp_path / "tuned"),
+        "--no-verify", "--quiet", "--json", "--requests-per-call", "1", "--output-dir", str(tmp_path / "tuned"),
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

@@ -12,6 +12,7 @@ from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder
 from vitgraph.specs import TuneSpec
 
 if TYPE_CHECKING:
+    from vitgraph.measure.calls import EncoderCall
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.predict.profile import CalibrationProfile
     from vitgraph.records.record import Record
@@ -52,6 +53,9 @@ def tune_budgets(spec: TuneSpec) -> Shown:
             limits=goals.Limits(spec.max_graphs, memory, spec.max_capture_time),
             target=spec.target,
             workload=prepared.describe_workload(),
+            regroup=_regroup(spec, prepared),
+            share=spec.search_share,
+            seed=bench.workload.seed,
         )
         result.data["command"] = command_line()
         result.data["notes"] += refusal_notes(prepared.source.name, prepared.calls, prepared.skipped)
@@ -75,6 +79,17 @@ def tune_budgets(spec: TuneSpec) -> Shown:
         is_interrupted=is_interrupted and save.failure is None,
         failure=save.failure,
     )
+
+
+def _regroup(spec: TuneSpec, prepared: PreparedBench) -> Callable[[int], list[EncoderCall]] | None:
+    """Makes calls of other numbers of requests; None where somebody said which requests a call has."""
+    from vitgraph.measure.calls import make_calls
+
+    requests = prepared.workload.requests
+    is_chosen = spec.bench.run.requests_per_call is not None or spec.bench.traffic.request_rate is not None
+    if is_chosen or any(request.call is not None for request in requests):
+        return None
+    return lambda size: make_calls(requests, prepared.source.rule(), size)[0]
 
 
 def _measure(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.shell import Shown
-from vitgraph.specs import WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
+from vitgraph.specs import WorkloadCallsSpec, WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
 
 if TYPE_CHECKING:
     from vitgraph.report.document import Document
@@ -74,6 +74,47 @@ def convert(spec: WorkloadConvertSpec) -> Shown:
         spec=spec.workload,
     )
     return _save(workload, spec.output, spec.overwrite)
+
+
+def calls(spec: WorkloadCallsSpec) -> Shown:
+    """Write the encoder calls that an engine makes of a workload's requests, as a trace that bench and tune run.
+
+    Beside the trace, a picture of how many requests the calls have.
+    """
+    from vitgraph.measure.calls import make_calls
+    from vitgraph.measure.preparation import arrived
+    from vitgraph.measure.setup import resolve_source
+    from vitgraph.records.store import write_file
+    from vitgraph.report.charts import chart_files
+    from vitgraph.report.to_terminal import render
+    from vitgraph.report.views.engine_calls import call_facts, calls_document
+    from vitgraph.workloads.calls import grouping_of, split_by_calls
+    from vitgraph.workloads.registry import build_workload
+    from vitgraph.workloads.trace import save_trace
+
+    _refuse_existing(spec.output, spec.overwrite)
+    source = resolve_source(spec.model)
+    workload = arrived(build_workload(spec.workload), spec, source)
+    grouping = grouping_of(spec.run.requests_per_call, workload.requests, spec.workload.seed)
+    made, skipped = make_calls(workload.requests, source.rule(), grouping)
+    by_index = {request.index: request for request in workload.requests}
+    places = [
+        [(request, place) for request in call.requests for place in range(len(by_index[request].items))]
+        for call in made
+    ]
+    saved = replace(workload, requests=tuple(split_by_calls(workload.requests, places)))
+    path = save_trace(saved, spec.output, overwrite=spec.overwrite)
+    facts = {
+        **call_facts([len(call.requests) for call in made], [len(call.items) for call in made]),
+        "path": str(path),
+        "name": workload.name,
+        "skipped": [{"source": item.source, "reason": item.reason} for item in [*workload.skipped, *skipped]],
+        "provenance": dict(workload.provenance),
+    }
+    document = calls_document(facts)
+    for name, content in chart_files(document.charts).items():
+        write_file(path.with_name(f"{path.stem}-{Path(name).name}"), content, "the picture of the calls")
+    return Shown(facts, lambda console: render(document, console))
 
 
 def _refuse_existing(output: Path, overwrite: bool) -> None:

@@ -12,6 +12,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.workloads.base import MediaItem, Request, SkippedItem
+from vitgraph.workloads.calls import CallMix, Grouping
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
@@ -73,17 +74,22 @@ def part_of(call: EncoderCall, share: Sequence[int]) -> EncoderCall:
 
 
 def make_calls(
-    requests: Sequence[Request], rule: GeometryRule, requests_per_call: int
+    requests: Sequence[Request], rule: GeometryRule, grouping: int | Grouping
 ) -> tuple[list[EncoderCall], list[SkippedItem]]:
     """Groups requests into calls; items that the model's processor refuses are left out and named.
 
     Requests without items need no encoder and make no call; the others keep their places in the workload.
 
+    Args:
+        requests: The requests.
+        rule: The model's rule.
+        grouping: Which requests a call has, or how many.
+
     Raises:
         InputError: No item is left.
     """
     skipped: list[SkippedItem] = []
-    kept: list[tuple[int, list[tuple[MediaItem, ItemGeometry]]]] = []
+    kept: dict[int, list[tuple[MediaItem, ItemGeometry]]] = {}
     for request in requests:
         usable = []
         for media in request.items:
@@ -92,26 +98,32 @@ def make_calls(
             except InputError as error:
                 skipped.append(SkippedItem(media.source or f"request {request.index}", str(error)))
         if usable:
-            kept.append((request.index, usable))
+            kept[request.index] = usable
     if requests and not kept:
         reason = skipped[0].reason if skipped else "the requests carry no items"
         raise InputError(f"the workload has no item that this model takes: {reason}")
     calls: list[EncoderCall] = []
-    for start in range(0, len(kept), requests_per_call):
-        group = kept[start : start + requests_per_call]
-        pairs = [pair for _, usable in group for pair in usable]
+    group_all = CallMix({grouping: 1.0}) if isinstance(grouping, int) else grouping
+    for group in group_all([request for request in requests if request.index in kept]):
+        pairs = [pair for request in group for pair in kept[request.index]]
         items = tuple(geometry for _, geometry in pairs)
         calls.append(
             EncoderCall(
                 index=len(calls),
-                requests=tuple(place for place, _ in group),
+                requests=tuple(request.index for request in group),
                 media=tuple(media for media, _ in pairs),
                 items=items,
                 specs=tuple(rule.item_spec(geometry) for geometry in items),
-                items_per_request=tuple(len(usable) for _, usable in group),
+                items_per_request=tuple(len(kept[request.index]) for request in group),
             )
         )
     return calls, skipped
+
+
+def common_size(calls: Sequence[EncoderCall]) -> int | None:
+    """Requests of every call but the last, which takes what is left; None where they differ."""
+    sizes = {len(call.requests) for call in calls[: max(1, len(calls) - 1)]}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 class CallInputs:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitgraph import __version__
-from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.measure.calls import EncoderCall, common_size, make_calls
 from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
 from vitgraph.measure.setup import check_model, engine_notes, plan_graphs, planning_warnings, resolve_source
 from vitgraph.measure.sharing import choose_assigner, describe_sharing, sharing_notes
@@ -19,11 +19,14 @@ from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.assignment import Assigner
-from vitgraph.predict.find_profile import packing_cost
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.engine_calls import EngineModel, replay_workload
+from vitgraph.predict.find_profile import find_profile, packing_cost
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.sections import Resolved
-from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec
+from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec, WorkloadCallsSpec
 from vitgraph.workloads.base import SkippedItem, Workload
+from vitgraph.workloads.calls import CallMix, grouping_of
 from vitgraph.workloads.registry import build_workload
 
 AUTO_BACKEND = "auto"
@@ -118,8 +121,11 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     check_model(source, spec.model)
     workload = build_workload(spec.workload) if workload is None else workload
     rule = source.rule()
-    calls, refused = make_calls(workload.requests, rule, spec.run.requests_per_call)
-    warmups, _ = make_calls(workload.warmups, rule, spec.run.requests_per_call) if workload.warmups else ([], [])
+    workload = arrived(workload, spec, source)
+    of_calls = spec.run.requests_per_call
+    calls, refused = make_calls(workload.requests, rule, grouping_of(of_calls, workload.requests, spec.workload.seed))
+    of_warmups = CallMix.parse(of_calls or "1", spec.workload.seed)
+    warmups, _ = make_calls(workload.warmups, rule, of_warmups) if workload.warmups else ([], [])
     plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
     warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
     has_videos = any(media.frames > 1 for call in calls for media in call.media)
@@ -150,6 +156,27 @@ def refusal_notes(model: str, calls: Sequence[EncoderCall], skipped: Sequence[Sk
         f"{len(skipped)} of {brought} items of the workload cannot be read or are refused by the processor of {model}, "
         f"and take part in no figure; first {skipped[0].source}: {skipped[0].reason}"
     ]
+
+
+def arrived(workload: Workload, spec: BenchSpec | WorkloadCallsSpec, source: ModelSource) -> Workload:
+    """The workload as an engine would call the encoder for it where requests arrive at a rate, else as it is.
+
+    Raises:
+        UsageError: No calibration says how long the encoder takes.
+    """
+    asked = spec.traffic
+    if asked.request_rate is None:
+        return workload
+    cost = CostModel(find_profile(spec.graph.calibration, source))
+    engine = EngineModel(
+        asked.lm_step_ms,
+        asked.lm_us_per_token,
+        asked.text_tokens,
+        asked.answer_tokens,
+        spec.graph.max_num_batched_tokens,
+    )
+    seed = spec.workload.seed
+    return replay_workload(workload, source.rule(), cost.eager_ms, engine, asked.request_rate, seed).workload
 
 
 def _waste_notes(counters: GraphCounters) -> list[str]:
@@ -238,7 +265,7 @@ def resolved_of(prepared: PreparedBench) -> Resolved:
         slot_tiers=graph.slot_tiers,
         video_pruning_rate=graph.video_pruning_rate,
         graphs=len(plan.graph_keys()),
-        requests_per_call=spec.run.requests_per_call,
+        requests_per_call=common_size(prepared.calls),
         rounds=spec.run.rounds,
         ranks=spec.parallel.ranks,
         assignment=spec.parallel.assignment if spec.parallel.ranks > 1 else None,

@@ -48,7 +48,7 @@ def _resolved(settings: Mapping[str, Any], resolved: Mapping[str, Any]) -> Json:
         "packing": graph.get("packing"),
         "slot_tiers": graph.get("slot_tiers", True),
         "video_pruning_rate": graph.get("video_pruning_rate", 0.0),
-        "requests_per_call": bench.get("requests_per_call", 1),
+        "requests_per_call": _one_number(bench.get("requests_per_call", 1)),
         "rounds": bench.get("rounds"),
         "ranks": parallel.get("ranks", 1),
         "assignment": parallel.get("assignment") if parallel.get("ranks", 1) > 1 else None,
@@ -56,14 +56,14 @@ def _resolved(settings: Mapping[str, Any], resolved: Mapping[str, Any]) -> Json:
     return found | dict(resolved)
 
 
-def _latency(found: Mapping[str, Any] | None, requests_per_call: int = 1) -> Json | None:
+def _latency(found: Mapping[str, Any] | None, requests_per_call: float = 1) -> Json | None:
     if found is None:
         return None
     entry = dict(found)
     n = entry.pop("n")
     if "parallel" in entry:
         entry["sharing"] = entry.pop("parallel")
-    return {**entry, "requests": n * requests_per_call, "calls": n}
+    return {**entry, "requests": round(n * requests_per_call), "calls": n}
 
 
 def _improvement(found: Mapping[str, Any]) -> Json:
@@ -85,8 +85,20 @@ def _slower(found: Mapping[str, Any]) -> Json:
     return {"requests": found["n"], **{name: value for name, value in found.items() if name != "n"}}
 
 
+def _one_number(given: Any) -> int | None:
+    """Requests a call where all calls have the same number; None for a mix."""
+    return 1 if given is None else int(given) if str(given).isdigit() else None
+
+
+def _per_call(draft: Mapping[str, Any]) -> float:
+    """Requests a call, in the mean where calls differ."""
+    number = _one_number(draft["settings"]["bench"].get("requests_per_call", 1))
+    workload = draft.get("workload") or {}
+    return number if number is not None else workload["requests"] / workload["calls"]
+
+
 def _bench(draft: Mapping[str, Any]) -> Json:
-    per_call = draft["settings"]["bench"].get("requests_per_call", 1)
+    per_call = _per_call(draft)
     graph = dict(draft["graph"])
     monolithic = graph.pop("monolithic", None)
     monolithic = None if monolithic is None else dict(monolithic)
@@ -105,7 +117,7 @@ def _bench(draft: Mapping[str, Any]) -> Json:
             pairs.append(_pair("eager", "monolithic", comparison["monolithic_against_eager"]))
             pairs.append(_pair("monolithic", "graph", comparison["two_paths_against_monolithic"]))
         result["comparison"] = {
-            "requests": comparison["requests"] * per_call,
+            "requests": round(comparison["requests"] * per_call),
             "calls": comparison["requests"],
             **{name: comparison[name] for name in ("rounds", "unpaired_samples", "verdict", "verdict_reason")},
             "invalid_reasons": [comparison["verdict_reason"]] if comparison["verdict"] == "invalid" else [],
@@ -115,7 +127,7 @@ def _bench(draft: Mapping[str, Any]) -> Json:
 
 
 def _compare(draft: Mapping[str, Any]) -> Json:
-    per_call = draft["settings"]["bench"].get("requests_per_call", 1)
+    per_call = _per_call(draft)
     found = draft["comparison"]
     comparison: Json = {
         name: found[name]
@@ -123,7 +135,7 @@ def _compare(draft: Mapping[str, Any]) -> Json:
         if name in found
     }
     calls = found.get("requests", 0)
-    comparison |= {"requests": calls * per_call, "calls": calls, "noise_floor": found.get("noise_floor_pct", {})}
+    comparison |= {"requests": round(calls * per_call), "calls": calls, "noise_floor": found.get("noise_floor_pct", {})}
     comparison |= {"contrasts": _contrasts(found), "speed_of_light_ms": found.get("speed_of_light_ms")}
     comparison["standings"] = [_standing(entry) for entry in found.get("standings", [])]
     advice = dict(draft["recommendation"])
@@ -161,7 +173,7 @@ def _standing(entry: Mapping[str, Any]) -> Json:
     return {"name": entry["backend"], "mode": entry["mode"], "mean_ms": entry["mean_ms"], "against_best": against}
 
 
-def _candidate(row: Mapping[str, Any], draft: Mapping[str, Any], per_call: int) -> Json:
+def _candidate(row: Mapping[str, Any], draft: Mapping[str, Any], per_call: float) -> Json:
     modes = {
         mode: {
             **row["modes"][mode],

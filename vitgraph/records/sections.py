@@ -92,7 +92,7 @@ class Resolved(Section):
     """Share of video tokens that the server prunes; above 0 videos run eagerly."""
     graphs: Count | None = None
     """Graphs to capture."""
-    requests_per_call: Count = 1
+    requests_per_call: Count | None = 1
     """Requests that are encoded together."""
     rounds: Count | None = None
     """Times that every call is measured in every series."""

@@ -21,9 +21,10 @@ from vitgraph.specs.parts import (
     ParallelSpec,
     RunSpec,
     ShellSpec,
+    TrafficSpec,
     WorkloadSpec,
 )
-from vitgraph.specs.tools import WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
+from vitgraph.specs.tools import WorkloadCallsSpec, WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
 
 __all__ = [
     "BASELINES",
@@ -42,8 +43,10 @@ __all__ = [
     "ProfileSpec",
     "RunSpec",
     "ShellSpec",
+    "TrafficSpec",
     "TuneSpec",
     "VerifySpec",
+    "WorkloadCallsSpec",
     "WorkloadConvertSpec",
     "WorkloadInspectSpec",
     "WorkloadMakeSpec",

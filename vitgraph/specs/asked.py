@@ -14,6 +14,7 @@ from vitgraph.specs.parts import (
     HF_BASELINE,
     MODEL,
     MONOLITHIC_BASELINE,
+    NO_MODEL,
     RUN,
     SAME_MARGIN_PCT,
     TRACE,
@@ -23,13 +24,12 @@ from vitgraph.specs.parts import (
     ParallelSpec,
     RunSpec,
     ShellSpec,
+    TrafficSpec,
     WorkloadSpec,
     folder_option,
     overwrite_option,
 )
 from vitgraph.specs.values import Size, parse_items, parse_names
-
-NO_MODEL = "no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class BenchSpec(Spec):
     run: RunSpec = part(RunSpec)
     workload: WorkloadSpec = part(WorkloadSpec, dataset_name=TRACE, num_warmups=20)
     parallel: ParallelSpec = part(ParallelSpec)
+    traffic: TrafficSpec = part(TrafficSpec)
     compile_rows: bool = option(
         False,
         "Measure four rows in one run: eager and graph, each plain and with the repeated block compiled.",
@@ -52,6 +53,8 @@ class BenchSpec(Spec):
         super().__post_init__()
         if not self.model.model:
             raise UsageError(NO_MODEL)
+        if self.run.requests_per_call is not None and self.traffic.request_rate is not None:
+            raise UsageError("--requests-per-call and --request-rate both say which requests a call has; give one")
         self._check_baseline()
         if self.compile_rows:
             self._check_compile_rows()
@@ -93,7 +96,7 @@ class BenchSpec(Spec):
         return {
             **{name: settings[name] for name in ("model", "graph")},
             "bench": settings["run"],
-            **{name: settings[name] for name in ("workload", "parallel")},
+            **{name: settings[name] for name in ("workload", "parallel", "traffic")},
         }
 
 
@@ -167,6 +170,12 @@ class TuneSpec(Spec):
         "Seconds of capturing at most.",
         panel=GRAPHS,
         rule=between(0, 1e6, "above 0 seconds, for example 30", open_ends=True),
+    )
+    search_share: float = option(
+        0.5,
+        "Share of the calls that is searched on; the settings are judged on the others.",
+        panel=GRAPHS,
+        rule=between(0, 1, "above 0 and at most 1, which holds no calls back"),
     )
     target: str = option("vitgraph", "Whose manager runs the settings: vitgraph or vllm.", panel=GRAPHS)
     verifies: bool = option(True, "Predict only; measure nothing.", "--no-verify", turns_off=True, panel=RUN)

@@ -14,6 +14,7 @@ from vitgraph.specs.values import (
     parse_buckets,
     parse_limits,
     parse_processor_kwargs,
+    parse_requests_per_call,
     parse_token_budgets,
     parse_tokens,
     preset_names,
@@ -26,6 +27,7 @@ DEFAULT_MAX_MODEL_LEN = 32768
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 16384
 """vLLM's defaults of what one encoder call may hold on a large GPU; they only bound automatic budgets."""
 
+NO_MODEL = "no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)"
 DEFAULT_TRACE = "mixed-chat"
 RANDOM_MM, HF, TRACE = DATASETS = ("random-mm", "hf", "trace")
 MOST_LIMIT = 2**20
@@ -255,7 +257,13 @@ class RunSpec(Spec):
     """How the measuring is done and where its result goes."""
 
     rounds: int = option(2, "Times that every request is measured in every mode.", panel=RUN, rule=at_least(1))
-    requests_per_call: int = option(1, "Requests that are encoded together.", panel=RUN, rule=at_least(1))
+    requests_per_call: str | None = option(
+        None,
+        "Requests that are encoded together: 4, or a mix with the shares of the calls, 1:0.6,2:0.3,4:0.1; unset: the "
+        "calls that a trace names, else 1.",
+        panel=RUN,
+        parse=parse_requests_per_call,
+    )
     baseline: str = option(
         EAGER_BASELINE,
         "eager; itemwise, to measure eager with one item of a call at a time too; hf, to measure transformers' stock "
@@ -287,6 +295,36 @@ class RunSpec(Spec):
                 f"--monolithic-crops is {self.monolithic_crops}, but no monolithic graph is measured; add "
                 f"--baseline {MONOLITHIC_BASELINE} or leave it out"
             )
+
+
+TRAFFIC = "Arrivals"
+
+
+@dataclass(frozen=True)
+class TrafficSpec(Spec):
+    """How requests arrive, and what is assumed of the engine that calls the encoder for them."""
+
+    request_rate: str | None = option(
+        None,
+        "Requests a second, or `trace` for the arrivals that a trace names: replayed through a model of vLLM's "
+        "scheduler, which makes the calls; needs a calibration for the encoder's times.",
+        panel=TRAFFIC,
+        parse=lambda value: str(value).strip(),
+    )
+    lm_step_ms: float = option(
+        10.0,
+        "Assumed time of a step of the language model.",
+        panel=TRAFFIC,
+        rule=between(0, 1e6, "0 ms or more, at most 1,000,000"),
+    )
+    lm_us_per_token: float = option(
+        20.0,
+        "Assumed time that each prompt token adds to a step.",
+        panel=TRAFFIC,
+        rule=between(0, 1e6, "0 us or more, at most 1,000,000"),
+    )
+    text_tokens: int = option(64, "Assumed text tokens of a prompt.", panel=TRAFFIC, rule=at_least(0, most=10**7))
+    answer_tokens: int = option(256, "Assumed tokens of an answer.", panel=TRAFFIC, rule=at_least(1, most=10**6))
 
 
 ASSIGNMENTS = ("size", "cost")

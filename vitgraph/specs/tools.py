@@ -12,10 +12,14 @@ from vitgraph.specs.fields import Spec, at_least, option, part
 from vitgraph.specs.parts import (
     HF,
     MODEL,
+    NO_MODEL,
     RUN,
     TRACE,
+    GraphSpec,
     ModelSpec,
+    RunSpec,
     ShellSpec,
+    TrafficSpec,
     WorkloadSpec,
     overwrite_option,
 )
@@ -101,6 +105,27 @@ class WorkloadConvertSpec(Spec):
     )
     overwrite: bool = overwrite_option("that file")
     shell: ShellSpec = part(ShellSpec, without=("dry_run", "quiet"))
+
+
+@dataclass(frozen=True)
+class WorkloadCallsSpec(Spec):
+    """A `workload calls`."""
+
+    output: Path = option(MISSING, "The CSV file to write.", "--output", "-o")
+    model: ModelSpec = part(ModelSpec, only=("model", "mm_processor_kwargs", "revision"), load_format="dummy")
+    graph: GraphSpec = part(GraphSpec, only=("calibration", "max_num_batched_tokens"))
+    run: RunSpec = part(RunSpec, only=("requests_per_call",))
+    traffic: TrafficSpec = part(TrafficSpec)
+    workload: WorkloadSpec = part(WorkloadSpec, without=("num_warmups",), dataset_name=TRACE, num_warmups=0)
+    overwrite: bool = overwrite_option("that file")
+    shell: ShellSpec = part(ShellSpec, without=("dry_run", "quiet"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.model.model:
+            raise UsageError(NO_MODEL)
+        if (self.run.requests_per_call is None) == (self.traffic.request_rate is None):
+            raise UsageError("say which requests a call has, with --request-rate or with --requests-per-call")
 
 
 @dataclass(frozen=True)

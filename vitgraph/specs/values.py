@@ -167,6 +167,47 @@ def parse_token_budgets(value: Any) -> tuple[int, ...]:
     return tuple(budgets)
 
 
+MOST_REQUESTS_PER_CALL = 1024
+"""Requests that a call may be asked to have."""
+
+_CALLS_RULE = "it must be a number of requests, or numbers with their shares of the calls such as 1:0.6,2:0.3,4:0.1"
+
+
+def call_shares(text: str) -> dict[int, float]:
+    """Reads `4`, or a mix such as `1:0.6,2:0.3,4:0.1`: the share of the calls with so many requests; they sum to 1.
+
+    Raises:
+        UsageError: Not numbers, a number below 1, one named twice, or shares that are not positive.
+    """
+    parts = [part.strip().partition(":") for part in text.split(",")]
+    shares: dict[int, float] = {}
+    for number, colon, share in parts:
+        try:
+            requests, weight = int(number), float(share) if colon else 1.0
+        except ValueError:
+            raise UsageError(f"--requests-per-call is {text!r}; {_CALLS_RULE}") from None
+        if not 1 <= requests <= MOST_REQUESTS_PER_CALL:
+            raise UsageError(
+                f"--requests-per-call {text!r} has {requests} requests a call; use 1 to {MOST_REQUESTS_PER_CALL}"
+            )
+        if requests in shares or (len(parts) > 1 and not colon) or not 0 < weight < math.inf:
+            raise UsageError(f"--requests-per-call is {text!r}; {_CALLS_RULE}, each number once, with a positive share")
+        shares[requests] = weight
+    total = sum(shares.values())
+    return {requests: weight / total for requests, weight in shares.items()}
+
+
+def parse_requests_per_call(value: Any) -> str:
+    """The text of `call_shares`, out of a command line or a file, checked.
+
+    Raises:
+        UsageError: It is none.
+    """
+    text = str(value).strip()
+    call_shares(text)
+    return text
+
+
 def parse_items(value: Any) -> tuple[Size, ...]:
     """Reads the items of a call: `336x336`, `20*336x336`, `1024x768,640x360x8`.
 

@@ -266,13 +266,11 @@ _SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", "measure_first"
 
 
 def _of_size(size: int, tuned: Tuned, found: Searched) -> dict[str, Any]:
-    times = tuned.times
     return {
         "requests_per_call": size,
         "calls": len(found.calls),
         **_outcome(tuned.outcome),
         "best": tuned.best.settings.as_dict(),
-        **_latencies(times[TUNED]),
     }
 
 

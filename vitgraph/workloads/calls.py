@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.specs.values import call_shares
 from vitgraph.workloads.base import MediaItem, Request
 
 Grouping = Callable[[Sequence[Request]], list[tuple[Request, ...]]]
 """From the requests that have items, in workload order, to the requests of each call, in the order of the calls."""
-
-MOST_REQUESTS_PER_CALL = 1024
-_RULE = "it must be a number of requests, or numbers with their shares of the calls such as 1:0.6,2:0.3,4:0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +35,7 @@ class CallMix:
         Raises:
             UsageError: Not numbers, a number below 1, one named twice, or shares that are not positive.
         """
-        parts = [part.strip().partition(":") for part in str(text).split(",")]
-        shares: dict[int, float] = {}
-        for number, colon, share in parts:
-            try:
-                requests, weight = int(number), float(share) if colon else 1.0
-            except ValueError:
-                raise UsageError(f"--requests-per-call is {text!r}; {_RULE}") from None
-            if not 1 <= requests <= MOST_REQUESTS_PER_CALL:
-                raise UsageError(
-                    f"--requests-per-call {text!r} has {requests} requests a call; use 1 to {MOST_REQUESTS_PER_CALL}"
-                )
-            if requests in shares or (len(parts) > 1 and not colon) or not 0 < weight < math.inf:
-                raise UsageError(f"--requests-per-call is {text!r}; {_RULE}, each number once, with a positive share")
-            shares[requests] = weight
-        total = sum(shares.values())
-        return cls({requests: weight / total for requests, weight in shares.items()}, seed)
+        return cls(call_shares(text), seed)
 
     def __call__(self, requests: Sequence[Request]) -> list[tuple[Request, ...]]:
         """Consecutive requests, as many a call as are drawn; the last call takes what is left."""

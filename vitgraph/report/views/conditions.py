@@ -82,7 +82,8 @@ def budgets_of(token_budgets: Mapping[str, Sequence[int]]) -> str:
 
 def per_call_of(resolved: Resolved) -> str:
     """How many requests are encoded together."""
-    return f"{count_text(resolved.requests_per_call, 'request')} a call"
+    number = resolved.requests_per_call
+    return "calls of several sizes" if number is None else f"{count_text(number, 'request')} a call"
 
 
 def measured_of(record: Record) -> str:

@@ -31,6 +31,7 @@ from vitgraph.report.views.conditions import (
     limits_text,
     measured_of,
     model_of,
+    per_call_of,
     warning_of,
     workload_of,
 )
@@ -161,14 +162,13 @@ def _what(record: TuneRecord) -> tuple[str, ...]:
     compiled = "blocks compiled" if encoder and encoder.compiled_blocks else compiled_of(record)
     flat = best.token_budgets if isinstance(best.token_budgets, tuple) else ()
     budgets = f"{count_text(len(flat), 'budget')} {flat[0]} to {flat[-1]}" if flat else ""
-    per_call = record.resolved.requests_per_call if record.resolved else 1
     found = (
         device,
         backend,
         compiled,
         f"{best.packing} packing",
         budgets,
-        f"{count_text(per_call, 'request')} a call",
+        per_call_of(record.resolved) if record.resolved else None,
         measured_of(record),
         f"calibration {used.label}, {used.created_at}",
     )
