@@ -62,11 +62,6 @@ def select_budget(budgets: Sequence[int], tokens: int) -> int | None:
     return budgets[position] if position < len(budgets) else None
 
 
-def per_item_share(token_budget: int, max_items: int) -> int:
-    """Tokens an item gets of a capture's dummy batch: the ceiling, so that the shares cover the budget."""
-    return -(-token_budget // max_items)
-
-
 @dataclass(frozen=True, slots=True)
 class BudgetSettings:
     """The four encoder-graph settings after every default has been filled in.

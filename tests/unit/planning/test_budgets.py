@@ -8,7 +8,6 @@ from vitgraph.errors import BudgetError
 from vitgraph.planning.budgets import (
     CaptureAxis,
     generate_budgets,
-    per_item_share,
     plan_budgets,
     resolve_budget_settings,
     segment_slot_tiers,
@@ -53,13 +52,6 @@ def test_bad_budget_lists_are_refused(given: list[int], named: str) -> None:
 
 def test_unsorted_budgets_are_sorted_and_repeats_dropped() -> None:
     assert validate_budgets([8192, 2048, 4096, 2048]) == [2048, 4096, 8192]
-
-
-def test_automatic_items_never_exceed_the_smallest_budget() -> None:
-    settings = resolve_budget_settings((64, 16384))
-    assert settings.token_budgets == (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-    assert settings.max_vision_items_per_batch == 64
-    assert per_item_share(64, 64) == 1
 
 
 def test_more_items_than_the_smallest_budget_has_tokens_is_refused_with_both_numbers() -> None:
