@@ -45,6 +45,8 @@ WITHOUT_EFFECT = frozenset(
         "disable_grouping",
         "do_convert_rgb",
         "do_sample_frames",
+        "draw_on_frames",
+        "font",
         "feature_extractor_type",
         "image_processor_type",
         "image_seq_length",
@@ -268,7 +270,9 @@ def _names_class(encoder: type[VisionEncoder], given: Mapping[str, Any], process
 def _class_settings(name: str, given: Mapping[str, Any], processor_class: type[Any]) -> dict[str, Any]:
     """The settings that an object of transformers' class holds after reading `given`, defaults included."""
     try:
-        found = processor_class.from_dict(dict(given))
+        # Drawing needs a font of the checkpoint, which is not fetched.
+        plain = {name: False for name in ("draw_on_frames",) if hasattr(processor_class, name)}
+        found = processor_class.from_dict({**plain, **{n: v for n, v in given.items() if n not in WITHOUT_EFFECT}})
     except Exception as error:
         # The classes validate with several libraries; each refusal concerns the file.
         raise ModelError(f"{name}: {processor_class.__name__} refuses its settings: {error}") from error
