@@ -24,7 +24,7 @@ from vitgraph.measure.setup import load
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.sample_table import read_samples
-from vitgraph.records.store import SAMPLES_FILE
+from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
@@ -98,9 +98,9 @@ def test_the_record_follows_its_schema(folder: Path) -> None:
     assert [f"{problem.json_path}: {problem.message}" for problem in problems] == []
 
 
-def test_the_table_of_the_ranks(record: RunRecord) -> None:
+def test_the_table_of_the_ranks(folder: Path, record: RunRecord) -> None:
     console = Console(file=io.StringIO(), width=100)
-    render(document_of(record), console)
+    render(document_of(read_record(folder)), console)
     text = " ".join(console.file.getvalue().split())
     assert "By rank, milliseconds a request (counts requests)" in text
     for series in ("eager", "graph", "hf"):
@@ -155,7 +155,8 @@ def test_the_ranks_facts_are_in_the_record(record: RunRecord) -> None:
 
 
 def test_calls_of_one_item_leave_a_rank_idle_and_run(tmp_path: Path) -> None:
-    data = values(run_on(bench_spec(3, items=1), tmp_path))[0]
+    values(run_on(bench_spec(3, items=1), tmp_path))
+    data = RunRecord.load(tmp_path)
     ranks = data["summary"]["graph"]["parallel"]["ranks"]
     assert [rank["idle_calls"] for rank in ranks][1:] != [0, 0]
     assert ranks[2] | {"encode_ms": 0, "wait_ms": 0, "wall_ms": 0} == {
