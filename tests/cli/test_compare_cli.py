@@ -96,7 +96,7 @@ def test_attention_alone_has_its_own_record_and_table(folder: Path, monkeypatch:
     monkeypatch.setattr(compare_micro, "CPU_SEGMENT_LENGTHS", (16,))
     result = run("--micro", "--backends", "TORCH_SDPA,FLASH_ATTN", "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
-    assert "4 heads of 24, float32" in result.stdout
+    assert "4 heads of 24 · float32" in result.stdout
     assert "FLASH_ATTN unsupported: FlashAttention needs a CUDA device" in result.stdout
     record = json.loads((folder / "run.json").read_text())
     assert (record["kind"], record["status"]) == ("compare-backends-micro", "complete")

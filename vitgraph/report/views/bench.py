@@ -12,6 +12,7 @@ import numpy as np
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import Samples
 from vitgraph.records.sections import Latency
+from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.report.charts import CPU_NOTE
 from vitgraph.report.charts_of_bars import draw_paths
 from vitgraph.report.charts_of_times import draw_by_tokens, draw_distribution
@@ -210,7 +211,7 @@ def verdict_of(record: BenchRecord) -> Verdict:
     if not claims:
         return Verdict(NO_VERDICT, "Nothing was compared", record.status_reason or "no request was measured in both")
     if is_cpu_replay(record):
-        return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", reason)
+        return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", CPU_REPLAY_REASON)
     word, mean, tail = result.comparison.verdict, claims["mean"], claims["p99"]
     slower = slower_text(result.comparison.pair("eager", "graph"))
     lines = [] if word == "invalid" else [_tail_line(tail)]
