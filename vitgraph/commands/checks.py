@@ -35,8 +35,6 @@ def check_run(
     Raises:
         VitgraphError: The first reason that is found.
     """
-    from vitgraph.measure.setup import check_model
-    from vitgraph.models.loading import check_weights
     from vitgraph.ranks.launch import check_devices, check_ranks, is_follower, is_rank
     from vitgraph.records.store import ResultFolder
 
@@ -45,6 +43,9 @@ def check_run(
         if parallel.ranks > 1 and not is_rank():
             check_devices(model.device, parallel.ranks)
     if source is not None:
+        from vitgraph.measure.setup import check_model
+        from vitgraph.models.loading import check_weights
+
         check_model(source, model)
         check_weights(source, model.load_format)
     if folder is not None and not is_follower():

@@ -25,7 +25,7 @@ from vitgraph.records.stats import (
     request_noise_pct,
     summarize,
 )
-from vitgraph.tuning.advice import closed_share
+from vitgraph.tuning.describe import closed_share
 
 if TYPE_CHECKING:
     from vitgraph.tuning.judge import Verification

@@ -12,7 +12,7 @@ from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.holdout import model_error, summarize_errors
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, fit_overheads
-from vitgraph.tuning.advice import closed_share
+from vitgraph.tuning.describe import closed_share
 
 MACHINE = Machine()
 MODEL = CostModel(synthetic_profile(MACHINE))
