@@ -161,14 +161,14 @@ class VisionEncoder(ABC):
     @classmethod
     def image_processor_class(cls) -> type[Any] | None:
         """The class that `image_processor` names."""
-        from vitgraph.models.processors import transformers_class
+        from vitgraph.models.processor_classes import transformers_class
 
         return transformers_class(cls.image_processor) if cls.image_processor else None
 
     @classmethod
     def video_processor_class(cls) -> type[Any] | None:
         """The class that `video_processor` names."""
-        from vitgraph.models.processors import transformers_class
+        from vitgraph.models.processor_classes import transformers_class
 
         return transformers_class(cls.video_processor) if cls.video_processor else None
 

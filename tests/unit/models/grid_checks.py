@@ -27,7 +27,7 @@ from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
 from vitgraph.models.loading import load_encoder
-from vitgraph.models.processors import torchvision_names, transformers_class
+from vitgraph.models.processor_classes import torchvision_names, transformers_class
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.planning.budgets import BudgetSettings, plan_budgets
 from vitgraph.planning.items import IMAGE, VIDEO

@@ -12,7 +12,7 @@ from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.models.processors import transformers_class
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.items import IMAGE
 
 ITEMS = [
