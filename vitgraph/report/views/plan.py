@@ -47,13 +47,14 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
     """
     settings, resolved, expected = (description[name] for name in ("settings", "resolved", "expected"))
     model, graph, counters = settings["model"], settings["graph"], _counters(expected)
-    per_call = settings.get("bench", {}).get("requests_per_call", 1)
+    workload = description["workload"]
+    calls = f"{count_text(workload['requests'], 'request')} in {count_text(workload['calls'], 'call')}"
     what = (
         model.get("attn_backend") or "auto",
         "blocks compiled" if model.get("compile") else "blocks not compiled",
         f"{graph['packing']} packing",
         budgets_of(resolved["token_budgets"]),
-        f"{count_text(per_call, 'request')} a call",
+        calls,
     )
     backends = description.get("backends")
     return Document(
