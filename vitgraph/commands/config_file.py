@@ -10,20 +10,12 @@ from typing import Any
 from vitgraph.errors import UsageError
 from vitgraph.reading import is_folder, parse_yaml, read_text
 from vitgraph.specs.fields import SpecOption
-from vitgraph.specs.values import near
+from vitgraph.specs.given import read_values
 
 NOT_IN_FILES = frozenset({"config", "debug"})
 
 MOST_BYTES = 1_000_000
 """A file of settings is a page; a device or a pipe has no end."""
-
-_KIND_NAMES: Mapping[type, str] = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text (in quotes where YAML would read something else)",
-    Path: "a path",
-}
 
 
 def read_config(path: Path, options: Mapping[str, SpecOption]) -> dict[str, Any]:
@@ -39,16 +31,8 @@ def read_config(path: Path, options: Mapping[str, SpecOption]) -> dict[str, Any]
     Raises:
         UsageError: The file cannot be read, or a key or a value in it is not what the command takes.
     """
-    settings = {_plain(name): key for key, entry in options.items() if key not in NOT_IN_FILES for name in entry.names}
-    values: dict[str, Any] = {}
-    for name, value in _read_mapping(path).items():
-        key = settings.get(_plain(name)) if isinstance(name, str) else None
-        if key is None:
-            raise UsageError(f"{path}: unknown key {name!r}; {near(_plain(str(name)), settings)}")
-        if key in values:
-            raise UsageError(f"{path}: {name!r} sets {options[key].names[0]} a second time; name each option once")
-        values[key] = value
-    return {key: _convert(path, options[key], value) for key, value in values.items() if value is not None}
+    allowed = {key: entry for key, entry in options.items() if key not in NOT_IN_FILES}
+    return read_values(str(path), _read_mapping(path), allowed)
 
 
 def _read_mapping(path: Path) -> dict[Any, Any]:
@@ -78,31 +62,6 @@ def _refuse_repeated_keys(path: Path, node: Any) -> None:
         if key.value in lines:
             raise UsageError(f"{path}:{line}: {key.value!r} was set in line {lines[key.value]}; name each option once")
         lines[key.value] = line
-
-
-def _convert(path: Path, entry: SpecOption, value: Any) -> Any:
-    if entry.option.parse is not None:
-        if isinstance(value, bool):
-            raise UsageError(f"{path}: {entry.key} is {value!r}; {entry.names[0]} is no switch")
-        try:
-            return entry.read(value)
-        except UsageError as error:
-            raise UsageError(f"{path}: {entry.key}: {error}") from error
-    if entry.option.is_repeatable:
-        return tuple(_convert_one(path, entry, each) for each in (value if isinstance(value, list) else [value]))
-    return entry.read(_convert_one(path, entry, value))
-
-
-def _convert_one(path: Path, entry: SpecOption, value: Any) -> Any:
-    takes = {float: (int, float), Path: (str,)}.get(entry.kind, (entry.kind,))
-    if not isinstance(value, takes) or (isinstance(value, bool) and entry.kind is not bool):
-        kind = _KIND_NAMES.get(entry.kind, "text")
-        raise UsageError(f"{path}: {entry.key} is {value!r}; {entry.names[0]} takes {kind}")
-    return entry.kind(value)
-
-
-def _plain(name: str) -> str:
-    return name.lstrip("-").replace("-", "_")
 
 
 def _files_near(path: Path) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.shell import Shown, new_run_folder
-from vitgraph.errors import UsageError
 from vitgraph.specs.tools import ExportSpec
 
 if TYPE_CHECKING:
@@ -25,12 +24,14 @@ def export(spec: ExportSpec) -> Shown:
     several runs of --compile-rows, go into one table. With --compare, the files hold what the second of two bench runs
     gains over the first, with its intervals.
     """
+    from vitgraph.report.documents import document_of_paths
     from vitgraph.report.to_files import parse_formats
 
     formats = parse_formats(spec.formats)
     if spec.compare is not None:
         return _compare(spec, spec.compare, formats)
-    document = _document(spec.runs)
+    document, notes = document_of_paths(spec.runs)
+    _print_notes(notes)
     if spec.markdown:
         from vitgraph.report.to_markdown import to_markdown
 
@@ -40,29 +41,6 @@ def export(spec: ExportSpec) -> Shown:
         own = spec.runs[0] if spec.runs[0].is_dir() else spec.runs[0].parent
         folder = own / "export" if len(spec.runs) == 1 else new_run_folder("export", "runs")
     return _written(document, folder, formats, spec)
-
-
-def _document(paths: Sequence[Path]) -> Document:
-    """The report of one record, or of several that go together."""
-    from vitgraph.records.saved_runs import BENCH_KIND
-    from vitgraph.records.store import read_record, record_kind
-    from vitgraph.report.documents import documents_of_runs, saved_document
-    from vitgraph.report.views.compile_rows import COMPILE_ROWS, compile_rows_table
-
-    kinds = {record_kind(path) or BENCH_KIND for path in paths}
-    if kinds == {BENCH_KIND}:
-        document, notes = documents_of_runs(paths)
-        _print_notes(notes)
-        return document
-    if len(paths) == 1:
-        return saved_document(paths[0])
-    if kinds == {COMPILE_ROWS}:
-        return compile_rows_table([read_record(path) for path in paths])
-    (other, *_) = (path for path in paths if (record_kind(path) or BENCH_KIND) != BENCH_KIND)
-    raise UsageError(
-        f"{other} is a record of kind {record_kind(other)!r}; only bench runs go together, or runs of "
-        "--compile-rows, so give it alone"
-    )
 
 
 def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str]) -> Shown:

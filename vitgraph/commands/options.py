@@ -17,11 +17,9 @@ import typer
 from vitgraph.commands.config_file import read_config
 from vitgraph.commands.habits import CommandOfHabit
 from vitgraph.commands.shell import Shown, reported_errors, show
-from vitgraph.specs.fields import Spec, SpecOption, build, defaults_of, options_of
+from vitgraph.specs.fields import Spec, SpecOption, options_of
+from vitgraph.specs.given import ChooseDefaults, expanded, make_spec
 from vitgraph.specs.values import IgnoredSetting
-
-ChooseDefaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""From what was given, values by option as a file holds them, to use where nothing was given."""
 
 
 def add_command(
@@ -73,29 +71,13 @@ def read_spec(
     given = {name: value for name, value in values.items() if _is_given(context, name)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", IgnoredSetting)
-        flags = _expanded(options, {name: options[name].read(value) for name, value in given.items()})
+        flags = expanded(options, {name: options[name].read(value) for name, value in given.items()})
         config = values.get("config")
-        from_file = _expanded(options, read_config(config, options)) if config is not None else {}
-        asked = {**from_file, **flags}
-        for choose in (lambda known: defaults_of(spec, known), defaults or (lambda known: {})):
-            asked = {**_expanded(options, _read_all(options, choose(asked))), **asked}
-        found = build(spec, asked)
+        from_file = expanded(options, read_config(config, options)) if config is not None else {}
+        found = make_spec(spec, {**from_file, **flags}, defaults)
     for text in dict.fromkeys(str(each.message) for each in caught if each.category is IgnoredSetting):
         print(f"note: {text}", file=sys.stderr)
     return found
-
-
-def _read_all(options: Mapping[str, SpecOption], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name].read(value) for name, value in values.items() if name in options}
-
-
-def _expanded(options: Mapping[str, SpecOption], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with what stands for several options spelled out; an option of its own wins over it."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if not options[name].fields:
-            found |= _read_all(options, value)
-    return found | {name: value for name, value in values.items() if options[name].fields}
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitgraph.errors import VitgraphError
+from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.records.record import (
     BenchRecord,
     CalibrateRecord,
@@ -25,7 +25,7 @@ from vitgraph.report.document import Document
 from vitgraph.report.to_files import write
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.compare import compare_document
-from vitgraph.report.views.compile_rows import compile_rows_document
+from vitgraph.report.views.compile_rows import COMPILE_ROWS, compile_rows_document, compile_rows_table
 from vitgraph.report.views.micro import micro_document
 from vitgraph.report.views.profile import profile_document
 from vitgraph.report.views.ranks import sharing_section
@@ -89,6 +89,26 @@ def saved_document(path: Path) -> Document:
         (run,) = open_runs([path])
         return run_document(run)
     return document_of(read_record(path))
+
+
+def document_of_paths(paths: Sequence[Path]) -> tuple[Document, list[str]]:
+    """The report of one saved record of any kind or of several that go together, and what had to be left out.
+
+    Raises:
+        UsageError: There is no record, or they do not go together.
+    """
+    kinds = [record_kind(path) or BENCH_KIND for path in paths]
+    if set(kinds) == {BENCH_KIND}:
+        return documents_of_runs(paths)
+    if len(paths) == 1:
+        return saved_document(paths[0]), []
+    if set(kinds) == {COMPILE_ROWS}:
+        return compile_rows_table([read_record(path) for path in paths]), []
+    other, kind = next((path, kind) for path, kind in zip(paths, kinds, strict=True) if kind != BENCH_KIND)
+    raise UsageError(
+        f"{other} is a record of kind {kind!r}; only bench runs go together, or runs of --compile-rows, so give it "
+        "alone"
+    )
 
 
 def documents_of_runs(paths: Sequence[Path]) -> tuple[Document, list[str]]:

@@ -10,12 +10,15 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError
 from vitgraph.records.store import RecordFileError, os_reason, refuse_to_replace, write_atomically
 from vitgraph.report.columns import Column, Row, Table, TableSpec, clean
 from vitgraph.report.document import Document
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markdown", "latex", "plots", "html")
 PAGE_FILE = "report.html"
@@ -163,8 +166,16 @@ def _cell(value: Any, digits: int) -> str:
 
 def parquet_bytes(table: Table) -> bytes:
     """A table as Parquet; each field carries its unit and meaning as metadata."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    content = io.BytesIO()
+    pq.write_table(arrow_table(table), content)
+    return content.getvalue()
+
+
+def arrow_table(table: Table) -> pa.Table:
+    """A table with a type a column; each field carries its unit and meaning as metadata."""
+    import pyarrow as pa
 
     types = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_()}
     columns = table.spec.columns
@@ -175,9 +186,7 @@ def parquet_bytes(table: Table) -> bytes:
     arrays = [
         pa.array([_value(row.get(column.name)) for row in table.rows], type=types[column.kind]) for column in columns
     ]
-    content = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), content)
-    return content.getvalue()
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _value(value: Any) -> Any:
