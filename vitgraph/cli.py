@@ -18,6 +18,7 @@ from vitgraph.commands.options_page import options_page
 from vitgraph.commands.plan import plan
 from vitgraph.commands.process import end_without_leak_report
 from vitgraph.commands.profile import profile, profiled_call
+from vitgraph.commands.recommend import recommend
 from vitgraph.commands.shell import first_look
 from vitgraph.commands.tune_budgets import tune_budgets
 from vitgraph.commands.verify import verify
@@ -60,6 +61,7 @@ def root(
     """See the commands below; each has its own --help."""
 
 
+add_command(app, "recommend", recommend)
 add_command(app, "bench", bench, first_look)
 add_command(app, "tune-budgets", tune_budgets)
 add_command(app, "compare-backends", compare_backends, first_look)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, new_run_folder
-from vitgraph.specs import CalibrateSpec
+from vitgraph.specs import CalibrateSpec, ModelSpec
+
+if TYPE_CHECKING:
+    from vitgraph.measure.progress import Progress
+    from vitgraph.models.registry import ModelSource
+    from vitgraph.predict.profile import CalibrationProfile
 
 
 def calibrate(spec: CalibrateSpec) -> Shown:
     """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
-    from vitgraph.measure.setup import load, resolve_device, resolve_dtype, resolve_source
+    from vitgraph.measure.setup import resolve_source
     from vitgraph.predict.profile_summary import describe_profile
-    from vitgraph.predict.towers import tower_shape
     from vitgraph.records.store import RecordFileError, check_file
     from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.to_terminal import render
     from vitgraph.report.views.calibrate import calibrate_document
-    from vitgraph.tuning.calibration import calibrate as measure
 
     model = spec.model
     source = resolve_source(model)
@@ -27,25 +31,8 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     check_file(where, spec.overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would calibrate {source.name} and save {where}")
-    device = resolve_device(model.device)
     with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
-        progress.phase("loading the encoder")
-        encoder, facts = load(source, model, device=device, dtype=resolve_dtype(model.dtype, device))
-        weights = "random" if model.load_format == "dummy" else source.weights
-        profile = measure(
-            encoder,
-            max_tokens=spec.graph.max_call_tokens,
-            model={
-                "name": source.name,
-                "row": source.row.name,
-                "weights": weights,
-                "tower": tower_shape(source),
-                **facts,
-            },
-            time_limit_s=spec.time_limit,
-            seed=model.seed,
-            progress=progress,
-        )
+        profile = measured_profile(model, source, spec.graph.max_call_tokens, spec.time_limit, progress)
     failure = None
     try:
         profile.save(where, overwrite=spec.overwrite)
@@ -60,4 +47,35 @@ def calibrate(spec: CalibrateSpec) -> Shown:
         kept_as="profile",
         is_interrupted=profile.stopped is not None and failure is None,
         failure=failure,
+    )
+
+
+def measured_profile(
+    model: ModelSpec, source: ModelSource, max_tokens: int, time_limit_s: float, progress: Progress
+) -> CalibrationProfile:
+    """Loads an encoder and measures its cost profile on its device.
+
+    Args:
+        model: How it runs.
+        source: The model.
+        max_tokens: Most output tokens of a call.
+        time_limit_s: Seconds after which no new measurement begins.
+        progress: Told of every step.
+    """
+    from vitgraph.measure.setup import load, resolve_device, resolve_dtype
+    from vitgraph.predict.towers import tower_shape
+    from vitgraph.tuning.calibration import calibrate as measure
+
+    device = resolve_device(model.device)
+    progress.phase("loading the encoder")
+    encoder, facts = load(source, model, device=device, dtype=resolve_dtype(model.dtype, device))
+    weights = "random" if model.load_format == "dummy" else source.weights
+    named = {"name": source.name, "row": source.row.name, "weights": weights, "tower": tower_shape(source)}
+    return measure(
+        encoder,
+        max_tokens=max_tokens,
+        model={**named, **facts},
+        time_limit_s=time_limit_s,
+        seed=model.seed,
+        progress=progress,
     )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vitgraph.predict.profile import CalibrationProfile
     from vitgraph.records.record import Record
     from vitgraph.records.sample_table import Sample
+    from vitgraph.tuning.objective import Limits, Objective
 
 
 def tune_budgets(spec: TuneSpec) -> Shown:
@@ -25,60 +26,95 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     Reads a profile of `vitgraph calibrate` (or of the ones that come with vitgraph); where a GPU is there, the winner
     is then measured beside the automatic list, the documented nine budgets and eager.
     """
-    from vitgraph.measure.preparation import prepare_bench, refusal_notes
-    from vitgraph.predict.find_profile import find_profile
+    from vitgraph.measure.preparation import prepare_bench
     from vitgraph.report.documents import document_of, write_derived
     from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.to_terminal import render
-    from vitgraph.tuning import objective as goals
-    from vitgraph.tuning.advice import tune_budgets as search
 
+    check_goals(spec)
     bench = spec.bench
-    goal = goals.Objective.parse(spec.objective)
-    memory = None if spec.max_graph_memory is None else spec.max_graph_memory * 2**30
     prepared = prepare_bench(bench)
-    wanted = {"dtype": bench.model.dtype, "attn_backend": bench.model.attn_backend}
-    profile = find_profile(bench.graph.calibration, prepared.source, wanted)
+    profile = profile_for(spec, prepared)
     folder, overwrite = bench.run.output_dir or new_run_folder("tune", bench.model.model), bench.run.overwrite
     check_run(bench.model, None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would tune for {len(prepared.calls)} calls of {prepared.source.name}")
     with ResultFolder(folder, overwrite) as results, ConsoleProgress(enabled=not spec.shell.quiet) as progress:
-        result = search(
-            prepared.calls,
-            prepared.source,
-            profile,
-            max_call_tokens=bench.graph.max_call_tokens,
-            objective=goal,
-            limits=goals.Limits(spec.max_graphs, memory, spec.max_capture_time),
-            target=spec.target,
-            workload=prepared.describe_workload(),
-            regroup=_regroup(spec, prepared),
-            share=spec.search_share,
-            seed=bench.workload.seed,
-        )
-        result.data["command"] = command_line()
-        result.data["notes"] += refusal_notes(prepared.source.name, prepared.calls, prepared.skipped)
-        save = TuningSaver(results, spec, result.data)
-        save()
-        if spec.verifies and is_on_gpu(bench.model.device):
-            try:
-                _measure(spec, prepared, profile, result, save, progress)
-            except KeyboardInterrupt:
-                # The prediction is there, and perhaps some of the measurement.
-                save.is_stopped = True
-        elif spec.verifies:
-            progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
-        record = save()
+        record, failure = tune(spec, prepared, profile, results, progress)
         write_derived(folder, progress.note)
     document, is_interrupted = document_of(record), record.status == "interrupted"
     return Shown(
         record.model_dump(mode="json"),
         partial(render, document),
-        folder if save.failure is None else None,
-        is_interrupted=is_interrupted and save.failure is None,
-        failure=save.failure,
+        folder if failure is None else None,
+        is_interrupted=is_interrupted and failure is None,
+        failure=failure,
     )
+
+
+def check_goals(spec: TuneSpec) -> tuple[Objective, Limits]:
+    """What is minimised, and within which limits.
+
+    Raises:
+        UsageError: An objective that is none.
+    """
+    from vitgraph.tuning.objective import Limits, Objective
+
+    memory = None if spec.max_graph_memory is None else spec.max_graph_memory * 2**30
+    return Objective.parse(spec.objective), Limits(spec.max_graphs, memory, spec.max_capture_time)
+
+
+def profile_for(spec: TuneSpec, prepared: PreparedBench) -> CalibrationProfile:
+    """The calibration that is named, or the one of this tower that comes with vitgraph.
+
+    Raises:
+        UsageError: There is none.
+    """
+    from vitgraph.predict.find_profile import find_profile
+
+    model = spec.bench.model
+    wanted = {"dtype": model.dtype, "attn_backend": model.attn_backend}
+    return find_profile(spec.bench.graph.calibration, prepared.source, wanted)
+
+
+def tune(
+    spec: TuneSpec, prepared: PreparedBench, profile: CalibrationProfile, results: ResultFolder, progress: Any
+) -> tuple[Record, RecordFileError | None]:
+    """Searches, measures the winner where a GPU is there, and saves the record; a stop keeps what there is.
+
+    Returns:
+        The record, and why it could not be saved.
+    """
+    from vitgraph.measure.preparation import refusal_notes
+    from vitgraph.tuning.advice import tune_budgets as search
+
+    goal, limits = check_goals(spec)
+    result = search(
+        prepared.calls,
+        prepared.source,
+        profile,
+        max_call_tokens=spec.bench.graph.max_call_tokens,
+        objective=goal,
+        limits=limits,
+        target=spec.target,
+        workload=prepared.describe_workload(),
+        regroup=_regroup(spec, prepared),
+        share=spec.search_share,
+        seed=spec.bench.workload.seed,
+    )
+    result.data["command"] = command_line()
+    result.data["notes"] += refusal_notes(prepared.source.name, prepared.calls, prepared.skipped)
+    save = TuningSaver(results, spec, result.data)
+    save()
+    if spec.verifies and is_on_gpu(spec.bench.model.device):
+        try:
+            _measure(spec, prepared, profile, result, save, progress)
+        except KeyboardInterrupt:
+            # The prediction is there, and perhaps some of the measurement.
+            save.is_stopped = True
+    elif spec.verifies:
+        progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
+    return save(), save.failure
 
 
 def _regroup(spec: TuneSpec, prepared: PreparedBench) -> Callable[[int], list[EncoderCall]] | None:

@@ -6,6 +6,7 @@ from vitgraph.specs.asked import (
     CompareSpec,
     PlanSpec,
     ProfileSpec,
+    RecommendSpec,
     TuneSpec,
     VerifySpec,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "ParallelSpec",
     "PlanSpec",
     "ProfileSpec",
+    "RecommendSpec",
     "RunSpec",
     "ShellSpec",
     "TrafficSpec",

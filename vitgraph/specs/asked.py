@@ -194,6 +194,25 @@ class TuneSpec(Spec):
 
 
 @dataclass(frozen=True)
+class RecommendSpec(Spec):
+    """A `recommend` run: what is tuned for, and how much it may take to be sure."""
+
+    tune: TuneSpec = part(TuneSpec, without=("verifies", "target"), target="vllm")
+    calibration_time_limit: float = option(
+        90.0,
+        "Seconds of calibrating after which no new measurement begins; unused with --calibration.",
+        panel=RUN,
+        rule=between(0, 1e6, "above 0 seconds, for example 90", open_ends=True),
+    )
+    check_calls: int = option(50, "Random calls to compare replay with eager.", panel=RUN, rule=at_least(1, most=10**7))
+
+    @property
+    def shell(self) -> ShellSpec:
+        """How the command talks."""
+        return self.tune.shell
+
+
+@dataclass(frozen=True)
 class CalibrateSpec(Spec):
     """A `calibrate` run."""
 

@@ -30,10 +30,13 @@ from vitgraph.specs.values import parse_compilation_config, parse_items, parse_t
 ROOT = Path(__file__).parents[3]
 MODEL = ["--model", "qwen3-vl-debug"]
 NEEDED = {
-    **dict.fromkeys(("bench", "tune-budgets", "compare-backends", "calibrate", "verify", "plan", "profile"), MODEL),
+    **dict.fromkeys(
+        ("bench", "recommend", "tune-budgets", "compare-backends", "calibrate", "verify", "plan", "profile"), MODEL
+    ),
     "export": ["a-run"],
     "import": ["vllm serve m/m"],
     "workload make": ["--output", "a.csv"],
+    "workload calls": [*MODEL, "--output", "a.csv", "--request-rate", "3"],
     "workload convert": ["a-folder", "--output", "a.csv"],
 }
 """What each command cannot do without."""
@@ -44,7 +47,8 @@ SAMPLES: dict[str, Any] = {
     "max_num_batched_tokens": "4k", "random_mm_limit_mm_per_prompt": '{"image": 3}',
     "random_mm_bucket_config": '{"(5,6,1)": 1.0}', "video_pruning_rate": 0.25, "video_fps": 24.0,
     "random_mm_num_mm_items_range_ratio": 0.5, "compare": ("a", "b"),
-    "limit_mm_per_prompt": '{"video": 2}', "fields": '{"width": "w"}',
+    "limit_mm_per_prompt": '{"video": 2}', "fields": '{"width": "w"}', "requests_per_call": "1:0.5,2:0.5",
+    "search_share": 0.25,
 }  # fmt: skip
 """A value other than the default, where "x", 7 or 7.5 would be none."""
 
@@ -98,6 +102,10 @@ def test_every_option_reaches_every_field_of_its_spec(command: str, key: str, en
     needed = [] if (command, key) in WITHOUT_NEEDED or key == "model" or key == "output" else NEEDED.get(command, [])
     if key == "output" and command.startswith("workload"):
         needed = [word for word in NEEDED[command] if word == "a-folder"]
+    if command == "workload calls" and key in ("output", "model", "requests_per_call", "request_rate"):
+        paired = {"--output": "a.csv", "--model": "qwen3-vl-debug", "--request-rate": "3"}
+        left_out = {entry.names[0], "--request-rate"} if key == "requests_per_call" else {entry.names[0]}
+        needed = [word for pair in paired.items() if pair[0] not in left_out for word in pair]
     if command == "calibrate" and key == "output":
         needed = MODEL
     spec = asked(command, *needed, *words, *BESIDE.get(key, []))
@@ -182,7 +190,7 @@ def test_a_dry_run_refuses_what_a_run_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", ["verify", "calibrate", "profile", "tune-budgets", "compare-backends"])
+@pytest.mark.parametrize("command", ["verify", "calibrate", "profile", "recommend", "tune-budgets", "compare-backends"])
 @pytest.mark.parametrize("words", [["--dtype", "float8"], ["--device", "gpu"], ["--load-format", "dumy"]])
 def test_every_measuring_command_refuses_dry_too(
     command: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -137,7 +137,7 @@ def tune_document(record: TuneRecord) -> Document:
         verdict=Verdict(_WORDS[result.verdict], sentence(result.verdict_text)),
         warning=warning_of(record),
         sections=sections(
-            section("", Text(sentence(result.unseen.text)), _by_requests(result)),
+            section("", Text(sentence(result.unseen.text)), by_requests_table(result)),
             section("", _predicted_table(result), Text(result.error_text, "dim")),
             _measured_section(result.measured),
             section("Settings", Facts.of(_setting_facts(result))),
@@ -346,7 +346,7 @@ def _paste_section(result: TuneResult) -> Section:
     return section("To paste", *map(Text, lines), Code(paste))
 
 
-def _by_requests(result: TuneResult) -> Table | None:
+def by_requests_table(result: TuneResult) -> Table | None:
     """The advice for each number of requests a call, and the one list that does best over all of them."""
     rows = [
         {

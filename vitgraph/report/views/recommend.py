@@ -1,0 +1,167 @@
+"""The page of `vitgraph recommend`: what to do and to paste, what it gains, how sure that is, what would change it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from vitgraph.records.kinds.tune import TuneResult
+from vitgraph.records.record import TuneRecord, VerifyRecord
+from vitgraph.records.sections import Improvement
+from vitgraph.report.columns import count_text, interval_text, ms_text, number_text, pct_text, share_text
+from vitgraph.report.document import Code, Document, Facts, Text, Verdict, section, sections, sentence
+from vitgraph.report.views.conditions import measured_of, model_of, warning_of, workload_of
+from vitgraph.report.views.tune import by_requests_table
+
+GRAPHS_OFF = '{"cudagraph_mm_encoder": false}'
+USE, OFF, MEASURE, DEPENDS, BROKEN = "use_graphs", "no_graphs", "measure_first", "depends", "incorrect"
+_HEADLINES = {
+    USE: ("faster", "Use encoder graphs"),
+    OFF: ("same", "Leave encoder graphs off"),
+    MEASURE: ("undecided", "Not sure enough to say"),
+    DEPENDS: ("undecided", "It depends on how many requests are encoded together"),
+    BROKEN: ("failed", "Do not use encoder graphs: a replay differs from eager"),
+}
+_OF_MEASURED = {"faster": USE, "slower": OFF, "same": OFF}
+
+
+def advice_of(record: TuneRecord, verified: VerifyRecord | None) -> str:
+    """What to do: what was measured outweighs what was predicted, and a wrong output outweighs both."""
+    result, gain = record.result, _measured_gain(record.result)
+    if verified is not None and any(model.status != "ok" for model in verified.result.models):
+        return BROKEN
+    if result.verdict == DEPENDS or gain is None:
+        return result.verdict
+    return _OF_MEASURED.get(gain.verdict, MEASURE)
+
+
+def recommendation(record: TuneRecord, verified: VerifyRecord | None) -> dict[str, Any]:
+    """The answer in few keys, for scripts."""
+    result, advice, gain = record.result, advice_of(record, verified), _measured_gain(record.result)
+    return {
+        "advice": advice,
+        "is_measured": gain is not None,
+        "improvement_pct": gain.improvement_pct if gain else result.unseen.improvement_pct,
+        "ci95": gain.ci95 if gain else None,
+        "compilation_config": _pasted(result, advice),
+        "serve_line": result.serve_line if advice == result.verdict else None,
+        "profile": result.profile.label,
+        "is_verified": None if verified is None else advice != BROKEN,
+    }
+
+
+def recommend_document(record: TuneRecord, verified: VerifyRecord | None, *, is_shipped: bool) -> Document:
+    """The report of a recommendation.
+
+    Args:
+        record: The tuning.
+        verified: The comparison of replay with eager; None where none was made.
+        is_shipped: The profile is one that comes with vitgraph.
+    """
+    result, advice = record.result, advice_of(record, verified)
+    word, headline = _HEADLINES[advice]
+    pasted = _pasted(result, advice)
+    line = f"\n{result.serve_line}" if advice == result.verdict and result.serve_line else ""
+    nothing = Text("Nothing to paste: no list is sure to be faster than eager on this traffic.")
+    return Document(
+        name="vitgraph recommend",
+        title=f"{model_of(record)}, {workload_of(record)}",
+        what=(result.profile.environment.device, measured_of(record)),
+        verdict=Verdict(word, headline, _reason(result, advice), _figure(result)),
+        warning=warning_of(record),
+        sections=sections(
+            section("Paste into vLLM", Code(f"--compilation-config '{pasted}'{line}") if pasted else nothing),
+            section("What it gains", Facts.of(_gain_facts(result)), Text(_list_note(result))),
+            section("How sure", Facts.of(_sure_facts(record, verified, is_shipped))),
+            section(
+                "What would change the answer",
+                by_requests_table(result),
+                *(Text(sentence(row.text)) for row in result.other_traffic),
+                *(Text(sentence(note)) for note in result.notes),
+                Text("Another GPU, attention backend, dtype or vitgraph: run this again there."),
+            ),
+        ),
+        command=record.command,
+    )
+
+
+def _measured_gain(result: TuneResult) -> Improvement | None:
+    """What the settings were measured to gain over eager; None where nothing was measured."""
+    tuned = result.measured.strategies.get("tuned") if result.measured else None
+    return tuned.against_eager.mean if tuned and tuned.against_eager else None
+
+
+def _pasted(result: TuneResult, advice: str) -> str | None:
+    if advice in (OFF, BROKEN):
+        return GRAPHS_OFF
+    return result.compilation_config if advice == USE and result.compilation_config != GRAPHS_OFF else None
+
+
+def _reason(result: TuneResult, advice: str) -> str:
+    gain = _measured_gain(result)
+    if gain is None or advice == result.verdict:
+        return result.verdict_text
+    measured = f"measured {pct_text(gain.improvement_pct)} on calls that the settings were not made for: {gain.verdict}"
+    more = "; measure more with --verify-calls and --time-limit" if advice == MEASURE else ""
+    return f"{measured}{more}. Predicted: {result.verdict_text}"
+
+
+def _figure(result: TuneResult) -> str:
+    gain = _measured_gain(result)
+    if gain is None:
+        return f"predicted {pct_text(result.unseen.improvement_pct)} on requests that the settings were not made for"
+    interval = f", 95% CI {interval_text(gain.ci95)}" if gain.ci95 else ", too few calls for an interval"
+    return f"measured {pct_text(gain.improvement_pct)}{interval} on requests that the settings were not made for"
+
+
+def _gain_facts(result: TuneResult) -> Iterable[tuple[str, str | None]]:
+    best, eager = result.best.against_eager, result.baselines.eager
+    if best is not None:
+        yield (
+            "Predicted",
+            (
+                f"{ms_text(eager.mean_ms)} → {ms_text(best.latency.mean_ms)} ms a request, "
+                f"{share_text(best.slower_share)} of the requests slower"
+            ),
+        )
+    for name, strategy in (result.measured.strategies if result.measured else {}).items():
+        gain = strategy.against_eager.mean if strategy.against_eager else None
+        ends = f", 95% CI {interval_text(gain.ci95)}" if gain and gain.ci95 else ""
+        more = f" ({pct_text(gain.improvement_pct)}{ends})" if gain else ""
+        yield f"Measured, {name.replace('_', ' ')}", f"{ms_text(strategy.latency.mean_ms)} ms a request{more}"
+    yield "Costs", f"{count_text(result.best.graphs, 'graph')}, {number_text(result.best.capture_s, 1)} s of capturing"
+
+
+def _list_note(result: TuneResult) -> str:
+    """Says so where the list to paste, made for every number of requests a call, is not the one of the figures."""
+    if result.compilation_config in (None, GRAPHS_OFF):
+        return "Positive = faster than eager."
+    pasted = json.loads(result.compilation_config or "{}").get("encoder_cudagraph_token_budgets")
+    own = result.best.settings.token_budgets
+    if not isinstance(own, tuple) or pasted == list(own):
+        return "Positive = faster than eager."
+    return (
+        "Positive = faster than eager. These figures are of the list made for one request a call; the list to paste "
+        "is the one that does best over 1, 2, 4 and 8 (below)."
+    )
+
+
+def _sure_facts(
+    record: TuneRecord, verified: VerifyRecord | None, is_shipped: bool
+) -> Iterable[tuple[str, str | None]]:
+    result, measured, used = record.result, record.result.measured, record.result.profile
+    origin = "comes with vitgraph, measured on another machine" if is_shipped else "measured"
+    yield "Profile", f"{used.label}, {origin} {used.created_at}"
+    yield "Its error", result.error_text
+    yield "Unseen requests", result.unseen.text
+    if measured is None:
+        yield "Measured here", "nothing: there is no GPU, and every figure is predicted"
+    else:
+        mode = "" if measured.mode == "cuda" else "; replayed on a CPU, which saves no launches"
+        yield "Measured here", f"{measured.calls} of {count_text(measured.calls_of_workload, 'unseen call')}{mode}"
+        yield "Why not", "; ".join(measured.problems)
+    for model in verified.result.models if verified is not None else ():
+        distance = "nothing compared" if model.max_rel_l2 is None else f"largest distance {model.max_rel_l2:.2g}"
+        failed = f", failed: {', '.join(model.failed_checks)}" if model.failed_checks else ""
+        yield "Replay against eager", f"{model.status}, {count_text(model.calls, 'random call')}, {distance}{failed}"
