@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,6 +94,19 @@ def receive(reader: Connection, deadline: float) -> tuple[Any, str | None, int |
     except EOFError:
         pass
     return None, None, None
+
+
+def rank_pids(parent: int) -> dict[str, int]:
+    """Processes of the ranks that `parent` started, by rank."""
+    found = {}
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdigit() and int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                words = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+                found |= {word.removeprefix("RANK="): int(path.name) for word in words if word.startswith("RANK=")}
+        except OSError:
+            continue
+    return found
 
 
 def values(results: list[RankResult]) -> list[Any]:

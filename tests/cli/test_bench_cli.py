@@ -344,11 +344,11 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
     command = [sys.executable, "-m", "vitgraph", *TINY, "--num-prompts", "2000", "--output-dir", str(folder), "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     samples = folder / "samples.csv"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and (not samples.exists() or samples.read_text().count("\n") < 8):
         time.sleep(0.1)
     process.terminate()
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=240) == 130
     record = RunRecord.load(folder)
     assert record["status"] == "interrupted"
     assert record["summary"]["graph"]["n"] >= 1

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import typer.main
 from PIL import Image
 from typer.testing import CliRunner
@@ -85,7 +86,9 @@ def test_a_command_parses_and_runs_dry(page: str, words: list[str], folder: Path
         words = [*words, "--dry-run"]
     if has_dry_run and {"--mm-encoder-attn-backend", "--config"} & set(words):
         # The pages name backends of a GPU, which a dry run refuses where there is none.
-        words += ["--mm-encoder-attn-backend", "auto"]
+        words = [*words, "--mm-encoder-attn-backend", "auto"]
+    if has_dry_run and not torch.cuda.is_available() and any(word.startswith("cuda") for word in words):
+        words = [*words, "--device", "auto"]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, f"{page}: {result.output}"
 

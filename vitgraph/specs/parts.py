@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from vitgraph.errors import UsageError
+from vitgraph.specs.buckets import parse_buckets, parse_limits
 from vitgraph.specs.fields import Option, Spec, at_least, between, one_of, option
 from vitgraph.specs.values import (
     options_of_compilation_config,
-    parse_buckets,
-    parse_limits,
     parse_processor_kwargs,
     parse_requests_per_call,
     parse_token_budgets,

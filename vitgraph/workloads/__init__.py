@@ -4,7 +4,6 @@ from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request, SkippedItem, Workload
 from vitgraph.workloads.encoded_image import EncodedImage
 from vitgraph.workloads.images import convert_folder
-from vitgraph.workloads.random_mm import parse_bucket_config, parse_limit_mm_per_prompt
 from vitgraph.workloads.registry import WORKLOAD_BUILDERS, build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES, save_trace
 
@@ -19,7 +18,5 @@ __all__ = [
     "WorkloadSpec",
     "build_workload",
     "convert_folder",
-    "parse_bucket_config",
-    "parse_limit_mm_per_prompt",
     "save_trace",
 ]

@@ -12,7 +12,6 @@ import numpy as np
 from vitgraph.errors import InputError, UsageError
 from vitgraph.planning.items import IMAGE, MOST_FRAMES, VIDEO
 
-BucketConfig = dict[tuple[int, int, int], float]
 Provenance = dict[str, str | int | float | bool | None]
 
 

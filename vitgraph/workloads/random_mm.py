@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import WorkloadSpec
-from vitgraph.workloads.base import IMAGE, VIDEO, BucketConfig, MediaItem, Workload, is_int, number_requests
+from vitgraph.specs.buckets import LIMIT_EXAMPLE, LIMIT_OPTION, parse_buckets, parse_limits
+from vitgraph.workloads.base import IMAGE, VIDEO, MediaItem, Workload, is_int, number_requests
 
 # vLLM writes its random videos as files of this rate, so a loader that samples by time keeps few of their frames.
 VIDEO_FILE_FPS = 30.0
-
-_BUCKET_OPTION = "--random-mm-bucket-config"
-_BUCKET_EXAMPLE = "'{(336, 336, 1): 1.0}' or '{\"336x336x1\": 1.0}' (height, width, frames: probability)"
-_LIMIT_OPTION = "--random-mm-limit-mm-per-prompt"
-_LIMIT_EXAMPLE = '\'{"image": 3, "video": 0}\''
-# vLLM takes audio limits too; they concern no item here, and a pasted limit must not fail for them.
-_KNOWN_MODALITIES = (IMAGE, VIDEO, "audio")
-_SIZE_TEXT = re.compile(r"\(?\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*\)?")
 
 
 @dataclass(frozen=True)
@@ -45,61 +35,6 @@ class DrawRule:
     sizes: tuple[tuple[int, int, int], ...]
     probabilities: tuple[float, ...]
     limits: dict[str, int]
-
-
-def parse_bucket_config(value: str | Mapping[Any, Any]) -> BucketConfig:
-    """Reads size buckets from the spelling of a Python tuple literal or from JSON.
-
-    Args:
-        value: `{(336, 336, 1): 1.0}`, `{"(336, 336, 1)": 1.0}`, `{"336x336x1": 1.0}`, or such a mapping. The order is
-            height, width, frames.
-
-    Returns:
-        Probability by (height, width, frames), as given: not scaled, zeros kept.
-
-    Raises:
-        UsageError: If the text is not such a mapping, a size is not three positive integers or occurs twice, or a
-            probability is negative, not finite, or all are zero.
-    """
-    buckets: BucketConfig = {}
-    for key, probability in _mapping_pairs(value, _BUCKET_OPTION, _BUCKET_EXAMPLE):
-        size = _parse_size(key)
-        if size in buckets:
-            raise UsageError(f"{_BUCKET_OPTION}: size {size} is given twice; name each (height, width, frames) once")
-        buckets[size] = probability
-    _check_buckets(buckets)
-    return {size: float(probability) for size, probability in buckets.items()}
-
-
-def parse_limit_mm_per_prompt(value: str | Mapping[Any, Any]) -> dict[str, int]:
-    """Reads the most items of each modality in a request.
-
-    Args:
-        value: `{"image": 3, "video": 0}` as text or as a mapping.
-
-    Returns:
-        Limit by modality.
-
-    Raises:
-        UsageError: If the text is no such mapping, a modality is unknown or named twice, or a limit is not an integer
-            of at least 0.
-    """
-    limits: dict[str, int] = {}
-    for key, limit in _mapping_pairs(value, _LIMIT_OPTION, _LIMIT_EXAMPLE):
-        if key not in _KNOWN_MODALITIES:
-            raise UsageError(
-                f"{_LIMIT_OPTION}: unknown modality {key!r}; known are {', '.join(_KNOWN_MODALITIES)}, "
-                f"for example {_LIMIT_EXAMPLE}"
-            )
-        if key in limits:
-            raise UsageError(f"{_LIMIT_OPTION}: {key!r} is given twice; name each modality once")
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-            raise UsageError(
-                f"{_LIMIT_OPTION}: limit of {key!r} is {limit!r}; it must be an integer of at least 0, "
-                f"for example {_LIMIT_EXAMPLE}"
-            )
-        limits[str(key)] = limit
-    return limits
 
 
 def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
@@ -127,13 +62,13 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
         raise UsageError(
             f"--random-mm-num-mm-items-range-ratio is {ratio!r}; it must be a number from 0 to 1, for example 0.5"
         )
-    buckets = parse_bucket_config(spec.random_mm_bucket_config)
-    limits = parse_limit_mm_per_prompt(spec.random_mm_limit_mm_per_prompt)
+    buckets = parse_buckets(spec.random_mm_bucket_config)
+    limits = parse_limits(spec.random_mm_limit_mm_per_prompt)
     for size in buckets:
         if _modality(size) not in limits:
             raise UsageError(
-                f"{_LIMIT_OPTION} names {sorted(limits)}, but bucket {size} is of modality {_modality(size)!r}; every "
-                f"bucket needs a limit, also one of probability 0, for example {_LIMIT_EXAMPLE}"
+                f"{LIMIT_OPTION} names {sorted(limits)}, but bucket {size} is of modality {_modality(size)!r}; every "
+                f"bucket needs a limit, also one of probability 0, for example {LIMIT_EXAMPLE}"
             )
     largest = max(buckets.values())  # divided by first, so that no sum of finite probabilities overflows
     total = math.fsum(probability / largest for probability in buckets.values())
@@ -145,7 +80,7 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
     if min_items > max_items:
         raise UsageError(
             f"at least {min_items} items a request are asked for ({base} base items, range ratio {ratio}), but the "
-            f"limits {used_limits} allow {max_items}; raise {_LIMIT_OPTION} or lower "
+            f"limits {used_limits} allow {max_items}; raise {LIMIT_OPTION} or lower "
             "--random-mm-base-items-per-request"
         )
     return DrawRule(min_items, max_items, tuple(drawable), tuple(drawable.values()), used_limits)
@@ -246,65 +181,3 @@ def _cumulative(rule: DrawRule, left: Mapping[str, int]) -> np.ndarray:
 
 def _modality(size: tuple[int, int, int]) -> str:
     return IMAGE if size[2] == 1 else VIDEO
-
-
-def _mapping_pairs(value: object, option: str, example: str) -> list[tuple[Any, Any]]:
-    """Keys and values of a mapping or of its text, in order and with repeats, so that repeats can be refused."""
-    problem = UsageError(f"{option} is {value!r}; it must be a non-empty mapping, for example {example}")
-    if isinstance(value, Mapping):
-        pairs = list(value.items())
-    elif isinstance(value, str):
-        try:
-            tree = ast.parse(value.strip(), mode="eval").body
-            if not isinstance(tree, ast.Dict):
-                raise problem
-            pairs = [
-                (ast.literal_eval(key) if key is not None else None, ast.literal_eval(item))
-                for key, item in zip(tree.keys, tree.values, strict=True)
-            ]
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-            raise problem from error
-    else:
-        raise problem
-    if not pairs:
-        raise problem
-    return pairs
-
-
-def _parse_size(key: object) -> tuple[int, int, int]:
-    problem = UsageError(
-        f"{_BUCKET_OPTION}: size {key!r} must be three positive integers, height, width and frames (1 frame is an "
-        f"image, more are a video), for example {_BUCKET_EXAMPLE}"
-    )
-    parts: tuple[Any, ...]
-    if isinstance(key, str):
-        match = _SIZE_TEXT.fullmatch(key.strip())
-        if match is None:
-            raise problem
-        parts = tuple(int(part) for part in match.groups())
-    elif isinstance(key, tuple):
-        parts = key
-    else:
-        raise problem
-    if len(parts) != 3:
-        raise problem
-    for part in parts:
-        if not isinstance(part, int) or isinstance(part, bool) or part < 1:
-            raise problem
-    height, width, frames = parts
-    return height, width, frames
-
-
-def _check_buckets(buckets: Mapping[tuple[int, int, int], Any]) -> None:
-    for size, probability in buckets.items():
-        is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
-        if not is_number or not math.isfinite(probability) or probability < 0:
-            raise UsageError(
-                f"{_BUCKET_OPTION}: probability of {size} is {probability!r}; it must be a finite number of at least "
-                f"0, for example {_BUCKET_EXAMPLE}"
-            )
-    if all(probability == 0 for probability in buckets.values()):
-        raise UsageError(
-            f"{_BUCKET_OPTION}: all probabilities of {sorted(buckets)} are 0; at least one must be above 0, "
-            f"for example {_BUCKET_EXAMPLE}"
-        )

@@ -88,7 +88,11 @@ def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str
 
     Raises:
         InputError: The file cannot be read, or no entry has a usable size.
+        UsageError: A field that no log has.
     """
+    for field, own in (fields or {}).items():
+        if field not in LOG_FIELDS:
+            raise UsageError(f"--fields has {field!r}: {own!r}; it maps {', '.join(LOG_FIELDS)} to own names")
     names = {field: (own,) for field, own in (fields or {}).items()}
     reader = _EntryReader(height_first, {**SIZE_FIELDS, **names})
     groups: dict[str, list[MediaItem]] = {}

@@ -124,7 +124,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
         "signal.signal(signal.SIGTERM, save)\n"
         "launch.end_with_parent()\n"
         "(place / 'started').touch()\n"
-        "time.sleep(60)\n"
+        "time.sleep(240)\n"
     )
     launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {rank!r}])"
     environment = os.environ | {"TORCHELASTIC_RUN_ID": "a run"}
@@ -136,7 +136,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
 
 
 def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not path.exists():
         assert time.monotonic() < deadline, path
         time.sleep(0.02)

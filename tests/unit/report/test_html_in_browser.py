@@ -42,7 +42,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     def run(page: Path, *options: str) -> str:
         command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                    "--allow-file-access-from-files", f"--user-data-dir={profile}", *options, page.as_uri()]  # fmt: skip
-        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         return result.stdout
 
     return run

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from vitgraph.errors import UsageError
 from vitgraph.measure.setup import resolve_source
+from vitgraph.measure.timing import CallTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import all_presets
 from vitgraph.planning.items import DEFAULT_PATH
@@ -173,11 +174,12 @@ def test_grid_is_denser_where_launches_bind() -> None:
 def test_a_first_run_that_builds_a_kernel_is_not_a_long_call(
     tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_timing, "LONG_S", 0.02)
-    slow = iter([0.05])
-    timed = device_timing.DeviceTiming(tower, 0).repeat(lambda: time.sleep(next(slow, 0.0)))[0]
+    times_ms = iter([1e3 * device_timing.LONG_S + 1])
+    timing = device_timing.DeviceTiming(tower, 0)
+    monkeypatch.setattr(timing, "_timer", SimpleNamespace(time=lambda call: CallTime(next(times_ms, 1.0), None)))
+    timed = timing.repeat(lambda: None)[0]
     assert timed.repeats >= device_timing.FEWEST_REPEATS
-    assert timed.high_ms < 10
+    assert timed.high_ms == 1.0
 
 
 def stop_at(number: int, monkeypatch: pytest.MonkeyPatch, method: str) -> None:

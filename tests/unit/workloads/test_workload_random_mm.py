@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.workloads import WorkloadSpec, build_workload, parse_bucket_config, parse_limit_mm_per_prompt
+from vitgraph.specs.buckets import parse_buckets, parse_limits
+from vitgraph.workloads import WorkloadSpec, build_workload
 from vitgraph.workloads.random_mm import resolve_draw_rule
 
 IMAGE_BUCKET = {(8, 16, 1): 1.0}
@@ -26,11 +27,11 @@ MIXED_BUCKETS = {(8, 16, 1): 0.5, (8, 16, 4): 0.5}
 )
 def test_bucket_spellings(text: str) -> None:
     """Keys are height, width, frames in every spelling."""
-    assert parse_bucket_config(text) == {(336, 672, 1): 0.25, (720, 1280, 16): 0.75}
+    assert parse_buckets(text) == {(336, 672, 1): 0.25, (720, 1280, 16): 0.75}
 
 
 def test_bucket_config_takes_a_mapping_as_yaml_gives_it() -> None:
-    assert parse_bucket_config({"336x672x1": 1}) == {(336, 672, 1): 1.0}
+    assert parse_buckets({"336x672x1": 1}) == {(336, 672, 1): 1.0}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_bucket_config_takes_a_mapping_as_yaml_gives_it() -> None:
 )
 def test_bad_buckets_name_value_rule_and_example(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        parse_bucket_config(text)
+        parse_buckets(text)
     assert "--random-mm-bucket-config" in str(caught.value)
 
 
@@ -73,7 +74,7 @@ def test_bad_buckets_name_value_rule_and_example(text: str, message: str) -> Non
     ],
 )
 def test_limits(text: str, expected: dict[str, int]) -> None:
-    assert parse_limit_mm_per_prompt(text) == expected
+    assert parse_limits(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_limits(text: str, expected: dict[str, int]) -> None:
 )
 def test_bad_limits_name_value_and_rule(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        parse_limit_mm_per_prompt(text)
+        parse_limits(text)
     assert "--random-mm-limit-mm-per-prompt" in str(caught.value)
 
 

@@ -1,0 +1,140 @@
+"""Reads the size buckets and the limits of the random-mm workload, in vLLM's spelling."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitgraph.errors import UsageError
+from vitgraph.planning.items import IMAGE, VIDEO
+
+Buckets = dict[tuple[int, int, int], float]
+"""Probability by (height, width, frames)."""
+
+_BUCKET_OPTION = "--random-mm-bucket-config"
+_BUCKET_EXAMPLE = "'{(336, 336, 1): 1.0}' or '{\"336x336x1\": 1.0}' (height, width, frames: probability)"
+LIMIT_OPTION = "--random-mm-limit-mm-per-prompt"
+LIMIT_EXAMPLE = '\'{"image": 3, "video": 0}\''
+# vLLM takes audio limits too; they concern no item here, and a pasted limit must not fail for them.
+_KNOWN_MODALITIES = (IMAGE, VIDEO, "audio")
+_SIZE_TEXT = re.compile(r"\(?\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*\)?")
+
+
+def parse_buckets(value: str | Mapping[Any, Any]) -> Buckets:
+    """Reads size buckets from the spelling of a Python tuple literal or from JSON.
+
+    Args:
+        value: `{(336, 336, 1): 1.0}`, `{"(336, 336, 1)": 1.0}`, `{"336x336x1": 1.0}`, or such a mapping. The order is
+            height, width, frames.
+
+    Returns:
+        Probability by (height, width, frames), as given: not scaled, zeros kept.
+
+    Raises:
+        UsageError: If the text is not such a mapping, a size is not three positive integers or occurs twice, or a
+            probability is negative, not finite, or all are zero.
+    """
+    buckets: Buckets = {}
+    for key, probability in _mapping_pairs(value, _BUCKET_OPTION, _BUCKET_EXAMPLE):
+        size = _parse_size(key)
+        if size in buckets:
+            raise UsageError(f"{_BUCKET_OPTION}: size {size} is given twice; name each (height, width, frames) once")
+        buckets[size] = probability
+    _check_buckets(buckets)
+    return {size: float(probability) for size, probability in buckets.items()}
+
+
+def parse_limits(value: str | Mapping[Any, Any]) -> dict[str, int]:
+    """Reads the most items of each modality in a request.
+
+    Args:
+        value: `{"image": 3, "video": 0}` as text or as a mapping.
+
+    Returns:
+        Limit by modality.
+
+    Raises:
+        UsageError: If the text is no such mapping, a modality is unknown or named twice, or a limit is not an integer
+            of at least 0.
+    """
+    limits: dict[str, int] = {}
+    for key, limit in _mapping_pairs(value, LIMIT_OPTION, LIMIT_EXAMPLE):
+        if key not in _KNOWN_MODALITIES:
+            raise UsageError(
+                f"{LIMIT_OPTION}: unknown modality {key!r}; known are {', '.join(_KNOWN_MODALITIES)}, "
+                f"for example {LIMIT_EXAMPLE}"
+            )
+        if key in limits:
+            raise UsageError(f"{LIMIT_OPTION}: {key!r} is given twice; name each modality once")
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
+            raise UsageError(
+                f"{LIMIT_OPTION}: limit of {key!r} is {limit!r}; it must be an integer of at least 0, "
+                f"for example {LIMIT_EXAMPLE}"
+            )
+        limits[str(key)] = limit
+    return limits
+
+
+def _mapping_pairs(value: object, option: str, example: str) -> list[tuple[Any, Any]]:
+    """Keys and values of a mapping or of its text, in order and with repeats, so that repeats can be refused."""
+    problem = UsageError(f"{option} is {value!r}; it must be a non-empty mapping, for example {example}")
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    elif isinstance(value, str):
+        try:
+            tree = ast.parse(value.strip(), mode="eval").body
+            if not isinstance(tree, ast.Dict):
+                raise problem
+            pairs = [
+                (ast.literal_eval(key) if key is not None else None, ast.literal_eval(item))
+                for key, item in zip(tree.keys, tree.values, strict=True)
+            ]
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise problem from error
+    else:
+        raise problem
+    if not pairs:
+        raise problem
+    return pairs
+
+
+def _parse_size(key: object) -> tuple[int, int, int]:
+    problem = UsageError(
+        f"{_BUCKET_OPTION}: size {key!r} must be three positive integers, height, width and frames (1 frame is an "
+        f"image, more are a video), for example {_BUCKET_EXAMPLE}"
+    )
+    parts: tuple[Any, ...]
+    if isinstance(key, str):
+        match = _SIZE_TEXT.fullmatch(key.strip())
+        if match is None:
+            raise problem
+        parts = tuple(int(part) for part in match.groups())
+    elif isinstance(key, tuple):
+        parts = key
+    else:
+        raise problem
+    if len(parts) != 3:
+        raise problem
+    for part in parts:
+        if not isinstance(part, int) or isinstance(part, bool) or part < 1:
+            raise problem
+    height, width, frames = parts
+    return height, width, frames
+
+
+def _check_buckets(buckets: Mapping[tuple[int, int, int], Any]) -> None:
+    for size, probability in buckets.items():
+        is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
+        if not is_number or not math.isfinite(probability) or probability < 0:
+            raise UsageError(
+                f"{_BUCKET_OPTION}: probability of {size} is {probability!r}; it must be a finite number of at least "
+                f"0, for example {_BUCKET_EXAMPLE}"
+            )
+    if all(probability == 0 for probability in buckets.values()):
+        raise UsageError(
+            f"{_BUCKET_OPTION}: all probabilities of {sorted(buckets)} are 0; at least one must be above 0, "
+            f"for example {_BUCKET_EXAMPLE}"
+        )
