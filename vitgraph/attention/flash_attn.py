@@ -88,7 +88,7 @@ class FlashAttnBackend(AttentionBackend):
     @classmethod
     def versions(cls, device: torch.device) -> tuple[int | None, ...]:
         # What is forced to generation 4 is for comparisons; its place is taken by what runs when nobody forces one.
-        return tuple(None if version == 4 else version for version in installed_generations(device))
+        return tuple(None if version == 4 else version for version in reversed(installed_generations(device)))
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 MEASURE_LIMIT_S = 30.0
 """After so much measuring, shapes that were not met before take the choice of the nearest one that was."""
 
+CLOSE = 1.03
+"""Of backends whose times lie so near to the fastest, the first is taken: noise is no reason to mix them."""
+
 GRAPH_CALLS, QUEUED_CALLS, REPEATS = 4, 4, 3
 """Calls and repeats of one timing; a choice needs the order of the backends, not their third digit."""
 
@@ -252,7 +255,9 @@ class PerShapeBackend(AttentionBackend):
                 logger.info("auto: %s cannot run %s: %s", label, shape, first_line(error))
         self.plan_build_ms += (time.perf_counter() - started) * 1e3
         # Where none could be timed alone, the call itself says why.
-        best = min(times, key=times.__getitem__) if times else next(iter(self._backends))
+        fast_enough = CLOSE * min(times.values(), default=math.inf)
+        best = next((label for label in self._backends if times.get(label, math.inf) <= fast_enough), None)
+        best = best or next(iter(self._backends))
         return Choice(self._backends[best], times)
 
     def _cases(self, shape: CallShape) -> list[AttentionCase]:

@@ -94,7 +94,7 @@ def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> Compare
 def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:
     """The command line that measures one backend alone; its options are a config file beside its record."""
     run = replace(spec.bench.run, output_dir=part, overwrite=True)
-    shell = replace(spec.shell, config=None, quiet=True, json=True)
+    shell = replace(spec.shell, config=None, quiet=True, json=True, debug=False)
     alone = replace(spec, bench=replace(spec.bench, run=run, shell=shell), backends=(backend,), isolate=False)
     part.mkdir(parents=True, exist_ok=True)
     file = part / PART_OPTIONS_FILE

@@ -84,7 +84,7 @@ def test_the_newest_installed_generation_is_taken_and_named(monkeypatch: pytest.
     assert FlashAttnBackend.for_device(GPU, 4).implementation == "flash-attn-4 9.9 of flash-attn-4"
     assert installed_generations(GPU) == (2, 3, 4)
     # `auto` tries the mix, as the name alone gives it.
-    assert FlashAttnBackend.versions(GPU) == (2, 3, None)
+    assert FlashAttnBackend.versions(GPU) == (None, 3, 2)
 
 
 @pytest.mark.usefixtures("hopper")
