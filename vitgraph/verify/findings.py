@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from vitgraph.records.kinds.verify import Check
 from vitgraph.verify.probes import Probe
 
-OK, FAILED, SKIPPED, ERROR = "ok", "failed", "skipped", "error"
+OK: Final = "ok"
+FAILED: Final = "failed"
+SKIPPED: Final = "skipped"
+ERROR: Final = "error"
 
 PREDICTED_TOKENS = "predicted_tokens"
 FROZEN_SCALARS = "frozen_scalars"
@@ -32,105 +36,9 @@ class SkipCheck(Exception):  # noqa: N818 (no error, but the reason why a check 
     """A check has nothing to check here; the text says why."""
 
 
-@dataclass(slots=True)
-class CheckResult:
-    """One named check.
-
-    Attributes:
-        name: Its name.
-        status: `ok`, `failed` or `skipped`.
-        max_rel_l2: Largest relative L2 distance that it measured; None where it compared nothing.
-        compared: Item outputs that it compared.
-        failures: Faults that it found.
-        detail: The first fault with the place where it was found, or what was checked, or why it was skipped.
-    """
-
-    name: str
-    status: str = SKIPPED
-    max_rel_l2: float | None = None
-    compared: int = 0
-    failures: int = 0
-    detail: str = "not reached"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "status": self.status,
-            "max_rel_l2": json_number(self.max_rel_l2),
-            "compared": self.compared,
-            "failures": self.failures,
-            "detail": self.detail,
-        }
-
-
-def json_number(value: float | None) -> float | str | None:
-    """The number as saved files hold it: one that is not finite becomes a string."""
-    return value if value is None or math.isfinite(value) else str(value)
-
-
-@dataclass(slots=True)
-class VerifyResult:
-    """What the verification of one encoder found.
-
-    Attributes:
-        architecture: Architecture name of the model.
-        row: Row of the compatibility matrix.
-        preset: Preset, folder or hub id that was verified.
-        device: Where it ran.
-        dtype: Dtype of the encoder.
-        backend_requested: Attention backend asked for.
-        backend_used: What really ran.
-        compiled_blocks: Blocks that were compiled; 0 unless it was asked for.
-        status: `ok`, `failed` (a check failed) or `error` (it could not be verified to the end).
-        max_rel_l2: Largest relative L2 distance from eager of any output; None where none was compared.
-        tolerance: Largest distance that passes.
-        checks: The named checks, in the order in which they ran.
-        budgets: Token budgets of each path.
-        graphs_captured: Graphs captured.
-        graphs_dropped: Graphs planned that did not fit in memory.
-        calls: Random calls compared.
-        items: Items encoded by the graph path, over all checks.
-        replays: Graphs replayed in these.
-        seed: Seed of weights, pixels and draws.
-        seconds: Wall time.
-        error: Class and message of what ended it early, or None.
-    """
-
-    architecture: str
-    row: str | None = None
-    preset: str | None = None
-    device: str | None = None
-    dtype: str | None = None
-    backend_requested: str | None = None
-    backend_used: str | None = None
-    compiled_blocks: int = 0
-    status: str = ERROR
-    max_rel_l2: float | None = None
-    tolerance: float | None = None
-    checks: list[CheckResult] = field(default_factory=list)
-    budgets: dict[str, list[int]] = field(default_factory=dict)
-    graphs_captured: int = 0
-    graphs_dropped: int = 0
-    calls: int = 0
-    items: int = 0
-    replays: int = 0
-    seed: int = 0
-    seconds: float | None = None
-    error: str | None = None
-
-    @property
-    def failed_checks(self) -> list[str]:
-        """Names of the checks that failed."""
-        return [check.name for check in self.checks if check.status == FAILED]
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as JSON takes it."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {
-            "max_rel_l2": json_number(self.max_rel_l2),
-            "failed_checks": self.failed_checks,
-            "checks": [check.as_dict() for check in self.checks],
-        }
+def unreached(name: str) -> Check:
+    """A check that nothing has come to yet."""
+    return Check(name=name, status=SKIPPED, detail="not reached")
 
 
 @dataclass(slots=True)
@@ -143,7 +51,7 @@ class CheckBook:
     """
 
     tolerance: float
-    checks: dict[str, CheckResult] = field(default_factory=dict)
+    checks: dict[str, Check] = field(default_factory=dict)
 
     @property
     def max_rel_l2(self) -> float | None:
@@ -159,17 +67,22 @@ class CheckBook:
 
     def fail(self, name: str, detail: str) -> None:
         """Counts a fault of check `name`; the first one's text is kept."""
-        check = self.checks[name]
-        check.failures += 1
-        if check.status != FAILED:
-            check.status, check.detail = FAILED, detail
+        self._note(name, failures=self.checks[name].failures + 1)
+        self.end(name, FAILED, detail)
+
+    def end(self, name: str, status: str, detail: str) -> None:
+        """Notes how check `name` ended, unless it has failed before."""
+        if self.checks[name].status != FAILED:
+            self._note(name, status=status, detail=detail)
+
+    def _note(self, name: str, **changes: Any) -> None:
+        self.checks[name] = self.checks[name].model_copy(update=changes)
 
     def measure(self, name: str, distance: float) -> None:
         """Notes a distance that check `name` measured."""
         check = self.checks[name]
-        check.compared += 1
-        if math.isfinite(distance):
-            check.max_rel_l2 = max(check.max_rel_l2 or 0.0, distance)
+        largest = max(check.max_rel_l2 or 0.0, distance) if math.isfinite(distance) else check.max_rel_l2
+        self._note(name, compared=check.compared + 1, max_rel_l2=largest)
 
     def compare(
         self, name: str, probes: Sequence[Probe], outputs: Sequence[torch.Tensor], where: str, *, finite: str = FINITE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,11 +26,12 @@ from vitgraph.models.compile.compilation import compile_encoder
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.models.rows import ModelRow
-from vitgraph.records.drafts import record_of
-from vitgraph.records.record import Record
+from vitgraph.records.draft import Draft
+from vitgraph.records.kinds.verify import VerifiedModel
+from vitgraph.records.record import Record, Status
 from vitgraph.records.store import ResultFolder
 from vitgraph.specs import ModelSpec
-from vitgraph.verify.findings import FAILED, OK, VerifyResult
+from vitgraph.verify.findings import ERROR, FAILED, OK
 from vitgraph.verify.parallel import merge_ranks
 from vitgraph.verify.run import describe_error, dtype_name, effort_on, plan_verification, verify_row
 
@@ -48,7 +50,7 @@ class PreparedVerification:
         debug_size: The models are the small presets.
     """
 
-    targets: Mapping[str, ModelSource | VerifyResult]
+    targets: Mapping[str, ModelSource | VerifiedModel]
     model: ModelSpec
     settings: Mapping[str, Any] = field(default_factory=dict)
     debug_size: bool = False
@@ -85,13 +87,19 @@ def prepare_rows(
         debug_size: Use the small presets instead of the full-size ones.
         settings: The other settings of `verify_row`.
     """
-    targets: dict[str, ModelSource | VerifyResult] = {}
+    targets: dict[str, ModelSource | VerifiedModel] = {}
     for row in rows:
         preset = row.debug_preset if debug_size else row.full_preset
         try:
             targets[preset] = resolve_model(preset)
         except Exception as error:
-            targets[preset] = VerifyResult(row.architectures[0], row.name, preset, error=describe_error(error))
+            targets[preset] = VerifiedModel(
+                architecture=row.architectures[0],
+                row=row.name,
+                preset=preset,
+                status=ERROR,
+                error=describe_error(error),
+            )
     resolve_dtype(model.dtype, resolve_device(model.device))
     return PreparedVerification(targets, model, settings, debug_size)
 
@@ -117,11 +125,15 @@ def run_verification(
         RankFailedError: Another rank failed.
     """
     device = resolve_device(prepared.model.device) if group is None else group.device
-    draft: dict[str, Any] = {"kind": "verify", "environment": snapshot(device), "rows": [], "settings": settings or {}}
+    draft = Draft("verify", ("vitgraph", *sys.argv[1:]), settings or {})
+    draft.environment = snapshot(device)
+    models: list[VerifiedModel] = []
+    draft.result = {"models": models}
     total = len(prepared.targets)
 
-    def record(status: str, reason: str | None) -> Record:
-        made = record_of(draft | {"status": status, "status_reason": reason})
+    def record(status: Status, reason: str | None = None) -> Record:
+        draft.end(status, reason)
+        made = draft.record()
         if folder is not None:
             folder.save(made)
         return made
@@ -130,13 +142,14 @@ def run_verification(
     made = record("error", "the run ended before it verified anything")
     try:
         for done, result in enumerate(_results(prepared, device, group), start=1):
-            row = result.as_dict()
             if group is not None:
-                row = merge_ranks(group.exchange(row, f"the result of {result.preset}", slow=True))
-            draft["rows"].append(row)
-            is_last = done == total
-            made = record(
-                *(("complete", None) if is_last else ("error", f"the run ended after {done} of {total} models"))
+                everyone = group.exchange(result.model_dump(mode="json"), f"the result of {result.preset}", slow=True)
+                result = merge_ranks([VerifiedModel.model_validate(one) for one in everyone])
+            models.append(result)
+            made = (
+                record("complete")
+                if done == total
+                else record("error", f"the run ended after {done} of {total} models")
             )
             progress.step()
     except KeyboardInterrupt as stop:
@@ -144,7 +157,7 @@ def run_verification(
         if failure is not None:
             record("error", str(failure))
             raise failure from stop
-        return record("interrupted", f"stopped by the user after {len(draft['rows'])} of {total} models")
+        return record("interrupted", f"stopped by the user after {len(models)} of {total} models")
     return made
 
 
@@ -162,10 +175,10 @@ def failure_of(record: Record) -> VitgraphError | None:
 
 def _results(
     prepared: PreparedVerification, device: torch.device, group: ParallelGroup | None
-) -> Iterator[VerifyResult]:
+) -> Iterator[VerifiedModel]:
     model = prepared.model
     for target in prepared.targets.values():
-        if isinstance(target, VerifyResult):
+        if isinstance(target, VerifiedModel):
             yield target
             continue
         with _threads_for(device, prepared.debug_size):
@@ -194,7 +207,7 @@ def verify_model(
     compiles: bool = False,
     seed: int = 0,
     **settings: Any,
-) -> VerifyResult:
+) -> VerifiedModel:
     """Builds the encoder of a resolved model, verifies it and frees it.
 
     Args:
@@ -220,24 +233,26 @@ def verify_model(
         encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
         # Before anything is counted: the compiler keeps memory of its own.
         compiled = compile_encoder(encoder)["compiled_blocks"] if compiles else 0
-        result = replace(verify_row(encoder, seed=seed, **settings), compiled_blocks=compiled)
+        result = verify_row(encoder, seed=seed, **settings).model_copy(update={"compiled_blocks": compiled})
         # Its reference cycles hold device memory until they are collected.
         del encoder, attention
     except (RankFailedError, HubUnreachableError):
         raise
     except Exception as error:
         # As in `verify_row`: the reason goes into the result.
-        result = VerifyResult("", device=str(device), dtype=dtype_name(dtype), seed=seed, error=describe_error(error))
+        result = VerifiedModel(
+            architecture=source.architecture,
+            device=str(device),
+            dtype=dtype_name(dtype),
+            status=ERROR,
+            seed=seed,
+            error=describe_error(error),
+        )
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-    return replace(
-        result,
-        architecture=source.architecture,
-        row=source.row.name,
-        preset=source.name,
-        backend_requested=backend,
-    )
+    named = {"architecture": source.architecture, "row": source.row.name, "preset": source.name}
+    return result.model_copy(update={**named, "backend_requested": backend})
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from vitgraph.planning.accounting import GraphCounters
 from vitgraph.predict.assignment import Shares, share_by_size
 from vitgraph.ranks.gather import RowGather
 from vitgraph.ranks.manager import CallSharing, DataParallelEncoder
-from vitgraph.verify.findings import ERROR, FAILED, OK, SKIPPED, CheckBook, CheckResult, VerifyResult
+from vitgraph.records.kinds.verify import Check, VerifiedModel
+from vitgraph.verify.findings import ERROR, FAILED, OK, SKIPPED, CheckBook, unreached
 from vitgraph.verify.probes import Candidate, ProbeStore, encode_eagerly, item_catalogue, sample_candidates
 
 if TYPE_CHECKING:
@@ -32,8 +34,9 @@ def verify_sharing(
     encoder: VisionEncoder,
     manager: EncoderCudaGraphManager | None,
     book: CheckBook,
-    result: VerifyResult,
-    group: ParallelGroup | None,
+    seed: int,
+    group: ParallelGroup,
+    found: dict[str, Any],
 ) -> None:
     """Adds the check `data_parallel` to a finished verification; every rank calls it once a model.
 
@@ -41,30 +44,28 @@ def verify_sharing(
         encoder: This rank's encoder.
         manager: Its manager, cleared; None where it could not be made.
         book: Takes the faults.
-        result: The verification so far.
-        group: The ranks; None in one process, where there is nothing to share.
+        seed: Seed of pixels and draws.
+        group: The ranks.
+        found: Facts of the verification so far, by field of its result; takes what these calls say.
 
     Raises:
         RankFailedError: A rank failed, so that no model can be verified any more.
     """
-    if group is None:
-        return
-    check = book.checks[DATA_PARALLEL] = CheckResult(DATA_PARALLEL)
-    result.checks.append(check)
-    trouble = result.error
+    book.checks[DATA_PARALLEL] = unreached(DATA_PARALLEL)
+    trouble = found.get("error")
     if manager is not None and trouble is None:
         try:
             manager.capture()
         except Exception as error:
             # The other ranks must hear of it, or they would wait for this one.
             trouble = f"{type(error).__name__}: {error}"
-    troubles = group.exchange(trouble, f"captured graphs of {result.architecture}", slow=True)
+    troubles = group.exchange(trouble, f"captured graphs of {type(encoder).__name__}", slow=True)
     named = [f"{place}: {text}" for place, text in zip(group.places, troubles, strict=True) if text]
     if manager is None or named:
-        check.status, check.detail = SKIPPED, f"not every rank has its graphs ({'; '.join(named)})"
+        book.end(DATA_PARALLEL, SKIPPED, f"not every rank has its graphs ({'; '.join(named)})")
         return
     try:
-        detail = _check_calls(encoder, manager, book, result.seed, group)
+        detail = _check_calls(encoder, manager, book, seed, group)
     except RankFailedError:
         raise
     except Exception as error:
@@ -72,11 +73,9 @@ def verify_sharing(
         group.announce(error)
         raise RankFailedError(f"{group.places[group.rank]} failed: {type(error).__name__}: {error}") from error
     manager.clear()
-    if check.status != FAILED:
-        check.status, check.detail = OK, detail
-    result.max_rel_l2 = book.max_rel_l2
-    if book.total_failures and result.status == OK:
-        result.status = FAILED
+    book.end(DATA_PARALLEL, OK, detail)
+    if book.total_failures and found["status"] == OK:
+        found["status"] = FAILED
 
 
 @torch.inference_mode()
@@ -128,48 +127,46 @@ def _turned(specs: Sequence[Any], ranks: int) -> Shares:
     return (shares[-1], *shares[:-1])
 
 
-def merge_ranks(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def merge_ranks(results: Sequence[VerifiedModel]) -> VerifiedModel:
     """One result of all ranks: the worst status of each check, the sum of what was compared, the first fault's place.
 
     Args:
-        results: `VerifyResult.as_dict()` of each rank, by rank.
+        results: Of each rank, by rank.
     """
-    merged = dict(results[0])
-    worst = [ERROR, FAILED, OK]
-    merged["status"] = min((result["status"] for result in results), key=worst.index)
-    merged["error"] = next(
-        (f"rank {rank}: {result['error']}" for rank, result in enumerate(results) if result["error"]), None
-    )
-    merged["max_rel_l2"] = _largest([result["max_rel_l2"] for result in results])
-    for name in ("calls", "items", "replays", "graphs_dropped"):
-        merged[name] = sum(result[name] for result in results)
-    merged["seconds"] = max((result["seconds"] or 0.0 for result in results), default=None)
-    merged["ranks"] = len(results)
-    merged["checks"] = [
-        _merge_check([_check_named(result, check["name"]) for result in results]) for check in results[0]["checks"]
-    ]
-    merged["failed_checks"] = [check["name"] for check in merged["checks"] if check["status"] == FAILED]
-    return merged
+    first = results[0]
+    errors = (f"rank {rank}: {result.error}" for rank, result in enumerate(results) if result.error)
+    checks = [_merge_check([_check_named(result, check.name) for result in results]) for check in first.checks]
+    summed = {
+        name: sum(getattr(result, name) for result in results)
+        for name in ("calls", "items", "replays", "graphs_dropped")
+    }
+    changes = {
+        "status": min((result.status for result in results), key=[ERROR, FAILED, OK].index),
+        "error": next(errors, None),
+        "max_rel_l2": _largest(results),
+        "seconds": max(result.seconds or 0.0 for result in results),
+        "ranks": len(results),
+        "checks": tuple(
+            _merge_check([_check_named(result, check.name) for result in results]) for check in first.checks
+        ),
+    }
+    return first.model_copy(update=summed | changes)
 
 
-def _check_named(result: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    missing = CheckResult(name).as_dict()
-    return next((check for check in result["checks"] if check["name"] == name), missing)
+def _check_named(result: VerifiedModel, name: str) -> Check:
+    return next((check for check in result.checks if check.name == name), unreached(name))
 
 
-def _merge_check(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    worst = [FAILED, SKIPPED, OK]
-    rank = min(range(len(checks)), key=lambda index: worst.index(checks[index]["status"]))
-    merged = dict(checks[rank])
-    if rank or merged["status"] == FAILED:
-        merged["detail"] = f"rank {rank}: {merged['detail']}"
-    merged["max_rel_l2"] = _largest([check["max_rel_l2"] for check in checks])
-    for name in ("compared", "failures"):
-        merged[name] = sum(check[name] for check in checks)
-    return merged
+def _merge_check(checks: Sequence[Check]) -> Check:
+    worst = [ERROR, FAILED, SKIPPED, OK]
+    rank = min(range(len(checks)), key=lambda index: worst.index(checks[index].status))
+    chosen = checks[rank]
+    detail = f"rank {rank}: {chosen.detail}" if rank or chosen.status == FAILED else chosen.detail
+    summed = {name: sum(getattr(check, name) for check in checks) for name in ("compared", "failures")}
+    return chosen.model_copy(update={"detail": detail, "max_rel_l2": _largest(checks), **summed})
 
 
-def _largest(values: Sequence[Any]) -> Any:
-    """The largest number; a word for one that is not finite wins over them all."""
-    words = [value for value in values if isinstance(value, str)]
-    return words[0] if words else max((value for value in values if value is not None), default=None)
+def _largest(found: Sequence[VerifiedModel | Check]) -> float | None:
+    """The largest distance; one that is no number wins over them all."""
+    known = [one.max_rel_l2 for one in found if one.max_rel_l2 is not None]
+    return max(known, key=lambda distance: (math.isnan(distance), distance), default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.ranks.group import ParallelGroup
+from vitgraph.records.kinds.verify import VerifiedModel
 from vitgraph.specs import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
 from vitgraph.verify.checks import (
     check_every_graph,
@@ -52,9 +54,8 @@ from vitgraph.verify.findings import (
     STALE_METADATA,
     STATIC_BUFFERS,
     CheckBook,
-    CheckResult,
     SkipCheck,
-    VerifyResult,
+    unreached,
 )
 from vitgraph.verify.parallel import verify_sharing
 from vitgraph.verify.probes import PredictedTokensError, ProbeStore, item_catalogue, sample_candidates
@@ -102,7 +103,7 @@ def verify_row(
     progress: ProgressCallback | None = None,
     manager_class: type[EncoderCudaGraphManager] = EncoderCudaGraphManager,
     group: ParallelGroup | None = None,
-) -> VerifyResult:
+) -> VerifiedModel:
     """Captures an encoder's graphs and runs every check on them.
 
     Args:
@@ -121,16 +122,8 @@ def verify_row(
         The result; whatever goes wrong is in it. Only an interruption by the user is raised.
     """
     book = CheckBook(TOLERANCE[encoder.dtype] if tolerance is None else tolerance)
-    book.checks = {name: CheckResult(name) for name, _, _ in CHECKS}
-    result = VerifyResult(
-        architecture=type(encoder).__name__,
-        device=str(encoder.device),
-        dtype=dtype_name(encoder.dtype),
-        backend_used=encoder.attention.implementation,
-        tolerance=book.tolerance,
-        checks=list(book.checks.values()),
-        seed=seed,
-    )
+    book.checks = {name: unreached(name) for name, _, _ in CHECKS}
+    found: dict[str, Any] = {"status": ERROR}
     started = time.perf_counter()
     manager: EncoderCudaGraphManager | None = None
     try:
@@ -138,42 +131,50 @@ def verify_row(
         plan = plan_verification(encoder.rule, effort, token_budgets, max_items, max_frames)
         manager = manager_class(encoder, plan)
         session = _open_session(encoder, manager, book, effort, seed, calls, progress)
-        _capture_and_check(session, result)
+        _capture_and_check(session, found)
     except Exception as error:
         # One encoder's fault must not end the verification of the others; the reason is kept.
-        result.status, result.error = ERROR, describe_error(error)
+        found |= {"status": ERROR, "error": describe_error(error)}
     finally:
         if manager is not None:
-            _release(manager, result)
-        result.max_rel_l2 = book.max_rel_l2
-        result.seconds = time.perf_counter() - started
-    verify_sharing(encoder, manager, book, result, group)
-    return result
+            _release(manager, found)
+        found["seconds"] = time.perf_counter() - started
+    if group is not None:
+        verify_sharing(encoder, manager, book, seed, group, found)
+    return VerifiedModel(
+        architecture=type(encoder).__name__,
+        device=str(encoder.device),
+        dtype=dtype_name(encoder.dtype),
+        backend_used=encoder.attention.implementation,
+        tolerance=book.tolerance,
+        checks=tuple(book.checks.values()),
+        max_rel_l2=book.max_rel_l2,
+        seed=seed,
+        **found,
+    )
 
 
 @torch.inference_mode()
-def _capture_and_check(session: VerifySession, result: VerifyResult) -> None:
+def _capture_and_check(session: VerifySession, found: dict[str, Any]) -> None:
     manager = session.manager
-    result.budgets = {path: list(budgets) for path, budgets in manager.plan.path_budgets.items()}
+    found["budgets"] = manager.plan.path_budgets
     manager.capture(lambda done, total, _: session.tick("capture", done, total))
-    result.graphs_captured, result.graphs_dropped = len(manager.graphs), len(manager.dropped)
+    found |= {"graphs_captured": len(manager.graphs), "graphs_dropped": len(manager.dropped)}
     try:
         for position, (name, function, needs) in enumerate(CHECKS):
             session.tick(name, position, len(CHECKS))
             _run_check(session, name, function, needs)
     finally:
-        result.calls, result.items = session.random_calls, session.items
-        result.replays = session.replays.total()
-    result.status = FAILED if result.failed_checks else OK
+        found |= {"calls": session.random_calls, "items": session.items, "replays": session.replays.total()}
+    found["status"] = FAILED if session.book.total_failures else OK
 
 
-def _release(manager: EncoderCudaGraphManager, result: VerifyResult) -> None:
+def _release(manager: EncoderCudaGraphManager, found: dict[str, Any]) -> None:
     try:
         manager.clear()
     except Exception as error:
         # After a device fault nothing can be released; the first reason is the one to report.
-        result.error = result.error or describe_error(error)
-        result.status = ERROR
+        found |= {"status": ERROR, "error": found.get("error") or describe_error(error)}
 
 
 def effort_on(device: torch.device) -> Effort:
@@ -268,11 +269,10 @@ def _open_session(
 def _run_check(
     session: VerifySession, name: str, function: Callable[[VerifySession], str], needs: Sequence[str]
 ) -> None:
-    book, check = session.book, session.book.checks[name]
+    book = session.book
     blocker = next((other for other in needs if book.has_failed(other)), None)
     if blocker is not None:
-        if check.status != FAILED:
-            check.status, check.detail = SKIPPED, f"{blocker} failed, which this would only repeat"
+        book.end(name, SKIPPED, f"{blocker} failed, which this would only repeat")
         return
     before = book.total_failures
     try:
@@ -293,5 +293,4 @@ def _run_check(
         status = OK
         if book.total_failures > before:
             status, detail = SKIPPED, "what it found belongs to the checks that failed"
-    if check.status != FAILED:
-        check.status, check.detail = status, detail
+    book.end(name, status, detail)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,35 +16,36 @@ from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.ranks.gather import PendingRows
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.ranks.manager import DataParallelEncoder
+from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.verify.parallel import merge_ranks
 from vitgraph.verify.run import verify_row
 
 
 def verified(
     tower: VisionEncoder, ranks: int, before: Callable[[ParallelGroup], None] = lambda group: None, **settings: Any
-) -> list[dict[str, Any]]:
+) -> list[VerifiedModel]:
     def work(group: ParallelGroup) -> dict[str, Any]:
         before(group)
-        return verify_row(tower, calls=2, token_budgets=(64, 128), group=group, **settings).as_dict()
+        return verify_row(tower, calls=2, token_budgets=(64, 128), group=group, **settings).model_dump(mode="json")
 
-    return values(run_ranks(ranks, work))
+    return [VerifiedModel.model_validate(found) for found in values(run_ranks(ranks, work))]
 
 
-def check(result: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(check for check in result["checks"] if check["name"] == name)
+def check(result: VerifiedModel, name: str) -> Check:
+    return next(check for check in result.checks if check.name == name)
 
 
 def test_three_ranks_verify_the_same_encoder_and_share_calls(tower: VisionEncoder) -> None:
     results = verified(tower, 3)
     for result in results:
-        assert (result["status"], result["error"]) == ("ok", None)
+        assert (result.status, result.error) == ("ok", None)
         shared = check(result, "data_parallel")
-        assert (shared["status"], shared["failures"]) == ("ok", 0)
-        assert shared["compared"] > 100
-        assert "over 3 ranks" in shared["detail"]
+        assert (shared.status, shared.failures) == ("ok", 0)
+        assert shared.compared > 100
+        assert "over 3 ranks" in shared.detail
     merged = merge_ranks(results)
-    assert (merged["status"], merged["ranks"], merged["failed_checks"]) == ("ok", 3, [])
-    assert check(merged, "data_parallel")["compared"] == sum(check(r, "data_parallel")["compared"] for r in results)
+    assert (merged.status, merged.ranks, merged.failed_checks) == ("ok", 3, [])
+    assert check(merged, "data_parallel").compared == sum(check(r, "data_parallel").compared for r in results)
 
 
 def test_rows_in_another_order_are_found(tower: VisionEncoder) -> None:
@@ -52,9 +54,9 @@ def test_rows_in_another_order_are_found(tower: VisionEncoder) -> None:
         PendingRows.wait = lambda self: real(self)[::-1]  # type: ignore[method-assign]
 
     for result in verified(tower, 2, turn_rows_around):
-        assert result["status"] == "failed"
-        assert set(result["failed_checks"]) <= {"order", "data_parallel"}
-        assert result["failed_checks"]
+        assert result.status == "failed"
+        assert set(result.failed_checks) <= {"order", "data_parallel"}
+        assert result.failed_checks
 
 
 def test_one_process_has_no_such_check(tower: VisionEncoder) -> None:
@@ -81,14 +83,14 @@ def test_a_rank_that_cannot_capture_is_named_and_the_others_go_on(tower: VisionE
         UnableOnRank1.rank = group.rank
 
     results = verified(tower, 2, number, manager_class=UnableOnRank1)
-    assert [result["status"] for result in results] == ["ok", "error"]
+    assert [result.status for result in results] == ["ok", "error"]
     for result in results:
         shared = check(result, "data_parallel")
-        assert shared["status"] == "skipped"
-        assert "rank 1 (" in shared["detail"] and "no room" in shared["detail"]
+        assert shared.status == "skipped"
+        assert "rank 1 (" in shared.detail and "no room" in shared.detail
     merged = merge_ranks(results)
-    assert merged["status"] == "error"
-    assert merged["error"].startswith("rank 1: OutOfMemoryError: no room")
+    assert merged.status == "error"
+    assert merged.error.startswith("rank 1: OutOfMemoryError: no room")
 
 
 def test_a_rank_that_fails_among_shared_calls_is_named(tower: VisionEncoder) -> None:
@@ -102,7 +104,7 @@ def test_a_rank_that_fails_among_shared_calls_is_named(tower: VisionEncoder) -> 
 
     def work(group: ParallelGroup) -> dict[str, Any]:
         fail_on_rank_1(group)
-        return verify_row(tower, calls=1, token_budgets=(64,), group=group).as_dict()
+        return verify_row(tower, calls=1, token_budgets=(64,), group=group).model_dump(mode="json")
 
     for result in run_ranks(2, work):
         assert result.error is not None and result.error.startswith("RankFailedError: rank 1 (")
@@ -111,30 +113,23 @@ def test_a_rank_that_fails_among_shared_calls_is_named(tower: VisionEncoder) -> 
 
 @pytest.mark.parametrize(("second", "status"), [("ok", "ok"), ("failed", "failed"), ("error", "error")])
 def test_the_worst_rank_decides(second: str, status: str) -> None:
-    def result(status: str, distance: float | str | None) -> dict[str, Any]:
-        one = {
-            "name": "finite",
-            "status": "failed" if status == "failed" else "ok",
-            "max_rel_l2": distance,
-            "compared": 3,
-            "failures": int(status == "failed"),
-            "detail": f"was {status}",
-        }
-        fields = {
-            "calls": 2,
-            "items": 5,
-            "replays": 4,
-            "graphs_dropped": 0,
-            "seconds": 1.0,
-            "max_rel_l2": distance,
-            "error": None,
-        }
-        return {"status": status, "checks": [one], **fields}
+    def result(status: str, distance: float) -> VerifiedModel:
+        has_failed = status == "failed"
+        one = Check(
+            name="finite",
+            status="failed" if has_failed else "ok",
+            max_rel_l2=distance,
+            compared=3,
+            failures=int(has_failed),
+            detail=f"was {status}",
+        )
+        facts: dict[str, Any] = {"status": status, "calls": 2, "items": 5, "replays": 4, "max_rel_l2": distance}
+        return VerifiedModel(architecture="Tower", checks=(one,), **facts)
 
     merged = merge_ranks([result("ok", 1e-6), result(second, 1e-3)])
-    assert merged["status"] == status
-    assert (merged["calls"], merged["items"], merged["max_rel_l2"]) == (4, 10, 1e-3)
+    assert merged.status == status
+    assert (merged.calls, merged.items, merged.max_rel_l2) == (4, 10, 1e-3)
     only = check(merged, "finite")
-    assert (only["compared"], only["max_rel_l2"]) == (6, 1e-3)
-    assert only["detail"] == ("rank 1: was failed" if second == "failed" else "was ok")
-    assert merge_ranks([result("ok", 1e-6), result("ok", "nan")])["max_rel_l2"] == "nan"
+    assert (only.compared, only.max_rel_l2) == (6, 1e-3)
+    assert only.detail == ("rank 1: was failed" if second == "failed" else "was ok")
+    assert math.isnan(merge_ranks([result("ok", 1e-6), result("ok", math.nan)]).max_rel_l2 or 0.0)
