@@ -12,21 +12,20 @@ from typing import Any
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.records.candidates import COMPARE_KIND, failure
 from vitgraph.records.draft import facts_of
-from vitgraph.records.record import BenchRecord, MicroRecord, ProfileRecord, Record, TuneRecord, VerifyRecord
+from vitgraph.records.record import BenchRecord, MicroRecord, ProfileRecord, Record
 from vitgraph.records.record import CompareRecord as TypedComparison
 from vitgraph.records.sample_table import Samples, read_samples
 from vitgraph.records.sections import Environment, Improvement, Latency, Pair
 from vitgraph.records.store import beside, read_record, record_file
 
 Json = dict[str, Any]
-_NAMES = {"tune-budgets": "tune", "calibrate": "calibration"}
 
 
 def old_form(record: Record) -> Json:
     """The dictionary of a record."""
     found: Json = {
         "schema_version": 1,
-        "kind": _NAMES.get(record.kind, record.kind),
+        "kind": record.kind,
         **{name: getattr(record, name) for name in ("status", "status_reason", "vitgraph_version", "created_at")},
         "command": list(record.command),
         "settings": _settings(record),
@@ -250,96 +249,15 @@ def _micro(record: MicroRecord) -> Json:
     return {**record.result.model_dump(), "matrix_rate_tflops": rate}
 
 
-def _verify(record: VerifyRecord) -> Json:
-    rows = zip(record.result.models, record.result.model_dump()["models"], strict=True)
-    return {"rows": [{**row, "failed_checks": model.failed_checks} for model, row in rows]}
-
-
 def _profile(record: ProfileRecord) -> Json:
     return {} if record.result is None else record.result.model_dump()
-
-
-def _evaluation(found: Mapping[str, Any] | None) -> Any:
-    if found is None:
-        return None
-    entry = {**found["settings"], **{name: value for name, value in found["latency"].items() if name != "requests"}}
-    entry |= {name: found[name] for name in ("score", "graphs", "memory_bytes", "capture_s", "is_within_limits")}
-    against = found["against_eager"]
-    if against is not None:
-        entry |= _predicted(against["latency"])
-        entry |= {"gain_over_eager_pct": against["improvement_pct"], "slower_than_eager_share": against["slower_share"]}
-        entry |= {f"closed_to_oracle_{name}": against[f"closed_to_oracle_{name}"] for name in ("mean", "median")}
-    return entry
-
-
-def _predicted(found: Mapping[str, Any]) -> Json:
-    return {"n": found["requests"], **{name: found[name] for name in ("mean_ms", "p50_ms", "p99_ms")}}
-
-
-def _tune(record: TuneRecord) -> Json:
-    found = record.result.model_dump()
-    result = record.result
-    environment = old_environment(result.profile.environment)
-    machine = {name: value for name, value in environment.items() if name in Environment.model_fields or "gpu" in name}
-    model = {name: value for name, value in environment.items() if name not in machine}
-    name, row = (record.resolved.model, record.resolved.row) if record.resolved else ("", None)
-    baselines = found.pop("baselines")
-    predicted = _evaluation(found.pop("best"))
-    error_text = found.pop("error_text")
-    found |= {
-        "best": {key: predicted[key] for key in result.best.settings.model_dump()},
-        "predicted": predicted | {"error": found["error"], "error_text": error_text},
-        "runners_up": [_evaluation(one) for one in found["runners_up"]],
-        "pareto": [_evaluation(one) for one in found["pareto"]],
-        "baselines": {
-            name: _predicted(of) if name in ("eager", "oracle") else _evaluation(of)
-            for name, of in baselines.items()
-            if of is not None
-        },
-        "vllm": {
-            **{key: found["vllm"][key] for key in ("verdict", "compilation_config", "assumed_overheads")},
-            "best": found["vllm"]["best"]["settings"],
-            "predicted": _evaluation(found["vllm"]["best"]),
-            "baselines": {name: _evaluation(of) for name, of in found["vllm"]["baselines"].items()},
-        },
-        "what_vllm_cannot_express": found.pop("beyond_vllm"),
-        "profile": {
-            **{key: found["profile"][key] for key in ("label", "created_at", "is_synthetic", "is_cpu")},
-            "environment": machine,
-            "model": {"name": result.profile.label.split(",")[0], "row": row, **model},
-        },
-        "model": name,
-    }
-    if result.measured is not None:
-        found["measured"]["strategies"] = {name: _strategy(of) for name, of in result.measured.strategies.items()}
-        found["measured"]["rows"] = []
-    return found
-
-
-def _strategy(typed: Any) -> Json:
-    latency = typed.latency
-    found: Json = {name: getattr(latency, name) for name in ("mean_ms", "p50_ms", "p99_ms", "max_ms")}
-    found |= {"n": latency.requests, "is_p99_supported": latency.p99_supported}
-    kept = ["graphs", "graphs_captured", "dropped", "memory_bytes", "capture_s", "predicted_mean_ms"]
-    found |= {name: getattr(typed, name) for name in kept if getattr(typed, name) is not None}
-    if typed.prediction_error is not None:
-        found["prediction_error"] = typed.prediction_error.model_dump()
-    if typed.against_eager is not None:
-        for metric in ("mean", "p50", "p99"):
-            gain = _improvement(typed.against_eager.metric(metric))
-            found |= {f"{metric}_delta_pct": gain["delta_pct"], f"{metric}_ci95": gain["ci95"]}
-        found["slower_share"] = typed.against_eager.slower.share
-        found["slower_over_2pct_share"] = typed.against_eager.slower.over_2pct_share
-    return found
 
 
 _RESULTS: dict[Any, Any] = {
     BenchRecord: _bench,
     TypedComparison: _compare,
     MicroRecord: _micro,
-    VerifyRecord: _verify,
     ProfileRecord: _profile,
-    TuneRecord: _tune,
 }
 
 

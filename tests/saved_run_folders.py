@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from record_dicts import old_form
+from records_of_dicts import record_of
 
-from vitgraph.records.drafts import record_of
 from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder, read_record
 

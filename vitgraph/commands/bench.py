@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.checks import check_run
-from vitgraph.commands.shell import Shown, command_line, new_run_folder
+from vitgraph.commands.shell import Shown, command_line
+from vitgraph.records.store import new_folder
 from vitgraph.specs import BenchSpec
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def bench(spec: BenchSpec) -> Shown | None:
 
     if spec.compile_rows:
         return _compile_rows(spec)
-    folder = spec.run.output_dir or new_run_folder("bench", spec.model.model)
+    folder = spec.run.output_dir or new_folder("bench", spec.model.model)
     if not spec.shell.dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, overwrite=spec.run.overwrite):
         return None
     prepared = prepare_bench(spec)
@@ -84,7 +85,7 @@ def _compile_rows(spec: BenchSpec) -> Shown:
     from vitgraph.report.to_terminal import render
 
     prepared = prepare_bench(replace(spec, model=replace(spec.model, compile=False)))
-    folder = spec.run.output_dir or new_run_folder("compile-rows", spec.model.model)
+    folder = spec.run.output_dir or new_folder("compile-rows", spec.model.model)
     check_run(spec.model, prepared.source, folder, overwrite=spec.run.overwrite)
     if spec.shell.dry_run:
         return describe_plan(prepared)

@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, new_run_folder
+from vitgraph.commands.shell import Shown
+from vitgraph.records.store import DEFAULT_ROOT, new_folder
 from vitgraph.specs import CalibrateSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def calibrate(spec: CalibrateSpec) -> Shown:
 
     model = spec.model
     source = resolve_source(model)
-    where = spec.output or new_run_folder("calibration", model.model).with_suffix(".json")
+    where = spec.output or DEFAULT_ROOT / f"{new_folder('calibration', model.model).name}.json"
     check_run(model, source, None, overwrite=spec.overwrite)
     check_file(where, spec.overwrite)
     if spec.shell.dry_run:

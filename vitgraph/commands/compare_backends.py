@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run
-from vitgraph.commands.shell import Shown, command_line, new_run_folder
+from vitgraph.commands.shell import Shown, command_line
 from vitgraph.errors import UsageError
+from vitgraph.records.store import new_folder
 from vitgraph.specs import CompareSpec
 from vitgraph.specs.fields import as_options
 
@@ -44,7 +45,7 @@ def compare_backends(spec: CompareSpec) -> Shown | None:
         raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
     spec = replace(spec, backends=choose_backends(spec.backends))
     bench = spec.bench
-    folder = bench.run.output_dir or new_run_folder(MICRO_KIND if spec.micro else KIND, bench.model.model)
+    folder = bench.run.output_dir or new_folder(MICRO_KIND if spec.micro else KIND, bench.model.model)
     if spec.micro:
         return _run_micro(spec, folder)
     is_on_ranks = not (spec.shell.dry_run or spec.isolate)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitgraph.commands.shell import Shown, new_run_folder
+from vitgraph.commands.shell import Shown
+from vitgraph.records.store import new_folder
 from vitgraph.specs.tools import ExportSpec
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def export(spec: ExportSpec) -> Shown:
     folder = spec.output_dir
     if folder is None:
         own = spec.runs[0] if spec.runs[0].is_dir() else spec.runs[0].parent
-        folder = own / "export" if len(spec.runs) == 1 else new_run_folder("export", "runs")
+        folder = own / "export" if len(spec.runs) == 1 else new_folder("export", "runs")
     return _written(document, folder, formats, spec)
 
 
@@ -53,7 +54,7 @@ def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str])
     comparison = compare_runs(first, second, names)
     for run in (first, second):
         _print_notes(run.notes)
-    folder = spec.output_dir or new_run_folder(
+    folder = spec.output_dir or new_folder(
         "comparison", first.record.resolved.model if first.record.resolved else "runs"
     )
     shown = _written(two_runs_document(comparison), folder, formats, spec, stem="comparison")

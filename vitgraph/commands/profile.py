@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
+from vitgraph.commands.shell import Shown, command_line, is_on_gpu
+from vitgraph.records.store import new_folder
 from vitgraph.specs import ProfileSpec
 
 GPU_CALL = {"model": "qwen3-vl-30b-a3b", "items": "1024x768"}
@@ -33,7 +34,7 @@ def profile(spec: ProfileSpec) -> Shown:
     from vitgraph.report.to_terminal import render
 
     prepared = prepare_profile(spec)
-    folder = spec.output_dir or new_run_folder("profile", spec.model.model)
+    folder = spec.output_dir or new_folder("profile", spec.model.model)
     check_run(spec.model, prepared.source, folder, overwrite=spec.overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would profile {len(prepared.call.items)} item(s) of {prepared.source.name}")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.calibrate import measured_profile
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, is_on_gpu, new_run_folder
+from vitgraph.commands.shell import Shown, is_on_gpu
 from vitgraph.commands.tune_budgets import check_goals, profile_for, tune
-from vitgraph.records.store import ResultFolder
+from vitgraph.records.store import ResultFolder, new_folder
 from vitgraph.specs import RecommendSpec
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def recommend(spec: RecommendSpec) -> Shown:
     prepared, measures = prepare_bench(bench), is_on_gpu(bench.model.device)
     calibrates = measures and bench.graph.calibration is None
     profile = None if calibrates else profile_for(spec.tune, prepared)
-    folder, overwrite = bench.run.output_dir or new_run_folder("recommend", bench.model.model), bench.run.overwrite
+    folder, overwrite = bench.run.output_dir or new_folder("recommend", bench.model.model), bench.run.overwrite
     check_run(bench.model, prepared.source if measures else None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         does = "calibrate, tune, measure" if calibrates else "tune, measure" if measures else "tune and predict"
@@ -51,8 +51,7 @@ def recommend(spec: RecommendSpec) -> Shown:
             limit = spec.calibration_time_limit
             profile = measured_profile(bench.model, prepared.source, bench.graph.max_call_tokens, limit, progress)
             profile.save(folder / CALIBRATION, overwrite=overwrite)
-        made, failure = tune(spec.tune, prepared, profile, results, progress)
-        record: TuneRecord = made  # type: ignore[assignment]
+        record, failure = tune(spec.tune, prepared, profile, results, progress)
         verified = None
         if measures and record.status == "complete" and failure is None:
             verified = _verify(spec, prepared, profile, record, results, progress)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import datetime
 import signal
 import sys
 import threading
@@ -152,12 +151,6 @@ def _tell(text: str, error: VitgraphError | None = None) -> None:
 def command_line() -> list[str]:
     """The command as a record says it."""
     return ["vitgraph", *sys.argv[1:]]
-
-
-def new_run_folder(kind: str, model: str) -> Path:
-    """A folder name under `runs/` that says what was run and when, and that nothing has yet."""
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S-%f")[:-3]
-    return Path("runs") / f"{kind}_{Path(model).name.lower()}_{stamp}"
 
 
 def is_on_gpu(device: str) -> bool:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, command_line, is_on_gpu, new_run_folder
-from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder
+from vitgraph.commands.shell import Shown, is_on_gpu
+from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder, new_folder
 from vitgraph.specs import TuneSpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.calls import EncoderCall
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.predict.profile import CalibrationProfile
-    from vitgraph.records.record import Record
+    from vitgraph.records.record import Record, TuneRecord
     from vitgraph.records.sample_table import Sample
+    from vitgraph.tuning.advice import Advice
     from vitgraph.tuning.objective import Limits, Objective
 
 
@@ -35,7 +36,7 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     bench = spec.bench
     prepared = prepare_bench(bench)
     profile = profile_for(spec, prepared)
-    folder, overwrite = bench.run.output_dir or new_run_folder("tune", bench.model.model), bench.run.overwrite
+    folder, overwrite = bench.run.output_dir or new_folder("tune", bench.model.model), bench.run.overwrite
     check_run(bench.model, None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would tune for {len(prepared.calls)} calls of {prepared.source.name}")
@@ -79,7 +80,7 @@ def profile_for(spec: TuneSpec, prepared: PreparedBench) -> CalibrationProfile:
 
 def tune(
     spec: TuneSpec, prepared: PreparedBench, profile: CalibrationProfile, results: ResultFolder, progress: Any
-) -> tuple[Record, RecordFileError | None]:
+) -> tuple[TuneRecord, RecordFileError | None]:
     """Searches, measures the winner where a GPU is there, and saves the record; a stop keeps what there is.
 
     Returns:
@@ -89,7 +90,7 @@ def tune(
     from vitgraph.tuning.advice import tune_budgets as search
 
     goal, limits = check_goals(spec)
-    result = search(
+    advice = search(
         prepared.calls,
         prepared.source,
         profile,
@@ -97,18 +98,17 @@ def tune(
         objective=goal,
         limits=limits,
         target=spec.target,
-        workload=prepared.describe_workload(),
+        workload_name=prepared.workload.name,
         regroup=_regroup(spec, prepared),
         share=spec.search_share,
         seed=spec.bench.workload.seed,
     )
-    result.data["command"] = command_line()
-    result.data["notes"] += refusal_notes(prepared.source.name, prepared.calls, prepared.skipped)
-    save = TuningSaver(results, spec, result.data)
+    advice.note(*refusal_notes(prepared.source.name, prepared.calls, prepared.skipped))
+    save = TuningSaver(results, spec, prepared, profile, advice)
     save()
     if spec.verifies and is_on_gpu(spec.bench.model.device):
         try:
-            _measure(spec, prepared, profile, result, save, progress)
+            _measure(spec, prepared, profile, advice, save, progress)
         except KeyboardInterrupt:
             # The prediction is there, and perhaps some of the measurement.
             save.is_stopped = True
@@ -132,7 +132,7 @@ def _measure(
     spec: TuneSpec,
     prepared: PreparedBench,
     profile: CalibrationProfile,
-    result: Any,
+    advice: Advice,
     save: Callable[[], object],
     progress: Any,
 ) -> None:
@@ -147,11 +147,11 @@ def _measure(
     encoder, facts = load(prepared.source, model, device=device, dtype=resolve_dtype(model.dtype, device))
     for difference in profile.differences({**snapshot(device), **facts}):
         progress.note(difference)
-        result.data["notes"].append(difference)
+        advice.note(difference)
     verify_tuning(
         encoder,
-        result.calls,
-        result,
+        advice.calls,
+        advice,
         max_calls=spec.verify_calls,
         seed=model.seed,
         time_limit_s=spec.time_limit,
@@ -166,32 +166,48 @@ class TuningSaver:
     Args:
         results: Where they go.
         spec: What was asked.
-        data: What is known.
+        prepared: The calls and the model.
+        profile: What predictions come from.
+        advice: What is known.
 
     Attributes:
         is_stopped: The user stopped it.
         failure: Why nothing could be saved any more; the answer is worth minutes of a GPU and is shown all the same.
     """
 
-    def __init__(self, results: ResultFolder, spec: TuneSpec, data: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        results: ResultFolder,
+        spec: TuneSpec,
+        prepared: PreparedBench,
+        profile: CalibrationProfile,
+        advice: Advice,
+    ) -> None:
+        from vitgraph.records.record import TuneRecord
+        from vitgraph.records.sections import Resolved, Workload
+
         self.is_stopped = False
         self.failure: RecordFileError | None = None
-        self._results, self._spec, self._data = results, spec, data
+        self._results, self._advice = results, advice
+        self._record = TuneRecord(
+            status="complete",
+            status_reason=None,
+            settings={"tune": spec.as_dict()},
+            resolved=Resolved(model=prepared.source.name, row=profile.model.get("row")),
+            workload=Workload.model_validate(prepared.describe_workload()),
+            result=advice.result,
+        )
 
-    def __call__(self) -> Record:
+    def __call__(self) -> TuneRecord:
         """Saves what is known, and returns the record of it."""
-        from vitgraph.records.drafts import record_of
-
-        measured = self._data["measured"]
-        samples = [] if measured is None else measured["samples"]
-        is_interrupted = self.is_stopped or (measured is not None and measured["is_interrupted"])
-        record = record_of(
-            {
-                **self._data,
-                "settings": {"tune": self._spec.as_dict()},
-                "samples_file": SAMPLES_FILE if samples else None,
+        result, samples = self._advice.result, self._advice.samples
+        is_interrupted = self.is_stopped or (result.measured is not None and result.measured.is_interrupted)
+        record = self._record.model_copy(
+            update={
                 "status": "interrupted" if is_interrupted else "complete",
                 "status_reason": "stopped by the user while measuring" if is_interrupted else None,
+                "samples_file": SAMPLES_FILE if samples else None,
+                "result": result,
             }
         )
         try:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vitgraph.predict.holdout import ModelError
 from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.records.kinds.tune import ModelError
 
 MOST_MEDIAN_PCT = 5.0
 """Median error of a mode on held-out calls up to which its predictions are acted on."""

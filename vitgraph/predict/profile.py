@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 POINTS = ("replays", "eager", "calls", "copies", "captures", "memory", "holdout")
 
+_NAMES = ("name", "row", "weights", "tower")
+"""What a profile says of its model beside the facts of the encoder."""
+
 
 class ProfileError(UsageError):
     """A calibration file that cannot be read, or that does not hold what a cost model needs."""
@@ -125,21 +128,25 @@ class CalibrationProfile:
         kind = "synthetic" if self.is_synthetic else "replays stood in for on a CPU" if self.is_cpu else None
         return ", ".join(str(part) for part in (*parts, kind) if part)
 
+    @property
+    def recorded_environment(self) -> Environment:
+        """Device, libraries and encoder as a record has them."""
+        encoder = {name: value for name, value in self.model.items() if name not in _NAMES}
+        return Environment.model_validate(environment_of({**self.environment, **encoder}))
+
     def to_record(self, settings: Mapping[str, Any] | None = None) -> CalibrateRecord:
         """The profile as its file has it.
 
         Args:
             settings: What `calibrate` was asked.
         """
-        facts = dict(self.model)
-        name, row, weights = facts.pop("name", ""), facts.pop("row", None), facts.pop("weights", "random")
-        tower = facts.pop("tower", {})
+        name, row = self.model.get("name", ""), self.model.get("row")
         result = {
             **{point: getattr(self, point) for point in POINTS},
             "name": name,
             "row": row,
-            "weights": weights,
-            "tower": tower,
+            "weights": self.model.get("weights", "random"),
+            "tower": self.model.get("tower", {}),
             "encoder": self.encoder,
             "max_tokens": self.max_tokens,
             "holdout_plans": [PlannedGraphs.of(plan) for plan in self.holdout_plans],
@@ -152,7 +159,7 @@ class CalibrationProfile:
             "status_reason": self.stopped,
             "settings": dict(settings or {}),
             "resolved": {"model": name, "row": row, "compile": self.is_compiled},
-            "environment": environment_of({**self.environment, **facts}),
+            "environment": self.recorded_environment,
             "result": result,
         }
         return CalibrateRecord.model_validate(record | ({"created_at": self.created_at} if self.created_at else {}))

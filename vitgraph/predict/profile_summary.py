@@ -65,7 +65,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
             for point in profile.memory
         ],
         "capture_ms": float(np.median([point.capture_ms for point in profile.captures])) if profile.captures else None,
-        "error": error.as_dict(),
+        "error": error.model_dump(),
         "error_text": str(error),
         "notes": [*profile.notes, *([profile.stopped] if profile.stopped else [])],
     }

@@ -151,10 +151,10 @@ class ResultFolder:
         self.close()
 
 
-def new_folder(name: str, root: Path = DEFAULT_ROOT) -> Path:
-    """A path for a result that no other run has, two of the same second included: `root/name-TIME-MARK`."""
+def new_folder(kind: str, model: str) -> Path:
+    """A path under `DEFAULT_ROOT` that says what was run and when, and that no other run has, even of one moment."""
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    return root / f"{name}-{stamp}-{secrets.token_hex(3)}"
+    return DEFAULT_ROOT / f"{kind}_{Path(model).name.lower()}_{stamp}-{secrets.token_hex(3)}"
 
 
 def read_record(path: Path, *kinds: str) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitgraph.errors import InputError
@@ -15,27 +15,16 @@ from vitgraph.planning.items import VIDEO
 from vitgraph.predict.engine_families import ENGINE, WITHOUT_GRAPHS
 from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import (
-    VITGRAPH,
-    VLLM,
-    Settings,
-    compilation_config,
-    make_plan,
-)
+from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, compilation_config, make_plan
 from vitgraph.predict.traffic import Traffic
+from vitgraph.records.kinds.tune import AdvisedCalls, GraphSettings, OtherTraffic, TuneResult, UsedProfile
+from vitgraph.records.sample_table import Sample
 from vitgraph.specs import WorkloadSpec
 from vitgraph.tuning.describe import describe, describe_vllm
 from vitgraph.tuning.held_out import predicted_times
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask, make_task, search_calls
-from vitgraph.tuning.verdict import (
-    DEPENDS,
-    NO_GRAPHS,
-    TUNED,
-    USE_GRAPHS,
-    Outcome,
-    joint_verdict,
-)
+from vitgraph.tuning.verdict import DEPENDS, NO_GRAPHS, TUNED, USE_GRAPHS, Outcome, joint_verdict
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 
@@ -52,22 +41,24 @@ GRAPHS_OFF = '{"cudagraph_mm_encoder": false}'
 
 
 @dataclass(slots=True)
-class TuneResult:
-    """The answer of `tune-budgets`; `as_dict` is its JSON form.
+class Advice:
+    """The answer of `tune-budgets`, and what measuring it takes.
 
     Attributes:
-        data: Everything, as JSON has it; `data["measured"]` is None until `verify_tuning` fills it.
-        tuned: What was found for the target, for measuring.
-        calls: Calls that the search has not seen, for measuring.
+        result: The answer; `result.measured` is None until `verify_tuning` fills it.
+        tuned: What was found for the target.
+        calls: Calls that the search has not seen.
+        samples: What was measured.
     """
 
-    data: dict[str, Any]
+    result: TuneResult
     tuned: Tuned
     calls: list[EncoderCall]
+    samples: list[Sample] = field(default_factory=list)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return self.data
+    def note(self, *notes: str) -> None:
+        """Adds what a reader should know."""
+        self.result = self.result.model_copy(update={"notes": (*self.result.notes, *notes)})
 
 
 def tune_budgets(
@@ -79,12 +70,12 @@ def tune_budgets(
     objective: Objective | None = None,
     limits: Limits | None = None,
     target: str = VITGRAPH,
-    workload: Mapping[str, Any] | None = None,
+    workload_name: str | None = None,
     regroup: Callable[[int], Sequence[EncoderCall]] | None = None,
     share: float = 0.5,
     seed: int = 0,
     doubts: Sequence[str] = (),
-) -> TuneResult:
+) -> Advice:
     """Finds the best settings for a workload; needs neither a GPU nor torch.
 
     Args:
@@ -95,7 +86,7 @@ def tune_budgets(
         objective: What to minimise; the mean by default.
         limits: What to stay within.
         target: `vitgraph` or `vllm`.
-        workload: Facts of the workload, for the record.
+        workload_name: The workload, which is not tried once more among the shipped traces.
         regroup: Makes the same requests into calls of so many; given where nobody chose how many a call has, and then
             the advice is given for each of `CALL_SIZES`.
         share: Share of the calls to search on; the settings are judged on the others.
@@ -121,30 +112,22 @@ def tune_budgets(
         for size in CALL_SIZES[1:]:
             by_size[size] = search_calls(task, regroup(size)[: SIDE_REQUESTS // size], (target, VLLM))
     tuned = found.targets[target]
-    data = describe(task, found, target) | _advice(task, by_size, target)
-    data |= {
-        "kind": "tune",
-        "objective": str(task.objective),
-        "limits": task.limits.as_dict(),
-        "model": source.name,
-        "profile": _profile(profile),
-        "workload": dict(workload or {}),
-        "notes": _notes(task, found),
-        "other_traffic": other_traffic(task, tuned, str((workload or {}).get("name"))),
-        "measured": None,
-    }
-    return TuneResult(data, tuned, found.reported_calls)
-
-
-def _profile(profile: CalibrationProfile) -> dict[str, Any]:
-    return {
-        "label": profile.label,
-        "created_at": profile.created_at,
-        "is_synthetic": profile.is_synthetic,
-        "is_cpu": profile.is_cpu,
-        "environment": profile.environment,
-        "model": profile.model,
-    }
+    result = TuneResult(
+        objective=str(task.objective),
+        limits=task.limits.as_dict(),
+        profile=UsedProfile(
+            label=profile.label,
+            created_at=profile.created_at,
+            is_synthetic=profile.is_synthetic,
+            is_cpu=profile.is_cpu,
+            environment=profile.recorded_environment,
+        ),
+        notes=tuple(_notes(task, found)),
+        other_traffic=tuple(other_traffic(task, tuned, workload_name)),
+        **describe(task, found, target),
+        **_advice(task, by_size, target),
+    )
+    return Advice(result, tuned, found.reported_calls)
 
 
 def _notes(task: TuneTask, found: Searched) -> list[str]:
@@ -210,13 +193,24 @@ def _advice(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> dic
         "target": target,
         "verdict": verdict,
         "verdict_text": _verdict_text(verdict, {size: tuned.outcome for size, tuned in own.items()}, target),
-        "by_requests_per_call": [_of_size(size, own[size], by_size[size]) for size in by_size if len(by_size) > 1],
-        "list_for_all": [
-            {"requests_per_call": size, **_outcome(outcome)} for size, outcome in outcomes.items() if len(by_size) > 1
-        ],
+        "by_requests_per_call": tuple(
+            AdvisedCalls(
+                requests_per_call=size,
+                calls=len(by_size[size].calls),
+                best=GraphSettings(**tuned.best.settings.as_dict()),
+                **_outcome(tuned.outcome),
+            )
+            for size, tuned in own.items()
+            if len(own) > 1
+        ),
+        "list_for_all": tuple(
+            AdvisedCalls(requests_per_call=size, **_outcome(outcome))
+            for size, outcome in outcomes.items()
+            if len(outcomes) > 1
+        ),
         "compilation_config": pasted,
         "serve_line": line,
-        "vllm": describe_vllm(by_size[1].targets[VLLM], settings, theirs, config),
+        "vllm": describe_vllm(by_size[1].targets[VLLM], theirs, config),
     }
 
 
@@ -255,15 +249,6 @@ def _verdict_text(verdict: str, outcomes: Mapping[int, Outcome], target: str) ->
 _SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", "measure_first": "measure it first"}
 
 
-def _of_size(size: int, tuned: Tuned, found: Searched) -> dict[str, Any]:
-    return {
-        "requests_per_call": size,
-        "calls": len(found.calls),
-        **_outcome(tuned.outcome),
-        "best": tuned.best.settings.as_dict(),
-    }
-
-
 def _outcome(outcome: Outcome) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict,
@@ -272,11 +257,11 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def other_traffic(task: TuneTask, tuned: Tuned, name: str) -> list[dict[str, Any]]:
+def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherTraffic]:
     """What the settings do on the other shipped traces, one request a call: traffic changes, a list does not."""
     rule = task.source.rule()
     plan, policy = tuned.plans[TUNED]
-    rows: list[dict[str, Any]] = []
+    rows: list[OtherTraffic] = []
     for trace in SHIPPED_TRACES:
         if trace == name:
             continue
@@ -292,12 +277,13 @@ def other_traffic(task: TuneTask, tuned: Tuned, name: str) -> list[dict[str, Any
             )
         calls = [call for call in calls if call]
         if not calls:
-            rows.append({"name": trace, "requests": 0, "verdict": None, "text": f"{trace}: nothing that is served"})
+            text = f"{trace}: nothing that is served"
+            rows.append(OtherTraffic(name=trace, requests=0, verdict=None, text=text))
             continue
         times = predicted_times(Traffic(calls), tuned.cost, {TUNED: (plan, policy)})
         outcome = task.outcome(times)
         text = f"if your traffic turns into {trace}: {outcome.improvement_pct:+.1f}%, {outcome.slower_share:.0%} slower"
-        rows.append({"name": trace, "requests": len(calls), **_outcome(outcome), "text": text})
+        rows.append(OtherTraffic(name=trace, requests=len(calls), text=text, **_outcome(outcome)))
     return rows
 
 

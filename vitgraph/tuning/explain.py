@@ -47,7 +47,7 @@ def explain_plan(
             "graph_ms": prediction.graph_ms,
             "eager_ms": prediction.eager_ms,
             "is_faster": prediction.graph_ms < prediction.eager_ms,
-            "error": error.as_dict(),
+            "error": error.model_dump(),
             "error_text": str(error),
         }
     return {
@@ -95,7 +95,7 @@ def explain_workload(
             "predicted": None,
         }
     traffic = Traffic([tuple(specs) for specs in calls], requests)
-    counters, misses = collect_misses(traffic, cost, plan, policy)
+    counters, missed = collect_misses(traffic, cost, plan, policy)
     graph = traffic.per_request(predict_calls(traffic, cost, plan, policy))
     eager = traffic.per_request(eager_calls(traffic, cost, plan))
     error = model_error(cost.model)
@@ -103,12 +103,12 @@ def explain_workload(
         "policy": policy,
         "calls": len(calls),
         "counts": counters.as_dict(),
-        "misses": misses,
+        "misses": [miss.model_dump() for miss in missed],
         "predicted": {
             "graph": _summary(graph),
             "eager": _summary(eager),
             "slower_than_eager_share": float((graph > eager * 1.02).mean()),
-            "error": error.as_dict(),
+            "error": error.model_dump(),
             "error_text": str(error),
         },
     }

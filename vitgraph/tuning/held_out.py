@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final, Literal
 
 import numpy as np
 
@@ -15,7 +16,10 @@ from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
 
-SPLIT, CROSS_VALIDATED, SEEN = "split", "cross-validation", "none"
+SPLIT: Final = "split"
+CROSS_VALIDATED: Final = "cross-validation"
+SEEN: Final = "none"
+Method = Literal["split", "cross-validation", "none"]
 
 FEW_CALLS = 64
 """Below this many calls half of them would say too little: every call is held out once instead."""
@@ -42,7 +46,7 @@ class Split:
         seed: Seed of the choice.
     """
 
-    method: str
+    method: Method
     parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     share: float
     seed: int

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,8 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.targets import TargetCost
-from vitgraph.tuning.advice import TuneResult
+from vitgraph.records.kinds.tune import Measured
+from vitgraph.tuning.advice import Advice
 from vitgraph.tuning.device_timing import forced_batch
 from vitgraph.tuning.judgement import (
     EAGER,
@@ -40,7 +40,7 @@ from vitgraph.tuning.judgement import (
     EXACT_CALL,
     TUNED,
     MeasuredCall,
-    Strategy,
+    StrategyGraphs,
     VerificationReport,
 )
 
@@ -76,7 +76,7 @@ def representative(calls: Sequence[EncoderCall], seed: int) -> Iterator[EncoderC
 def verify_tuning(
     encoder: VisionEncoder,
     calls: Sequence[EncoderCall],
-    result: TuneResult,
+    advice: Advice,
     *,
     max_calls: int = 100,
     rounds: int = 2,
@@ -85,43 +85,47 @@ def verify_tuning(
     keep: Callable[[TimedCall], None] = lambda timed: None,
     checkpoint: Callable[[], object] = lambda: None,
     progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Measures the tuned settings and their baselines, and stores the answer in `result.data["measured"]`.
+) -> Measured:
+    """Measures the tuned settings and their baselines, and stores the answer in `advice.result.measured`.
 
     A stop by the user ends the measuring; what was measured until then is reported.
 
     Args:
         encoder: The encoder, on the device that the profile was measured on.
         calls: The calls of the workload.
-        result: What `tune_budgets` found.
+        advice: What `tune_budgets` found.
         max_calls: Calls to measure at most, small and large ones in the workload's shares.
         rounds: Times that a short call is measured in each strategy; long ones are measured once.
         seed: Seed of the choice and of the pixels.
         time_limit_s: For capturing and measuring: as many calls are chosen as are predicted to fit, and none is begun
             later.
         keep: Takes each timed call as it is measured.
-        checkpoint: Called now and then, when `result` has been brought up to date.
+        checkpoint: Called now and then, when `advice` has been brought up to date.
         progress: Told of every step.
 
     Returns:
-        `strategies` (latency, gain over eager, share of requests slower, memory, capture, prediction), `closed` (share
-        of the way from the automatic list to the oracle, with intervals), `rows` (one a call), and what was left out.
+        What was measured, and what was left out.
     """
-    run = Verification(encoder, calls, result, rounds, seed, time_limit_s, progress or SilentProgress())
+    run = Verification(encoder, calls, advice, rounds, seed, time_limit_s, progress or SilentProgress())
     run.choose(max_calls)
 
+    def report() -> Measured:
+        found = VerificationReport(run)
+        advice.samples, measured = found.samples(), found.measured()
+        advice.result = advice.result.model_copy(update={"measured": measured})
+        return measured
+
     def save() -> None:
-        result.data["measured"] = VerificationReport(run).as_dict()
+        report()
         checkpoint()
 
     try:
         with torch.inference_mode():
             run.capture()
             run.measure(keep, save)
-        result.data["measured"] = answer = VerificationReport(run).as_dict()
+        return report()
     finally:
         run.release()
-    return answer
 
 
 class ExactGraph(Series):
@@ -196,20 +200,20 @@ class Verification:
         self,
         encoder: VisionEncoder,
         calls: Sequence[EncoderCall],
-        result: TuneResult,
+        advice: Advice,
         rounds: int,
         seed: int,
         time_limit_s: float,
         progress: Progress,
     ) -> None:
         self.encoder, self.progress = encoder, progress
-        self.workload, self.result = calls, result
+        self.workload, self.tuned = calls, advice.tuned
         self.rounds, self.seed, self.time_limit_s = rounds, seed, time_limit_s
-        self.cost: TargetCost = result.tuned.cost
+        self.cost: TargetCost = advice.tuned.cost
         self.paths = tuple(encoder.get_encoder_cudagraph_config().paths)
         self.strategies = [
-            Strategy(name, EncoderCudaGraphManager(encoder, plan, policy=policy, cost=self.cost), policy)
-            for name, (plan, policy) in result.tuned.plans.items()
+            StrategyGraphs(name, EncoderCudaGraphManager(encoder, plan, policy=policy, cost=self.cost), policy)
+            for name, (plan, policy) in advice.tuned.plans.items()
         ]
         self.calls: list[EncoderCall] = []
         self.max_rel_l2: float | None = None
@@ -294,7 +298,7 @@ class Verification:
             max_items=max(len(call.items) for call in self.calls),
             max_frames=max(sum(spec.segments for spec in call.specs) for call in self.calls),
             slot_tiers={key: tuple(sorted(slots)) for key, slots in sizes.items()},
-            axes=self.result.tuned.plans[TUNED][0].axes,
+            axes=self.tuned.plans[TUNED][0].axes,
             segment_free_paths=frozenset(facts.segment_free_paths),
         )
 
@@ -322,7 +326,7 @@ class Verification:
             with suppress(RuntimeError):
                 manager.clear()
 
-    def _pack(self, strategy: Strategy, call: EncoderCall) -> list[PackedBatch]:
+    def _pack(self, strategy: StrategyGraphs, call: EncoderCall) -> list[PackedBatch]:
         return self.cost.pack(call.specs, strategy.manager.plan, strategy.policy)
 
     def _eager_ms(self, inputs: EncoderInputs) -> float:

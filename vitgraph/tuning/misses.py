@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from vitgraph.planning.packing import (
 )
 from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.traffic import Traffic
+from vitgraph.records.kinds.tune import MissReason
 
 REASON_TEXTS = {
     TOO_MANY_TOKENS: "more tokens than the largest budget",
@@ -37,7 +37,7 @@ _STEPS = 48
 
 def collect_misses(
     traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy: str
-) -> tuple[GraphCounters, list[dict[str, Any]]]:
+) -> tuple[GraphCounters, list[MissReason]]:
     """Counts hits, misses and waste of a workload as the bench does, and describes the misses by reason.
 
     Returns:
@@ -53,15 +53,15 @@ def collect_misses(
             if batch.miss_reason is not None:
                 tokens[batch.miss_reason] += [specs[index].output_tokens for index in batch.items] * int(count)
     rows = [
-        {
-            "reason": reason,
-            "text": REASON_TEXTS.get(reason, reason),
-            "items": len(sizes),
-            "share": len(sizes) / counters.items,
-            "smallest_tokens": min(sizes),
-            "median_tokens": float(np.median(sizes)),
-            "largest_tokens": max(sizes),
-        }
+        MissReason(
+            reason=reason,
+            text=REASON_TEXTS.get(reason, reason),
+            items=len(sizes),
+            share=len(sizes) / counters.items,
+            smallest_tokens=min(sizes),
+            median_tokens=float(np.median(sizes)),
+            largest_tokens=max(sizes),
+        )
         for reason, sizes in sorted(tokens.items(), key=lambda entry: -len(entry[1]))
     ]
     return counters, rows

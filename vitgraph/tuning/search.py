@@ -30,7 +30,7 @@ from vitgraph.tuning.budget_lists import (
 from vitgraph.tuning.list_maker import MOST_GRAPHS, ListMaker
 from vitgraph.tuning.objective import Limits, Objective, doubted_loss
 from vitgraph.tuning.search_options import frame_options, item_options
-from vitgraph.tuning.search_result import Evaluation, SearchResult
+from vitgraph.tuning.search_result import ScoredSettings, SearchResult
 
 EXHAUSTIVE_EVALUATIONS = 1500
 SINGLE_ITEM_CANDIDATES = 384
@@ -89,7 +89,7 @@ class Search:
                 "--max-model-len and --max-num-batched-tokens"
             )
         self._requests = traffic.per_request(traffic.requests.astype(np.float64) ** 2)
-        self._known: dict[Settings, Evaluation | None] = {}
+        self._known: dict[Settings, ScoredSettings | None] = {}
         self._most_graphs = limits.max_graphs or MOST_GRAPHS
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
         self.eager_ms = traffic.per_request(eager_calls(traffic, cost, some_plan))
@@ -124,18 +124,18 @@ class Search:
         raised = np.unique([self.rules.usable(int(budget), items) for budget in fitting]).astype(np.int64)
         return raised[raised <= self.high_for(items)]
 
-    def evaluate(self, settings: Settings) -> Evaluation | None:
+    def evaluate(self, settings: Settings) -> ScoredSettings | None:
         """Evaluates settings once, as near to them as the engine can run; None where that is nowhere."""
         conforming = settings if self.rules is None else self.rules.conform(settings)
         return self.predict(conforming) if conforming is not None else None
 
-    def predict(self, settings: Settings) -> Evaluation | None:
+    def predict(self, settings: Settings) -> ScoredSettings | None:
         """Evaluates settings once, whatever the engine makes of them; None where they contradict each other."""
         if settings not in self._known:
             self._known[settings] = self._evaluate(settings)
         return self._known[settings]
 
-    def _evaluate(self, settings: Settings) -> Evaluation | None:
+    def _evaluate(self, settings: Settings) -> ScoredSettings | None:
         if settings.max_items > settings.token_budgets[0]:
             return None
         try:
@@ -145,7 +145,7 @@ class Search:
         times = self.traffic.per_request(predict_calls(self.traffic, self.cost, plan, settings.packing))
         p50, p99 = np.percentile(times, (50, 99))
         graphs, memory, capture = self.cost.graph_count(plan), self.cost.memory_bytes(plan), self.cost.capture_s(plan)
-        return Evaluation(
+        return ScoredSettings(
             settings,
             self.objective.score(times, self.eager_ms),
             self._loss(times),
@@ -188,7 +188,7 @@ class Search:
                     for frames in self.frame_options(items, budgets[-1]):
                         yield Settings(budgets, items, frames, policy)
 
-    def again(self, better: Sequence[Evaluation], seeds: Iterable[Settings]) -> SearchResult:
+    def again(self, better: Sequence[ScoredSettings], seeds: Iterable[Settings]) -> SearchResult:
         """Searches with other limits than an earlier search had, around what that one found to be good."""
         starts = dict.fromkeys((e.settings.max_items, e.settings.token_budgets[-1]) for e in better)
         self.only = set(list(starts)[:STARTS])
@@ -229,17 +229,17 @@ class Search:
         best = self._frugal(ranked) if ranked else None
         return SearchResult(best, ranked, is_exhaustive, is_exact, len(self._known))
 
-    def _allowed(self) -> list[Evaluation]:
+    def _allowed(self) -> list[ScoredSettings]:
         found = [evaluation for evaluation in self._known.values() if evaluation is not None and evaluation.is_allowed]
         order = {policy: place for place, policy in enumerate(self.target.policies)}
         return sorted(found, key=lambda e: (e.rank, e.graphs, order[e.settings.packing], e.settings.max_items))
 
-    def _ranked(self) -> list[Evaluation]:
+    def _ranked(self) -> list[ScoredSettings]:
         """Without those of so many graphs that they take minutes to capture, where there are others."""
         allowed = self._allowed()
         return [evaluation for evaluation in allowed if evaluation.graphs <= self._most_graphs] or allowed
 
-    def _frugal(self, ranked: list[Evaluation]) -> Evaluation:
+    def _frugal(self, ranked: list[ScoredSettings]) -> ScoredSettings:
         """The fewest graphs, and of equal ones the simplest policy, that lose next to nothing to the best."""
         best = ranked[0]
         gain = 1.0 - best.rank
@@ -340,7 +340,7 @@ class Search:
             for frames in self.frame_options(items, int(top)):
                 self.evaluate(Settings((int(top),), items, frames, policy))
 
-    def _may_follow(self, found: Evaluation, current: Evaluation) -> bool:
+    def _may_follow(self, found: ScoredSettings, current: ScoredSettings) -> bool:
         return found.is_allowed and found.graphs <= max(self._most_graphs, current.graphs)
 
     def _groups(self, settings: Settings) -> ReplayGroups | None:
@@ -348,7 +348,7 @@ class Search:
         groups = replayed_groups(self.traffic, self.cost, plan, settings.packing)
         return groups if len(groups.counts) else None
 
-    def _repack(self, start: Evaluation) -> None:
+    def _repack(self, start: ScoredSettings) -> None:
         """Alternates: pack with the list, take the exact list for that packing, until nothing improves."""
         current = start
         for _ in range(REPACKINGS):

@@ -8,7 +8,7 @@ from vitgraph.predict.targets import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class ScoredSettings:
     """Settings with what they are predicted to give and to take.
 
     Attributes:
@@ -52,8 +52,8 @@ class SearchResult:
         evaluations: How many settings were evaluated.
     """
 
-    best: Evaluation | None
-    evaluated: list[Evaluation]
+    best: ScoredSettings | None
+    evaluated: list[ScoredSettings]
     is_exhaustive: bool
     is_exact: bool
     evaluations: int

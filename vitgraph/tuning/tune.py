@@ -14,7 +14,7 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import profile_doubts
 from vitgraph.predict.engine_rules import EngineRules, engine_tower
 from vitgraph.predict.find_profile import stands_for
-from vitgraph.predict.holdout import ModelError, model_error
+from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import (
     DOUBT,
@@ -28,10 +28,11 @@ from vitgraph.predict.targets import (
 )
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.calibrate import EncoderFacts
+from vitgraph.records.kinds.tune import ModelError
 from vitgraph.tuning.held_out import DEFAULT_SHARE, Split, Times, pooled, predicted_times, split_calls
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search
-from vitgraph.tuning.search_result import Evaluation, SearchResult
+from vitgraph.tuning.search_result import ScoredSettings, SearchResult
 from vitgraph.tuning.verdict import TUNED, Outcome, outcome_of
 
 AUTOMATIC, SEED_NINE = "automatic", "seed_nine"
@@ -91,7 +92,7 @@ class Tuned:
 
     cost: TargetCost
     result: SearchResult
-    baselines: dict[str, Evaluation]
+    baselines: dict[str, ScoredSettings]
     plans: dict[str, tuple[BudgetPlan, str]]
     times: Times
     seen: Times
@@ -99,7 +100,7 @@ class Tuned:
     rules: EngineRules | None
 
     @property
-    def best(self) -> Evaluation:
+    def best(self) -> ScoredSettings:
         """The winner."""
         assert self.result.best is not None
         return self.result.best
@@ -229,7 +230,7 @@ def _search(
     rules: EngineRules | None,
     traffic: Traffic,
     has_videos: bool,
-) -> tuple[SearchResult, dict[str, Evaluation], dict[str, tuple[BudgetPlan, str]]]:
+) -> tuple[SearchResult, dict[str, ScoredSettings], dict[str, tuple[BudgetPlan, str]]]:
     """The winner on some traffic, and the lists that people use without tuning."""
     baselines = {
         AUTOMATIC: automatic_settings(cost.target, facts, task.max_call_tokens, has_videos),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from vitgraph.planning.graph_tables import FloatArray
-from vitgraph.predict.holdout import ModelError
+from vitgraph.records.kinds.tune import ModelError, TuneVerdict
 from vitgraph.tuning.objective import Objective
 
-USE_GRAPHS, NO_GRAPHS, MEASURE_FIRST, DEPENDS = "use_graphs", "no_graphs", "measure_first", "depends"
+USE_GRAPHS: Final = "use_graphs"
+NO_GRAPHS: Final = "no_graphs"
+MEASURE_FIRST: Final = "measure_first"
+DEPENDS: Final = "depends"
 TUNED, EAGER = "tuned", "eager"
 
 SLOWER_THRESHOLD = 0.02
@@ -33,7 +37,7 @@ class Outcome:
     doubts: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> TuneVerdict:
         """`use_graphs`, `no_graphs` (never slower than eager: also where the gain is within error), `measure_first`."""
         if self.doubts:
             return MEASURE_FIRST
@@ -78,6 +82,6 @@ def outcome_of(
     return Outcome((1.0 - objective.score(graph, eager)) * 100.0, slower, margin, tuple(doubts))
 
 
-def joint_verdict(verdicts: Sequence[str]) -> str:
+def joint_verdict(verdicts: Sequence[TuneVerdict]) -> TuneVerdict:
     """The verdict where how many requests a call has is not known: the common one, or `depends`."""
     return verdicts[0] if len(set(verdicts)) == 1 else DEPENDS

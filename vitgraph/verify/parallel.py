@@ -146,9 +146,7 @@ def merge_ranks(results: Sequence[VerifiedModel]) -> VerifiedModel:
         "max_rel_l2": _largest(results),
         "seconds": max(result.seconds or 0.0 for result in results),
         "ranks": len(results),
-        "checks": tuple(
-            _merge_check([_check_named(result, check.name) for result in results]) for check in first.checks
-        ),
+        "checks": tuple(checks),
     }
     return first.model_copy(update=summed | changes)
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import MOST_BYTES, is_file, is_folder
+from vitgraph.records.store import write_file
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Provenance, Request, Workload, choose_warmups, shrink_size
 from vitgraph.workloads.request_log import unpacked
@@ -154,7 +155,8 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
         The path.
 
     Raises:
-        UsageError: If the file exists, cannot be written, or no request has an item.
+        UsageError: If the file exists, or no request has an item.
+        RecordFileError: If it cannot be written.
     """
     target = Path(path)
     if workload.num_items == 0:
@@ -167,16 +169,9 @@ def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False)
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    try:
-        with target.open("w" if overwrite else "x", encoding="utf-8", newline="") as file:
-            file.write(text.getvalue())
-    except FileExistsError as error:
-        raise UsageError(f"{target} exists; name another file, or ask for it to be overwritten") from error
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the trace {target}: {error.strerror}; name a file in a folder that exists and can be written"
-        ) from error
-    return target
+    if target.exists() and not overwrite:
+        raise UsageError(f"{target} exists; name another file, or ask for it to be overwritten")
+    return write_file(target, text.getvalue().encode(), "the trace")
 
 
 def _rows_of(index: int, request: Request) -> list[dict[str, object]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from made_up_comparison import make_record
 from record_dicts import CompareRecord
+from records_of_dicts import record_of
 from rich.console import Console
 from torch import nn
 from transformers import AttentionInterface
@@ -28,7 +29,6 @@ from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.compile.compilation import CACHE_VARIABLE
 from vitgraph.records.candidates import COMPILE_KIND
-from vitgraph.records.drafts import record_of
 from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render

@@ -93,7 +93,7 @@ def test_a_second_writer_of_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_default_names_of_one_second_differ() -> None:
-    assert len({new_folder("bench-model") for _ in range(10)}) == 10
+    assert len({new_folder("bench", "model") for _ in range(10)}) == 10
 
 
 def test_a_disk_that_fills_up_says_what_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,10 @@ from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.towers import tower_shape
+from vitgraph.records.kinds.tune import TuneResult
 from vitgraph.specs import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
-from vitgraph.tuning.advice import TuneResult, tune_budgets
+from vitgraph.tuning.advice import Advice, tune_budgets
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.workloads.registry import build_workload
 
@@ -33,12 +34,12 @@ def trace_calls(name: str = "mixed-chat", prompts: int = 400, requests_per_call:
     return make_calls(build_workload(spec).requests, SOURCE.rule(), requests_per_call)[0]
 
 
-def tuned(
+def advised(
     calls: list[EncoderCall] | None = None,
     profile: CalibrationProfile | None = None,
     source: ModelSource = SOURCE,
     **options: Any,
-) -> TuneResult:
+) -> Advice:
     return tune_budgets(
         calls if calls is not None else trace_calls(),
         source,
@@ -48,63 +49,67 @@ def tuned(
     )
 
 
-def test_result_beats_its_baselines_and_is_json() -> None:
+def tuned(*given: Any, **options: Any) -> TuneResult:
+    return advised(*given, **options).result
+
+
+def test_result_beats_its_baselines() -> None:
     result = tuned()
-    data = json.loads(json.dumps(result.as_dict()))
-    predicted, baselines = data["predicted"], data["baselines"]
-    assert data["verdict"] == "use_graphs"
-    for name in ("automatic", "seed_nine", "eager"):
-        assert predicted["mean_ms"] < baselines[name]["mean_ms"]
-    assert baselines["oracle"]["mean_ms"] <= predicted["mean_ms"]
-    assert predicted["closed_to_oracle_mean"] > 0.8
-    assert predicted["closed_to_oracle_median"] > 0.8
-    assert predicted["memory_bytes"] <= baselines["automatic"]["memory_bytes"]
-    assert predicted["slower_than_eager_share"] <= 0.01
-    assert predicted["error"]["both"]["median_pct"] < 5.0
-    assert data["measured"] is None
+    against, baselines = result.best.against_eager, result.baselines
+    assert result.verdict == "use_graphs"
+    assert against is not None and baselines.automatic is not None and baselines.seed_nine is not None
+    for other in (baselines.automatic.against_eager, baselines.seed_nine.against_eager):
+        assert other is not None and against.latency.mean_ms < other.latency.mean_ms
+    assert baselines.oracle.mean_ms <= against.latency.mean_ms < baselines.eager.mean_ms
+    assert (against.closed_to_oracle_mean or 0.0) > 0.8
+    assert (against.closed_to_oracle_median or 0.0) > 0.8
+    assert result.best.memory_bytes <= baselines.automatic.memory_bytes
+    assert against.slower_share <= 0.01
+    assert (result.error.both.median_pct or 100.0) < 5.0
+    assert result.measured is None
 
 
 def test_accounting_is_that_of_the_packing() -> None:
     calls = trace_calls(prompts=200)
-    result = tuned(calls)
+    result = advised(calls)
     plan, policy = result.tuned.plans["tuned"]
     counters = count_calls([pack_items(call.specs, plan, policy) for call in result.calls])
     assert len(result.calls) == len(calls) // 2
-    data = result.as_dict()
-    assert (data["hits"], data["items"]) == (counters.hits, counters.items)
-    assert {row["token_budget"]: row["items"] for row in data["by_budget"]} == {
+    data = result.result
+    assert (data.hits, data.items) == (counters.hits, counters.items)
+    assert {row.token_budget: row.items for row in data.by_budget} == {
         row["token_budget"]: row["items"] for row in counters.as_dict()["per_budget"]
     }
-    assert sum(row["items"] for row in data["misses"]) == counters.misses
-    assert {row["reason"] for row in data["misses"]} == {"too_many_tokens"}
+    assert sum(row.items for row in data.misses) == counters.misses
+    assert {row.reason for row in data.misses} == {"too_many_tokens"}
 
 
 def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_list() -> None:
-    data = tuned().as_dict()
-    settings = parse_compilation_config(data["compilation_config"])
-    assert settings["encoder_cudagraph_token_budgets"] == data["vllm"]["best"]["token_budgets"]
+    data = tuned()
+    settings = parse_compilation_config(data.compilation_config)
+    assert settings["encoder_cudagraph_token_budgets"] == list(data.vllm.best.settings.token_budgets)
     assert settings["encoder_cudagraph_max_vision_items_per_batch"] == 1
     assert settings["encoder_cudagraph_max_frames_per_batch"] == 0
-    assert data["vllm"]["predicted"]["mean_ms"] < data["vllm"]["baselines"]["automatic"]["mean_ms"]
-    assert data["serve_line"].startswith("vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct --compilation-config '{")
-    assert data["what_vllm_cannot_express"]["loss_pct"] > 0
+    assert data.vllm.best.latency.mean_ms < data.vllm.baselines["automatic"].latency.mean_ms
+    assert data.serve_line.startswith("vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct --compilation-config '{")
+    assert data.beyond_vllm is not None and data.beyond_vllm.loss_pct > 0
 
 
 def test_target_vllm_packs_as_it_does() -> None:
-    data = tuned(trace_calls(prompts=200, requests_per_call=2), target="vllm").as_dict()
-    assert data["best"]["packing"] == "greedy-defer"
-    assert data["best"] == data["vllm"]["best"]
-    assert data["what_vllm_cannot_express"] is None
+    data = tuned(trace_calls(prompts=200, requests_per_call=2), target="vllm")
+    assert data.best.settings.packing == "greedy-defer"
+    assert data.best.settings == data.vllm.best.settings
+    assert data.beyond_vllm is None
 
 
 def test_no_graphs_where_eager_is_faster() -> None:
     """Launches cost nothing on this machine, so that a replay saves nothing."""
     profile = synthetic_profile(Machine(launch=0.01, call=0.5))
-    data = tuned(trace_calls(prompts=60), profile).as_dict()
-    assert data["verdict"] == "no_graphs"
-    assert "leave graphs off" in data["verdict_text"]
-    assert "--compilation-config '{\"cudagraph_mm_encoder\": false}'" in data["serve_line"]
-    assert data["compilation_config"] == '{"cudagraph_mm_encoder": false}'
+    data = tuned(trace_calls(prompts=60), profile)
+    assert data.verdict == "no_graphs"
+    assert "leave graphs off" in data.verdict_text
+    assert "--compilation-config '{\"cudagraph_mm_encoder\": false}'" in data.serve_line
+    assert data.compilation_config == '{"cudagraph_mm_encoder": false}'
 
 
 def test_a_gain_within_the_error_leaves_graphs_off() -> None:
@@ -112,54 +117,52 @@ def test_a_gain_within_the_error_leaves_graphs_off() -> None:
     profile = synthetic_profile(Machine(launch=0.01))
     profile.holdout = [replace(p, eager=replace(p.eager, ms=1.04 * p.eager.ms)) for p in profile.holdout]
     profile.eager = [replace(p, time=replace(p.time, ms=1.02 * p.time.ms)) for p in profile.eager]
-    data = tuned(trace_calls(prompts=200), profile).as_dict()
-    assert data["verdict"] == "no_graphs"
-    assert data["compilation_config"] == '{"cudagraph_mm_encoder": false}'
+    data = tuned(trace_calls(prompts=200), profile)
+    assert data.verdict == "no_graphs"
+    assert data.compilation_config == '{"cudagraph_mm_encoder": false}'
 
 
 def test_a_profile_that_misses_its_own_calls_is_not_acted_on() -> None:
     """A host that was slow while eager calls were timed: the same calls, held out, are twice as fast."""
     profile = load_profile(STORED)
     profile.holdout = [replace(p, eager=replace(p.eager, ms=0.5 * p.eager.ms)) for p in profile.holdout]
-    data = tuned(trace_calls(prompts=200), profile).as_dict()
-    assert data["verdict"] == "measure_first"
-    assert "the profile misses its own eager calls by" in data["verdict_text"]
-    assert data["serve_line"] is None and data["compilation_config"] is None
+    data = tuned(trace_calls(prompts=200), profile)
+    assert data.verdict == "measure_first"
+    assert "the profile misses its own eager calls by" in data.verdict_text
+    assert data.serve_line is None and data.compilation_config is None
 
 
 def test_a_profile_of_another_tower_of_the_family_is_not_acted_on() -> None:
     profile = load_profile(STORED)
     profile.model |= {"name": "other", "tower": {**tower_shape(SOURCE), "depth": 1}}
-    data = tuned(trace_calls(prompts=100), profile).as_dict()
-    assert data["verdict"] == "measure_first"
-    assert "the tower of other" in data["verdict_text"]
+    data = tuned(trace_calls(prompts=100), profile)
+    assert data.verdict == "measure_first"
+    assert "the tower of other" in data.verdict_text
 
 
 def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
     """Every size occurs once: a list that is made of the ones seen pads those that were held back."""
     distinct = list({call.tokens: call for call in trace_calls(prompts=3000)}.values())
-    data = tuned(distinct).as_dict()
-    unseen = data["unseen"]
-    assert (unseen["method"], unseen["calls"]) == ("split", len(distinct) - round(len(distinct) / 2))
-    assert unseen["improvement_pct"] < unseen["improvement_seen_pct"]
-    assert data["predicted"]["gain_over_eager_pct"] == pytest.approx(unseen["improvement_pct"])
-    few = tuned(distinct[:20]).as_dict()["unseen"]
-    assert (few["method"], few["calls"]) == ("cross-validation", 20)
-    assert tuned(distinct[:3]).as_dict()["unseen"]["method"] == "none"
+    data = tuned(distinct)
+    unseen = data.unseen
+    assert (unseen.method, unseen.calls) == ("split", len(distinct) - round(len(distinct) / 2))
+    assert unseen.improvement_pct < unseen.improvement_seen_pct
+    assert data.best.against_eager.improvement_pct == pytest.approx(unseen.improvement_pct)
+    few = tuned(distinct[:20]).unseen
+    assert (few.method, few.calls) == ("cross-validation", 20)
+    assert tuned(distinct[:3]).unseen.method == "none"
     with pytest.raises(UsageError, match="--search-share is 0"):
         tuned(distinct, share=0.0)
 
 
 def test_without_a_number_of_requests_the_advice_stands_side_by_side() -> None:
-    data = tuned(
-        trace_calls(prompts=240), regroup=lambda size: trace_calls(prompts=240, requests_per_call=size)
-    ).as_dict()
-    rows = data["by_requests_per_call"]
-    assert [row["requests_per_call"] for row in rows] == [1, 2, 4, 8]
-    gains = [row["improvement_pct"] for row in rows]
+    data = tuned(trace_calls(prompts=240), regroup=lambda size: trace_calls(prompts=240, requests_per_call=size))
+    rows = data.by_requests_per_call
+    assert [row.requests_per_call for row in rows] == [1, 2, 4, 8]
+    gains = [row.improvement_pct for row in rows]
     assert gains[0] == max(gains)
-    assert len(data["list_for_all"]) == 4
-    assert (data["serve_line"] is None) == (data["vllm"]["verdict"] == "depends")
+    assert len(data.list_for_all) == 4
+    assert (data.serve_line is None) == (data.vllm.verdict == "depends")
 
 
 def test_a_list_that_does_not_hold_for_all_calls_is_not_printed() -> None:
@@ -171,37 +174,37 @@ def test_a_list_that_does_not_hold_for_all_calls_is_not_printed() -> None:
         synthetic_profile(machine),
         target="vllm",
         regroup=lambda size: trace_calls(prompts=200, requests_per_call=size),
-    ).as_dict()
-    verdicts = [row["verdict"] for row in data["by_requests_per_call"]]
+    )
+    verdicts = [row.verdict for row in data.by_requests_per_call]
     assert verdicts[0] == "use_graphs" and verdicts[-1] == "no_graphs", sizes
-    assert data["verdict"] == "depends"
-    assert data["serve_line"] is None
-    assert "--requests-per-call" in data["verdict_text"]
+    assert data.verdict == "depends"
+    assert data.serve_line is None
+    assert "--requests-per-call" in data.verdict_text
 
 
 def test_the_list_is_tried_on_the_other_shipped_traces() -> None:
-    rows = {row["name"]: row for row in tuned(workload={"name": "mixed-chat"}).as_dict()["other_traffic"]}
+    rows = {row.name: row for row in tuned(workload_name="mixed-chat").other_traffic}
     assert set(rows) == {"mixed-media", "documents", "screenshots", "videos"}
-    assert rows["documents"]["text"].startswith("if your traffic turns into documents: +")
+    assert rows["documents"].text.startswith("if your traffic turns into documents: +")
 
 
 def test_videos_get_frames() -> None:
     profile = synthetic_profile(Machine(launch=300.0))
-    data = tuned(trace_calls("videos", 60), profile).as_dict()
-    assert data["best"]["max_frames_per_batch"] > 1
-    assert json.loads(data["compilation_config"])["encoder_cudagraph_max_frames_per_batch"] > 1
+    data = tuned(trace_calls("videos", 60), profile)
+    assert data.best.settings.max_frames_per_batch > 1
+    assert json.loads(data.compilation_config)["encoder_cudagraph_max_frames_per_batch"] > 1
 
 
 def test_limits_hold_and_say_so_where_they_cannot() -> None:
-    data = tuned(limits=Limits(max_graphs=3)).as_dict()
-    assert data["predicted"]["graphs"] <= 3
+    data = tuned(limits=Limits(max_graphs=3))
+    assert data.best.graphs <= 3
     with pytest.raises(UsageError, match="no settings stay within the limits"):
         tuned(limits=Limits(max_memory_bytes=10.0))
 
 
 def test_p99_objective_does_not_lose_its_tail() -> None:
-    data = tuned(objective=Objective.parse("p99")).as_dict()
-    assert data["predicted"]["p99_ms"] <= data["baselines"]["automatic"]["p99_ms"] * 1.001
+    data = tuned(objective=Objective.parse("p99"))
+    assert data.best.latency.p99_ms <= data.baselines.automatic.latency.p99_ms * 1.001
 
 
 def test_profile_of_another_family_is_refused() -> None:
@@ -216,6 +219,6 @@ def test_unknown_target_is_refused() -> None:
 
 def test_extrapolation_and_synthetic_profiles_are_noted() -> None:
     profile = synthetic_profile(budgets=[64, 128, 256, 512, 1024])
-    notes = " ".join(tuned(profile=profile).as_dict()["notes"])
+    notes = " ".join(tuned(profile=profile).notes)
     assert "extrapolated" in notes
     assert "nothing in it was measured" in notes

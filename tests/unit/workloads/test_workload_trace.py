@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.records.store import RecordFileError
 from vitgraph.workloads import SHIPPED_TRACES, MediaItem, Request, Workload, WorkloadSpec, build_workload, save_trace
 
 
@@ -221,8 +222,9 @@ def test_saving_never_replaces_a_file_unasked(tmp_path: Path) -> None:
     assert sizes(read(path)) == [[(5, 6, 1)]]
 
 
-def test_saving_into_a_missing_folder_or_nothing_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cannot write the trace .*No such file or directory; name a file"):
-        save_trace(Workload.of_items("w", [MediaItem(5, 6)]), tmp_path / "missing" / "t.csv")
+def test_saving_below_a_file_or_nothing_at_all_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, "precious")
+    with pytest.raises(RecordFileError, match=r"cannot write .*Not saved: the trace"):
+        save_trace(Workload.of_items("w", [MediaItem(5, 6)]), Path(file) / "t.csv")
     with pytest.raises(UsageError, match=r"workload 'none' has no items to write"):
         save_trace(Workload("none", (Request(0, ()),)), tmp_path / "t.csv")

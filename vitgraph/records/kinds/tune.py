@@ -89,12 +89,12 @@ class PredictionError(Section):
 
     n: Count
     """Calls compared."""
-    median_pct: Number | None
+    median_pct: Number | None = None
     """Median of the absolute error, in percent."""
-    p90_pct: Number | None
+    p90_pct: Number | None = None
     """90th percentile of it, in percent."""
-    bias_pct: Number | None
-    """Mean of the signed error in percent: positive = predicted too long."""
+    bias_pct: Number | None = None
+    """Median of the signed error in percent: positive = predicted too long."""
 
 
 class ModelError(Section):
@@ -106,6 +106,15 @@ class ModelError(Section):
     """Of eager."""
     both: PredictionError
     """Of both."""
+
+    def __str__(self) -> str:
+        """One line for every prediction that is printed."""
+        if self.both.median_pct is None:
+            return "the profile holds no calls to check the model with, so its error is unknown"
+        return (
+            f"model error on {self.both.n // 2} calls it has not seen: median {self.both.median_pct:.1f}%, "
+            f"P90 {self.both.p90_pct:.1f}% (graph {self.graph.median_pct:.1f}%, eager {self.eager.median_pct:.1f}%)"
+        )
 
 
 class MissReason(Section):

@@ -1,8 +1,8 @@
-"""Makes typed records of the dictionaries that commands fill while they measure."""
+"""Records from the short dictionaries of `record_dicts`, for tests that change figures of a stored one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vitgraph.records.draft import compiled_of, environment_of
@@ -10,7 +10,6 @@ from vitgraph.records.record import RECORDS, Record
 
 Json = dict[str, Any]
 
-KINDS = {"tune": "tune-budgets", "calibration": "calibrate"}
 _SHARED = ("status", "status_reason", "vitgraph_version", "created_at", "command", "samples_file")
 
 
@@ -20,7 +19,7 @@ def record_of(draft: Mapping[str, Any]) -> Record:
     Raises:
         pydantic.ValidationError: The draft breaks a rule of the format.
     """
-    kind = KINDS.get(draft["kind"], draft["kind"])
+    kind = draft["kind"]
     envelope: Json = {"kind": kind, **{name: draft[name] for name in _SHARED if name in draft}}
     if "status" not in draft:
         envelope |= {"status": "complete", "status_reason": None}
@@ -217,159 +216,9 @@ def _micro(draft: Mapping[str, Any]) -> Json:
     return {"environment": environment, "result": result}
 
 
-def _verify(draft: Mapping[str, Any]) -> Json:
-    models = [{name: value for name, value in row.items() if name != "failed_checks"} for row in draft["rows"]]
-    return {"result": {"models": models}}
-
-
 def _profile(draft: Mapping[str, Any]) -> Json:
     names = ("call", "traced", "speed_of_light", "modes", "trace_files")
     return {"result": {name: draft[name] for name in names}}
-
-
-_SETTINGS = ("token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "packing")
-_TIMES = ("mean_ms", "p50_ms", "p99_ms")
-
-
-def _evaluation(found: Mapping[str, Any]) -> Json:
-    entry: Json = {
-        "settings": {name: found[name] for name in _SETTINGS},
-        "latency": {name: found[name] for name in _TIMES},
-        **{name: found[name] for name in ("score", "graphs", "memory_bytes", "capture_s", "is_within_limits")},
-    }
-    if "gain_over_eager_pct" in found:
-        entry["against_eager"] = {
-            "latency": _predicted(found),
-            "improvement_pct": found["gain_over_eager_pct"],
-            "slower_share": found["slower_than_eager_share"],
-            **{f"closed_to_oracle_{name}": found[f"closed_to_oracle_{name}"] for name in ("mean", "median")},
-        }
-    return entry
-
-
-def _predicted(found: Mapping[str, Any]) -> Json:
-    return {**{name: found[name] for name in _TIMES}, "requests": found["n"]}
-
-
-def _tune(draft: Mapping[str, Any]) -> Json:
-    vllm, used = draft["vllm"], draft["profile"]
-    environment = dict(used["environment"])
-    model = dict(used["model"])
-    baselines = {
-        name: _predicted(found) if name in ("eager", "oracle") else _evaluation(found)
-        for name, found in draft["baselines"].items()
-    }
-    result = {
-        **{name: draft[name] for name in _TUNED},
-        "best": _evaluation(draft["predicted"]),
-        "runners_up": [_evaluation(found) for found in draft["runners_up"]],
-        "pareto": [_evaluation(found) for found in draft["pareto"]],
-        "error_text": draft["predicted"]["error_text"],
-        "baselines": baselines,
-        "vllm": {
-            "verdict": vllm["verdict"],
-            "best": _evaluation(vllm["predicted"]),
-            "baselines": {name: _evaluation(found) for name, found in vllm["baselines"].items()},
-            **{name: vllm[name] for name in ("compilation_config", "assumed_overheads")},
-        },
-        "beyond_vllm": draft["what_vllm_cannot_express"],
-        "profile": {
-            **{name: used[name] for name in ("label", "created_at", "is_synthetic", "is_cpu")},
-            "environment": environment_of(environment | {n: v for n, v in model.items() if n not in _NAMES}),
-        },
-        "measured": None if draft["measured"] is None else _measured(draft["measured"], draft.get("samples")),
-    }
-    return {"result": result, "resolved": {"model": draft["model"], "row": model.get("row")}}
-
-
-_NAMES = ("name", "row", "weights", "tower")
-
-
-def _measured(found: Mapping[str, Any], _: Any) -> Json:
-    entry = {name: value for name, value in found.items() if name not in ("rows", "strategies", "samples")}
-    noise = found["request_noise_pct"]
-    entry["strategies"] = {name: _strategy(name, of, noise, found) for name, of in found["strategies"].items()}
-    return entry
-
-
-def _strategy(name: str, found: Mapping[str, Any], noise: float | None, measured: Mapping[str, Any]) -> Json:
-    entry: Json = {
-        "latency": {
-            **{time: found[time] for time in (*_TIMES, "max_ms")},
-            "p90_ms": None,
-            "std_ms": None,
-            "outliers": 0,
-            "p99_supported": found["is_p99_supported"],
-            "requests": found["n"],
-            "calls": measured["calls"],
-        }
-    }
-    kept = [
-        "graphs",
-        "graphs_captured",
-        "dropped",
-        "memory_bytes",
-        "capture_s",
-        "predicted_mean_ms",
-        "prediction_error",
-    ]
-    entry |= {key: found[key] for key in kept if key in found}
-    if "mean_delta_pct" in found:
-        entry["against_eager"] = _against_eager(name, found, noise, measured)
-    return entry
-
-
-def _against_eager(name: str, found: Mapping[str, Any], noise: float | None, measured: Mapping[str, Any]) -> Json:
-    def gain(metric: str, ci95: Sequence[float] | None) -> Json | None:
-        delta = found[f"{metric}_delta_pct"]
-        if delta is None:
-            return None
-        low, high = ci95 or (0.0, 0.0)
-        verdict = "undecided" if not ci95 else "faster" if high < 0 else "slower" if low > 0 else "undecided"
-        verdict = "invalid" if measured["problems"] else verdict
-        improvement = {"improvement_pct": 0.0 - delta, "ci95": ci95, "noise_floor_pct": None, "verdict": verdict}
-        return _improvement(improvement)
-
-    rows = measured["rows"]
-    over = [row for row in rows if row[f"{name}_ms"] > row["eager_ms"] * 1.02]
-    requests = sum(row["requests"] for row in rows)
-    over_count = sum(row["requests"] for row in over)
-    slow = [row for row in rows if noise is not None and row[f"{name}_ms"] > row["eager_ms"] * (1 + noise / 100)]
-    count = None if noise is None else sum(row["requests"] for row in slow)
-    slower = {
-        "n": requests,
-        "threshold_pct": noise,
-        "count": count,
-        "share": None if count is None or not requests else count / requests,
-        "over_2pct_count": over_count,
-        "over_2pct_share": over_count / requests if requests else None,
-    }
-    return {
-        "base": "eager",
-        "series": name,
-        "mean": gain("mean", found["mean_ci95"]) or {"improvement_pct": None, "verdict": "undecided"},
-        "p50": gain("p50", None),
-        "p99": gain("p99", found["p99_ci95"]),
-        "slower": _slower(slower),
-    }
-
-
-def _calibration(draft: Mapping[str, Any]) -> Json:
-    model = dict(draft["model"])
-    plans = [
-        {
-            **plan,
-            "slot_tiers": [
-                {"path": path, "token_budget": budget, "slots": slots} for path, budget, slots in plan["slot_tiers"]
-            ],
-        }
-        for plan in draft["holdout_plans"]
-    ]
-    result = {name: draft[name] for name in _CALIBRATED} | {"holdout_plans": plans}
-    result |= {"name": model["name"], "row": model.get("row"), "weights": model.get("weights", "random")}
-    environment = environment_of({**draft["environment"], **{n: v for n, v in model.items() if n not in _NAMES}})
-    resolved = {"model": model["name"], "row": model.get("row"), "compile": bool(model.get("compiled_blocks"))}
-    return {"result": result, "environment": environment, "resolved": resolved}
 
 
 _RESULTS = {
@@ -377,14 +226,5 @@ _RESULTS = {
     "compare-backends": _compare,
     "compile-rows": _compare,
     "compare-backends-micro": _micro,
-    "verify": _verify,
     "profile": _profile,
-    "tune-budgets": _tune,
-    "calibrate": _calibration,
 }
-
-_TUNED = """target objective limits verdict verdict_text error by_budget hits items waste misses search notes
-compilation_config serve_line unseen by_requests_per_call list_for_all other_traffic""".split()
-_STRATEGY = "graphs graphs_captured dropped memory_bytes capture_s predicted_mean_ms prediction_error".split()
-_CALIBRATED = """max_tokens encoder replays eager calls copies captures memory holdout notes is_synthetic
-elapsed_s""".split()
