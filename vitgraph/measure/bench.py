@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitgraph.errors import NothingReplayedError, VitgraphError
+from vitgraph.errors import NothingReplayedError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.measure.preparation import PreparedBench, prepare_bench, shared_facts
 from vitgraph.measure.progress import Progress
@@ -66,28 +66,9 @@ def run_bench(
     with ExitStack() as stack:
         results = stack.enter_context(ResultFolder(folder, prepared.spec.run.overwrite))
         run = BenchRun(prepared, draft, progress, group, results)
-        try:
-            run.execute(stack.enter_context(SampleWriter(results)))
-        except VitgraphError as error:
-            draft.end("error", str(error))
-            raise
-        except KeyboardInterrupt as stop:
-            failure = group.failure_behind_stop() if group is not None else None
-            if failure is not None:
-                draft.end("error", str(failure))
-                raise failure from stop
-            when = (
-                "after the measuring, while graphs were timed alone"
-                if run.is_measured
-                else "before the measuring began"
-            )
-            draft.end("interrupted", f"stopped by the user {when}")
-            raise
-        except Exception as error:
-            draft.end("error", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            record = draft.save(results)
+        stack.enter_context(draft.saved_in(results, run.stopped))
+        run.execute(stack.enter_context(SampleWriter(results)))
+    record = draft.record()
     assert isinstance(record, BenchRecord)
     graph = record.result.graph
     if record.status == "complete" and not graph.replays:
@@ -141,8 +122,18 @@ class BenchRun:
         """
         try:
             self._execute(writer)
+        except KeyboardInterrupt as stop:
+            failure = self.group.failure_behind_stop() if self.group is not None else None
+            if failure is not None:
+                raise failure from stop
+            raise
         finally:
             self._release()
+
+    def stopped(self) -> str:
+        """What the run had come to where the user stops it."""
+        after = "after the measuring, while graphs were timed alone"
+        return f"stopped by the user {after if self.is_measured else 'before the measuring began'}"
 
     def _release(self) -> None:
         """Frees the graphs, once the device has done what a stop or a failure left under way.

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.errors import VitgraphError
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.compare_spec import PreparedCompare, new_draft
 from vitgraph.measure.preparation import shared_facts
@@ -58,20 +57,10 @@ def run_compare(
     draft = new_draft(prepared, command, chosen.kind)
     with ExitStack() as stack:
         results = stack.enter_context(ResultFolder(folder, prepared.spec.bench.run.overwrite))
-        try:
-            running = chosen(prepared, draft, progress, group)
-            running.execute(stack.enter_context(SampleWriter(results)))
-        except VitgraphError as error:
-            draft.end("error", str(error))
-            raise
-        except KeyboardInterrupt:
-            draft.end("interrupted", STOPPED_BEFORE)
-            raise
-        except Exception as error:
-            draft.end("error", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            record = draft.save(results)
+        stack.enter_context(draft.saved_in(results, lambda: STOPPED_BEFORE))
+        running = chosen(prepared, draft, progress, group)
+        running.execute(stack.enter_context(SampleWriter(results)))
+    record = draft.record()
     assert isinstance(record, CompareRecord)
     return record
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +53,16 @@ def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str]
     draft.result = {**shape, "rows": rows}
     progress.phase("timing attention alone", len(spec.backends))
     version = model.flash_attn_version
-    with ResultFolder(folder, spec.bench.run.overwrite) as results:
-        try:
-            for name in spec.backends:
-                rows += run_micro(micro, [name], device, flash_attn_version=version, matrix_rate=rate)
-                progress.step()
-            draft.end("complete")
-        except KeyboardInterrupt:
-            draft.end("interrupted", "stopped by the user; the backends before are complete")
-        except Exception as error:
-            draft.end("error", f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            record = draft.save(results)
+    with (
+        ResultFolder(folder, spec.bench.run.overwrite) as results,
+        suppress(KeyboardInterrupt),
+        draft.saved_in(results, lambda: "stopped by the user; the backends before are complete"),
+    ):
+        for name in spec.backends:
+            rows += run_micro(micro, [name], device, flash_attn_version=version, matrix_rate=rate)
+            progress.step()
+        draft.end("complete")
+    record = draft.record()
     assert isinstance(record, MicroRecord)
     return record
 

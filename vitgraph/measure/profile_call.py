@@ -123,20 +123,13 @@ def run_profile(prepared: PreparedProfile, folder: Path, command: Sequence[str],
         graphs=len(prepared.plan.graph_keys()),
     )
     draft = Draft(KIND, command, spec.as_dict(), resolved=resolved)
-    with ResultFolder(folder, spec.overwrite) as results:
-        try:
-            found = _Profile(prepared, progress).measure(results)
-            draft.environment = found.pop("environment")
-            draft.result = found
-            draft.end("complete")
-        except KeyboardInterrupt:
-            draft.end("interrupted", "stopped by the user before both modes were traced")
-            raise
-        except Exception as error:
-            draft.end("error", str(error) or type(error).__name__)
-            raise
-        finally:
-            record = draft.save(results)
+    stopped = "stopped by the user before both modes were traced"
+    with ResultFolder(folder, spec.overwrite) as results, draft.saved_in(results, lambda: stopped):
+        found = _Profile(prepared, progress).measure(results)
+        draft.environment = found.pop("environment")
+        draft.result = found
+        draft.end("complete")
+    record = draft.record()
     assert isinstance(record, ProfileRecord)
     return record
 

@@ -258,8 +258,8 @@ def _standing_text(entry: Standing) -> str:
 def _tail_text(standings: Sequence[Standing], arrays: Sequence[FloatArray], requests: IntArray) -> str:
     """A word about P99 where it is supported and another series has the lowest."""
     found = [stats.summarize(values, requests) for values in arrays]
-    tails = [summary.p99 for summary in found]
-    if not found[0].is_p99_supported or None in tails:
+    tails = [summary.p99_ms for summary in found]
+    if not found[0].p99_supported or None in tails:
         return ""
     known = [tail for tail in tails if tail is not None]
     lowest = int(np.argmin(known))

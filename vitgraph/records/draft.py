@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from vitgraph.errors import VitgraphError
 from vitgraph.records.record import NOTHING_MEASURED, RECORDS, Record, Status
 from vitgraph.records.sections import Environment, Resolved
 from vitgraph.records.store import ResultFolder
@@ -99,6 +101,31 @@ class Draft:
             "result": self.result or None,
         }
         return RECORDS[self.kind].model_validate(found)
+
+    @contextmanager
+    def saved_in(self, folder: ResultFolder, stopped: Callable[[], str]) -> Iterator[None]:
+        """Saves the record however the block ends, and raises what ended it.
+
+        Args:
+            folder: Where it goes.
+            stopped: Says what the run had come to where the user stops it.
+
+        Raises:
+            RecordFileError: It cannot be written.
+        """
+        try:
+            yield
+        except VitgraphError as error:
+            self.end("error", str(error))
+            raise
+        except KeyboardInterrupt:
+            self.end("interrupted", stopped())
+            raise
+        except Exception as error:
+            self.end("error", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self.save(folder)
 
     def save(self, folder: ResultFolder) -> Record:
         """Saves the record of what is known.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,11 +29,10 @@ from vitgraph.records.resampling import (
     min_samples,
     percentiles,
 )
+from vitgraph.records.sections import Latency, SlowerRequests, Verdict
 from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 __all__ = ["MIN_PAIRS", "FloatArray", "Improvement", "Metric", "min_samples"]
-
-Verdict = Literal["faster", "slower", "same", "undecided", "invalid"]
 
 METRICS: tuple[Metric, ...] = ("mean", "p50", "p99")
 ROBUST_METRICS: tuple[Metric, ...] = ("trimmed_mean", "median_difference")
@@ -42,38 +41,6 @@ P99_MIN_SAMPLES = min_samples(99.0)
 MARGIN_PCT = SAME_MARGIN_PCT
 REQUEST_NOISE_PERCENTILE = 95.0
 FIXED_THRESHOLD_PCT = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Describes one series, in the unit of its values; every request counts its call's value.
-
-    Attributes:
-        n: Number of requests.
-        calls: Number of calls that had them.
-        mean: Arithmetic mean; None without values.
-        p50: Median, linear between neighbours; None without values.
-        p90: 90th percentile, linear between neighbours.
-        p99: 99th percentile, linear between neighbours, whether or not `calls` supports it.
-        max: Largest value.
-        std: Standard deviation with n - 1; None below two values.
-        outliers: Values beyond 1.5 interquartile ranges of the quartiles (Tukey); counted, never removed.
-    """
-
-    n: int
-    calls: int
-    mean: float | None = None
-    p50: float | None = None
-    p90: float | None = None
-    p99: float | None = None
-    max: float | None = None
-    std: float | None = None
-    outliers: int = 0
-
-    @property
-    def is_p99_supported(self) -> bool:
-        """True when at least three calls lie above the 99th percentile."""
-        return self.calls >= P99_MIN_SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,46 +223,31 @@ def improvement(
     return improvement_of(Calls.of(base, other, requests), metric, seed)
 
 
-def summarize(values: Values, requests: Values | None = None) -> Summary:
+def summarize(values: Values, requests: Values | None = None) -> Latency:
     """Describes a series; nothing is removed and nothing is invented for an empty one.
 
     Args:
-        values: One value a call, finite or not, for example milliseconds a request.
-        requests: Requests of each call; each of them counts the call's value.
+        values: Milliseconds a request, one value a call; `[n]`.
+        requests: Requests of each call, each of which counts the call's value; `[n]`.
+
+    Returns:
+        Percentiles are linear between neighbours, the deviation divides by one less than there are values, and outliers
+        are those of Tukey.
     """
     array = np.asarray(values, dtype=np.float64)
     calls = int(array.size)
     if requests is not None:
         array = np.repeat(array, np.asarray(requests, dtype=np.int64))
-    n = int(array.size)
-    if n == 0:
-        return Summary(0, 0)
-    p25, p50, p75, p90, p99 = (float(value) for value in np.percentile(array, (25, 50, 75, 90, 99)))
-    reach = 1.5 * (p75 - p25)
-    outliers = int(np.count_nonzero((array < p25 - reach) | (array > p75 + reach)))
-    std = float(np.std(array, ddof=1)) if n > 1 else None
-    return Summary(n, calls, float(np.mean(array)), p50, p90, p99, float(np.max(array)), std, outliers)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowerCount:
-    """How many requests were slower in the second series.
-
-    Attributes:
-        n: Requests compared.
-        threshold_pct: What counts as slower: the request noise of the run; None if it was not measured.
-        count: Requests slower by more than the threshold; None without a threshold.
-        share: `count / n`; None without a threshold or requests.
-        over_2pct_count: Requests slower by more than 2 %.
-        over_2pct_share: `over_2pct_count / n`; None without requests.
-    """
-
-    n: int
-    threshold_pct: float | None
-    count: int | None
-    share: float | None
-    over_2pct_count: int
-    over_2pct_share: float | None
+    found: dict[str, Any] = dict.fromkeys(("mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "std_ms"))
+    outliers = 0
+    if array.size:
+        p25, p50, p75, p90, p99 = (float(value) for value in np.percentile(array, (25, 50, 75, 90, 99)))
+        reach = 1.5 * (p75 - p25)
+        outliers = int(np.count_nonzero((array < p25 - reach) | (array > p75 + reach)))
+        found |= {"mean_ms": float(np.mean(array)), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99}
+        found |= {"max_ms": float(np.max(array)), "std_ms": float(np.std(array, ddof=1)) if array.size > 1 else None}
+    supported = calls >= P99_MIN_SAMPLES
+    return Latency(**found, p99_supported=supported, requests=int(array.size), calls=calls, outliers=outliers)
 
 
 def request_noise_pct(first: Values, second: Values, requests: Values | None = None) -> float | None:
@@ -313,7 +265,9 @@ def request_noise_pct(first: Values, second: Values, requests: Values | None = N
     return float(percentiles(calls.requests[None], change, REQUEST_NOISE_PERCENTILE)[0] * 100.0)
 
 
-def count_slower(base: Values, other: Values, noise_pct: float | None, requests: Values | None = None) -> SlowerCount:
+def count_slower(
+    base: Values, other: Values, noise_pct: float | None, requests: Values | None = None
+) -> SlowerRequests:
     """Counts requests that `other` made slower by more than the request noise, and by more than 2 %.
 
     Args:
@@ -333,5 +287,11 @@ def count_slower(base: Values, other: Values, noise_pct: float | None, requests:
 
     count = None if noise_pct is None else slower_by(noise_pct)
     fixed = slower_by(FIXED_THRESHOLD_PCT)
-    share = count / n if count is not None and n else None
-    return SlowerCount(n, noise_pct, count, share, fixed, fixed / n if n else None)
+    return SlowerRequests(
+        requests=n,
+        threshold_pct=noise_pct,
+        count=count,
+        share=count / n if count is not None and n else None,
+        over_2pct_count=fixed,
+        over_2pct_share=fixed / n if n else None,
+    )

@@ -13,12 +13,10 @@ from vitgraph.records.sample_table import (
     MONOLITHIC,
     REPEAT_SUFFIX,
     SECOND,
-    FloatArray,
-    IntArray,
     PairedTimes,
     Samples,
 )
-from vitgraph.records.sections import Improvement, Latency, Pair, SlowerRequests
+from vitgraph.records.sections import Improvement, Latency, Pair
 from vitgraph.records.stats import Metric, Noise
 
 CPU_REPLAY_REASON = "replay on a CPU saves no launches; no speed-up is claimed here"
@@ -56,30 +54,8 @@ def latencies(samples: Samples, ranks: int = 1) -> dict[str, Latency]:
 
 def latency_of(wall: PairedTimes, gpu: PairedTimes, name: str) -> Latency:
     """Latency of one of some series over the calls that all of them have."""
-    device = stats.summarize(gpu.times[name], gpu.requests).mean
-    return latency_from(wall.times[name], wall.requests).model_copy(update={"gpu_mean_ms": device})
-
-
-def latency_from(times: FloatArray, requests: IntArray) -> Latency:
-    """Latency over requests.
-
-    Args:
-        times: Milliseconds a request, one value a call; `[n]`.
-        requests: Requests of each call; `[n]`.
-    """
-    found = stats.summarize(times, requests)
-    return Latency(
-        mean_ms=found.mean,
-        p50_ms=found.p50,
-        p90_ms=found.p90,
-        p99_ms=found.p99,
-        p99_supported=found.is_p99_supported,
-        max_ms=found.max,
-        std_ms=found.std,
-        requests=found.n,
-        calls=found.calls,
-        outliers=found.outliers,
-    )
+    device = stats.summarize(gpu.times[name], gpu.requests).mean_ms
+    return stats.summarize(wall.times[name], wall.requests).model_copy(update={"gpu_mean_ms": device})
 
 
 def noise_of(samples: Samples, series: Sequence[str], seed: int) -> tuple[Noise, float | None]:
@@ -97,18 +73,6 @@ def improvement_from(judged: stats.Judgement, is_invalid: bool = False) -> Impro
         ci95=judged.improvement.ci95,
         noise_floor_pct=judged.noise_floor_pct,
         verdict="invalid" if is_invalid else judged.verdict,
-    )
-
-
-def slower_from(found: stats.SlowerCount) -> SlowerRequests:
-    """The section of such a count."""
-    return SlowerRequests(
-        requests=found.n,
-        threshold_pct=found.threshold_pct,
-        count=found.count,
-        share=found.share,
-        over_2pct_count=found.over_2pct_count,
-        over_2pct_share=found.over_2pct_share,
     )
 
 
@@ -144,7 +108,7 @@ def pair_of(
     }
     found = {metric: improvement_from(each, is_invalid) for metric, each in judged.items()}
     slower = stats.count_slower(before, after, request_noise_pct, times.requests)
-    return Pair.model_validate({"base": base, "series": series, **found, "slower": slower_from(slower)})
+    return Pair.model_validate({"base": base, "series": series, **found, "slower": slower})
 
 
 def compare_bench(

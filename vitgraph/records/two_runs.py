@@ -220,7 +220,7 @@ def _delta_row(
 ) -> DeltaRow:
     first, second = both.times[mode]
     found = stats.improvement(first, second, metric, both.requests, seed)
-    values = [getattr(stats.summarize(times, both.requests), metric) for times in (first, second)]
+    values = [getattr(stats.summarize(times, both.requests), f"{metric}_ms") for times in (first, second)]
     return DeltaRow(
         mode=mode,
         metric=metric,

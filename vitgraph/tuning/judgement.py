@@ -18,8 +18,8 @@ from vitgraph.predict.targets import VITGRAPH
 from vitgraph.records.kinds.tune import Closed, Measured, Strategy
 from vitgraph.records.sample_table import PairedTimes, Sample
 from vitgraph.records.sections import Pair
-from vitgraph.records.stats import METRICS, FloatArray, Noise, request_noise_pct
-from vitgraph.records.summary import latency_from, pair_of
+from vitgraph.records.stats import METRICS, FloatArray, Noise, request_noise_pct, summarize
+from vitgraph.records.summary import pair_of
 from vitgraph.tuning.describe import closed_share
 
 if TYPE_CHECKING:
@@ -105,12 +105,12 @@ class VerificationReport:
 
         strategies = {
             EAGER: Strategy(
-                latency=latency_from(times[EAGER], requests), **self._predicted(EAGER, run.cost.model.eager_ms)
+                latency=summarize(times[EAGER], requests), **self._predicted(EAGER, run.cost.model.eager_ms)
             ),
-            ORACLE: Strategy(latency=latency_from(times[ORACLE], requests)),
+            ORACLE: Strategy(latency=summarize(times[ORACLE], requests)),
         }
         for graphs in run.strategies:
-            latency = latency_from(times[graphs.name], requests)
+            latency = summarize(times[graphs.name], requests)
             strategies[graphs.name] = Strategy(
                 latency=latency, against_eager=against_eager(graphs.name), **self._facts(graphs)
             )
