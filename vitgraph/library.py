@@ -156,7 +156,7 @@ def bench(model: str, *, progress: Progress | None = None, **options: Any) -> Be
         raise UsageError(
             "vitgraph.bench measures in this process; tensor_parallel_size and compile_rows are for the command"
         )
-    folder = spec.run.output_dir or new_folder(f"bench_{Path(model).name.lower()}")
+    folder = spec.run.output_dir or new_folder("bench", model)
     said = [f"{name}={value!r}" for name, value in {"model": model, **options}.items()]
     return run_bench(prepare_bench(spec), folder, ["vitgraph.bench", *said], progress or SilentProgress())
 
