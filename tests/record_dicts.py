@@ -69,10 +69,6 @@ def _settings(record: Record) -> Json:
 
 def old_environment(environment: Environment) -> Json:
     found = facts_of(environment)
-    if environment.gpu_states:
-        found["other_gpu_processes"] = environment.gpu_states[0].other_processes
-        states = environment.gpu_states[1:]
-        found["gpu_states"] = [{**state.values, "other_processes": state.other_processes} for state in states]
     if environment.ranks:
         found["ranks"] = [rank.model_dump() for rank in environment.ranks]
     if environment.encoder is not None:

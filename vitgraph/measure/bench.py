@@ -324,7 +324,7 @@ class BenchRun:
             self.draft.save(self.folder)
 
     def _summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
-        from vitgraph.measure.environment import state_facts, validity_problems
+        from vitgraph.measure.environment import validity_problems
         from vitgraph.models.compile.compilation import compile_facts
 
         result, environment = self.draft.result, self.draft.environment
@@ -339,7 +339,7 @@ class BenchRun:
         if self.prepared.monolithic is not None:
             counters = experiment.counters[MONOLITHIC]
             result["monolithic"] |= self.prepared.monolithic.describe_counters(counters)
-        environment["gpu_states"] = state_facts(experiment.gpu_states)
+        environment["gpu_states"] += experiment.gpu_states
         if self.prepared.spec.model.compile:
             environment |= compile_facts()
 

@@ -218,7 +218,7 @@ class Comparison:
 
     def summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
         """Fills what the samples tell into the record."""
-        from vitgraph.measure.environment import state_facts, validity_problems
+        from vitgraph.measure.environment import validity_problems
 
         result = self.draft.result
         comparison = result["comparison"]
@@ -227,7 +227,7 @@ class Comparison:
             candidate.count(experiment.counters)
         seed, ranks = self.prepared.spec.bench.model.seed, 1 if self.group is None else self.group.size
         result["recommendation"] = derive_results(self.rows, comparison, samples, seed, ranks)
-        self.draft.environment["gpu_states"] = state_facts(experiment.gpu_states)
+        self.draft.environment["gpu_states"] += experiment.gpu_states
 
     def _diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall], samples: Sequence[Sample]) -> None:
         from vitgraph.attention.selection import first_line

@@ -109,10 +109,10 @@ def _read_part(draft: Draft, name: str, part: Path, status: int) -> tuple[dict[s
     row, theirs, ours = found.result.candidates[0].model_dump(), found.result.comparison, draft.result["comparison"]
     if found.environment is not None:
         facts = facts_of(found.environment)
-        states = [{**state.values, "other_processes": state.other_processes} for state in found.environment.gpu_states]
-        draft.environment = (draft.environment or facts) | {
-            "gpu_states": [*draft.environment.get("gpu_states", []), *states[1:]]
-        }
+        if draft.environment:
+            draft.environment["gpu_states"] += facts["gpu_states"][1:]
+        else:
+            draft.environment = facts
     ours["mode"] = ours.get("mode") or theirs.mode
     ours["reference"] = ours.get("reference") or theirs.reference
     ours["invalid_reasons"] = list(dict.fromkeys([*ours["invalid_reasons"], *theirs.invalid_reasons]))

@@ -6,13 +6,13 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import torch
 
 from vitgraph.ranks.launch import OWN_PROCESSES
+from vitgraph.records.sections import GpuState
 
 LIBRARIES = (
     "torch",
@@ -41,9 +41,6 @@ _GPU_QUERY = (
     "clocks_event_reasons.sw_power_cap",
 )
 
-THROTTLE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown")
-"""Reasons that make a run invalid; a power cap under full load is how the card is set, and only recorded."""
-
 
 def library_versions() -> dict[str, str | None]:
     """Installed version of each library that matters to a result; None where it is not installed."""
@@ -54,31 +51,6 @@ def library_versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             versions[name] = None
     return versions
-
-
-@dataclass(frozen=True, slots=True)
-class GpuState:
-    """One reading of the driver's tool.
-
-    Attributes:
-        values: Query name to text, as `nvidia-smi` prints it without units.
-        other_processes: Processes of other programs that compute on the GPU.
-    """
-
-    values: dict[str, str]
-    other_processes: int
-
-    @property
-    def throttled_by(self) -> tuple[str, ...]:
-        """Active slowdown reasons, thermal or hardware."""
-        return tuple(name for name in THROTTLE_REASONS if self.values.get(f"clocks_event_reasons.{name}") == "Active")
-
-    @property
-    def sm_clock_mhz(self) -> float | None:
-        try:
-            return float(self.values["clocks.sm"])
-        except (KeyError, ValueError):
-            return None
 
 
 def read_gpu_state(device: torch.device) -> GpuState | None:
@@ -95,7 +67,7 @@ def read_gpu_state(device: torch.device) -> GpuState | None:
     values = dict(zip(_GPU_QUERY, (value.strip() for value in answer.split(",")), strict=False))
     apps = _nvidia_smi("--query-compute-apps=pid", "--id=" + index) or ""
     pids = {int(line) for line in apps.splitlines() if line.strip().isdigit()}
-    return GpuState(values, len(pids - OWN_PROCESSES - {os.getpid()}))
+    return GpuState(values=values, other_processes=len(pids - OWN_PROCESSES - {os.getpid()}))
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
@@ -122,28 +94,21 @@ def snapshot(device: torch.device) -> dict[str, Any]:
         "cpu": platform.processor() or platform.machine(),
         "cpu_count": os.cpu_count(),
         "libraries": library_versions(),
+        "gpu_states": [state for state in [read_gpu_state(device)] if state is not None],
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        state = read_gpu_state(device)
         facts |= {
             "gpu_memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
-            "gpu_state": state.values if state is not None else None,
-            "other_gpu_processes": state.other_processes if state is not None else None,
         }
     return facts
 
 
-def state_facts(states: Iterable[GpuState | None]) -> list[dict[str, Any] | None]:
-    """Readings as run.json records them."""
-    return [None if state is None else {**state.values, "other_processes": state.other_processes} for state in states]
-
-
-def validity_problems(states: list[GpuState | None]) -> list[str]:
+def validity_problems(states: Iterable[GpuState | None]) -> list[str]:
     """Reasons why figures measured between these readings are invalid; empty where there are none."""
     problems = []
     for state in states:

@@ -11,12 +11,13 @@ from typing import Protocol
 import torch
 
 from vitgraph.measure.calls import EncoderCall
-from vitgraph.measure.environment import GpuState, read_gpu_state
+from vitgraph.measure.environment import read_gpu_state
 from vitgraph.measure.series import Series
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import PackedBatch
+from vitgraph.records.sections import GpuState
 
 STATE_READS = 8
 """Times that clocks and throttling are read during a run."""
@@ -170,7 +171,7 @@ class Experiment:
     ) -> None:
         self.series = series
         self.counters = {one.name: GraphCounters() for one in series}
-        self.gpu_states: list[GpuState | None] = []
+        self.gpu_states: list[GpuState] = []
         self.is_interrupted = False
         self._inputs, self._timer, self._device, self._ranks = inputs, timer, device, ranks
 
@@ -216,7 +217,7 @@ class Experiment:
                     if not self.live:
                         break
                     if done % read_every == 0:
-                        self.gpu_states.append(read_gpu_state(self._device))
+                        self._read_state()
                     timed = self._time_call(call, round_index, control)
                     for one in timed if self._ranks is None else self._ranks.gather(timed):
                         keep(one)
@@ -226,7 +227,12 @@ class Experiment:
             except KeyboardInterrupt:
                 self.is_interrupted = True
             finally:
-                self.gpu_states.append(read_gpu_state(self._device))
+                self._read_state()
+
+    def _read_state(self) -> None:
+        state = read_gpu_state(self._device)
+        if state is not None:
+            self.gpu_states.append(state)
 
     def _time_call(self, call: EncoderCall, round_index: int, control: Control | None) -> Iterator[TimedCall]:
         inputs = self._inputs.make(call)

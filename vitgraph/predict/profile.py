@@ -201,7 +201,7 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
     """
     result, environment = record.result, record.environment
     facts = {} if environment is None else facts_of(environment)
-    machine = {name: value for name, value in facts.items() if name in Environment.model_fields or name == "gpu_state"}
+    machine = {name: value for name, value in facts.items() if name in Environment.model_fields}
     profile = CalibrationProfile(
         model={
             "name": result.name,

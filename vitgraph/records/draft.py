@@ -142,25 +142,15 @@ def environment_of(facts: Mapping[str, Any]) -> Json:
     """The environment of a run from the facts of its device and its encoder.
 
     Args:
-        facts: Fields of `Environment`; of its encoder and of what compiled it, those of `_ENCODER` and `_COMPILED`; and
-            `gpu_state`, `other_gpu_processes` and `gpu_states` as the driver's tool gave them.
+        facts: Fields of `Environment`; of its encoder and of what compiled it, those of `_ENCODER` and `_COMPILED`.
     """
     found = dict(facts)
-    first, others = found.pop("gpu_state", None), found.pop("other_gpu_processes", None)
-    states = [{**first, "other_processes": others or 0}] if first else []
-    states += [state for state in found.pop("gpu_states", None) or [] if state]
-    found["gpu_states"] = [_reading(state) for state in states]
     encoder = {name: found.pop(name) for name in _ENCODER if name in found}
     if (compiled := compiled_of(found)) is not None:
         encoder["compiled"] = compiled
     for name in _COMPILED:
         found.pop(name, None)
     return found | ({"encoder": encoder} if "dtype" in encoder else {})
-
-
-def _reading(state: Mapping[str, Any]) -> Json:
-    values = dict(state)
-    return {"other_processes": values.pop("other_processes"), "values": values}
 
 
 def compiled_of(facts: Mapping[str, Any]) -> Json | None:
@@ -172,8 +162,7 @@ def compiled_of(facts: Mapping[str, Any]) -> Json | None:
 def facts_of(environment: Environment) -> Json:
     """The reverse of `environment_of`: facts of device and encoder by name."""
     found = environment.model_dump(exclude={"encoder", "gpu_states", "ranks"}, exclude_none=True)
-    if environment.gpu_states:
-        found["gpu_state"] = environment.gpu_states[0].values
+    found["gpu_states"] = list(environment.gpu_states)
     if environment.encoder is not None:
         found |= environment.encoder.model_dump(exclude={"compiled"}, exclude_none=True)
         found["compiled_blocks"] = environment.encoder.compiled_blocks

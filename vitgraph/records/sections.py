@@ -104,6 +104,10 @@ class Resolved(Section):
     """The graphs of both paths in one, where they were measured too."""
 
 
+THROTTLE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown")
+"""Reasons that make a run invalid; a power cap under full load is how the card is set, and only recorded."""
+
+
 class GpuState(Section):
     """One reading of the driver's tool."""
 
@@ -111,6 +115,11 @@ class GpuState(Section):
     """Query name to text, as `nvidia-smi` prints it: power in W, temperature in °C, clocks in MHz."""
     other_processes: Count
     """Processes of other programs that computed on the GPU."""
+
+    @property
+    def throttled_by(self) -> tuple[str, ...]:
+        """Active slowdown reasons, thermal or hardware."""
+        return tuple(name for name in THROTTLE_REASONS if self.values.get(f"clocks_event_reasons.{name}") == "Active")
 
 
 class CompileCache(Section):

@@ -20,7 +20,6 @@ from vitgraph.graphs.captured import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import relative_l2, worst
-from vitgraph.measure.environment import GpuState
 from vitgraph.measure.experiment import Control, Experiment, TimedCall
 from vitgraph.measure.progress import Progress, SilentProgress
 from vitgraph.measure.series import Series, eager_series, encode_eagerly, graph_series
@@ -31,6 +30,7 @@ from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.kinds.tune import Measured
+from vitgraph.records.sections import GpuState
 from vitgraph.tuning.advice import Advice
 from vitgraph.tuning.device_timing import forced_batch
 from vitgraph.tuning.judgement import (
@@ -232,7 +232,7 @@ class Verification:
         return [call for call in self._times.values() if all(call.times.get(name) for name in names)]
 
     @property
-    def states(self) -> list[GpuState | None]:
+    def states(self) -> list[GpuState]:
         return self.experiment.gpu_states
 
     @property

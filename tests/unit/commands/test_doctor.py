@@ -23,7 +23,7 @@ from vitgraph.attention.registry import BACKENDS
 from vitgraph.cli import app
 from vitgraph.commands import examine as doctor
 from vitgraph.measure import environment
-from vitgraph.measure.environment import GpuState
+from vitgraph.records.sections import GpuState
 from vitgraph.report.to_terminal import render as render_document
 from vitgraph.report.views.doctor import doctor_document
 
@@ -67,7 +67,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, state: GpuState | None, **refus
 
 
 COOL = GpuState(
-    {
+    values={
         "driver_version": "570.1",
         "clocks.sm": "1980",
         "clocks.max.sm": "1980",
@@ -77,7 +77,7 @@ COOL = GpuState(
     },
     other_processes=0,
 )
-HOT = GpuState({**COOL.values, "clocks_event_reasons.hw_thermal_slowdown": "Active"}, other_processes=2)
+HOT = GpuState(values={**COOL.values, "clocks_event_reasons.hw_thermal_slowdown": "Active"}, other_processes=2)
 
 
 def test_a_cpu_machine_is_described_whole(cpu_only: None) -> None:
