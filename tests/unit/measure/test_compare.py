@@ -351,9 +351,9 @@ def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
     kept: list[Any] = []
     real = compare.Comparison._diagnose
 
-    def diagnose(self: Any, inputs: Any, calls: Any) -> None:
-        kept.append((self.candidates[0], inputs, self.calls, self.samples))
-        real(self, inputs, calls)
+    def diagnose(self: Any, inputs: Any, calls: Any, samples: Any) -> None:
+        kept.append((self.candidates[0], inputs, self.calls, samples))
+        real(self, inputs, calls, samples)
 
     monkeypatch.setattr(compare.Comparison, "_diagnose", diagnose)
     monkeypatch.setattr(compare.Comparison, "_release", lambda self: None)
@@ -394,10 +394,10 @@ def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pyt
     def fail(*arguments: Any) -> None:
         raise RuntimeError("the profiler is in use")
 
-    def pretend_cuda(self: Any, inputs: Any, calls: Any) -> None:
+    def pretend_cuda(self: Any, *given: Any) -> None:
         device, self.device = self.device, torch.device("cuda", 0)
         try:
-            real(self, inputs, calls)
+            real(self, *given)
         finally:
             self.device = device
 
