@@ -91,3 +91,13 @@ class SlowerThanEagerError(VitgraphError):
     """The verdict is `slower` and the user asked for a failure in that case."""
 
     exit_status = EXIT_SLOWER
+
+
+class SlowerThanBaseError(VitgraphError):
+    """A comparison of saved runs found the second slower by more than the user allows."""
+
+    exit_status = EXIT_SLOWER
+
+
+class IncomparableRunsError(VitgraphError):
+    """A gate was asked for on runs of which one is not valid, so that it must not pass."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from made_up_reports import changed, comparison_record, profile_record
+from saved_run_folders import on_a_cpu, scale, set_field, write_run
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -106,6 +107,43 @@ def test_two_runs_are_compared_with_their_deltas_and_verdict(copy: Path, tmp_pat
     assert len(found["rows"]) == 6
 
 
+@pytest.mark.parametrize(
+    ("factor", "limit", "status", "said"),
+    [
+        (1.05, "2%", 5, "graph mode is 5.0% slower than the base"),
+        (1.05, "8", 0, ""),
+        (0.9, "2%", 0, ""),
+        (1.01, "0.5%", 5, "1.0% slower than the base"),
+    ],
+)
+def test_a_regression_ends_with_5(factor: float, limit: str, status: int, said: str, tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", set_field("settings", "graph", "packing", value="exact"), scale(graph=factor))
+    gate = ("--fail-on-slower", limit, "--output-dir", str(tmp_path / "out"))
+    result = run("--compare", str(EXAMPLE), str(new), *gate)
+    assert result.exit_code == status, result.output
+    assert said in " ".join(result.stderr.split())
+    assert "noise between processes is unknown" in " ".join(result.stdout.split())
+
+
+def test_a_regression_among_noisy_processes_is_not_claimed_and_said(tmp_path: Path) -> None:
+    base = [str(write_run(tmp_path / f"a{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.0, 1.06, 0.95)]
+    new = [str(write_run(tmp_path / f"b{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.04, 1.07, 1.0)]
+    out = ("--output-dir", str(tmp_path / "out"))
+    result = run("--compare", ",".join(base), ",".join(new), "--fail-on-slower", "2%", *out)
+    assert result.exit_code == 0, result.output
+    assert "slower, which is not sure" in result.stderr and "3 and 3 runs" in " ".join(result.stdout.split())
+    worse = [str(write_run(tmp_path / f"c{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.3, 1.35, 1.28)]
+    failed = run("--compare", ",".join(base), ",".join(worse), "--fail-on-slower", "2%", *out, "--overwrite")
+    assert failed.exit_code == 5 and "slower than the base" in failed.stderr
+
+
+def test_a_gate_does_not_pass_on_an_invalid_run(tmp_path: Path) -> None:
+    new = write_run(tmp_path / "new", on_a_cpu)
+    result = run("--compare", str(new), str(write_run(tmp_path / "b", on_a_cpu)), "--fail-on-slower", "2%",
+                 "--output-dir", str(tmp_path / "out"))  # fmt: skip
+    assert result.exit_code == 1 and "no verdict" in result.stderr
+
+
 def test_unlike_runs_end_with_2_and_the_difference_named(copy: Path, tmp_path: Path) -> None:
     record = json.loads((copy / "run.json").read_text(encoding="utf-8"))
     record["workload"]["fingerprint"] = "other"
@@ -122,6 +160,8 @@ def test_unlike_runs_end_with_2_and_the_difference_named(copy: Path, tmp_path: P
         ([], "give one or more runs, or --compare with two of them"),
         ([str(EXAMPLE), "--compare", str(EXAMPLE), str(EXAMPLE)], "(and not both)"),
         ([str(EXAMPLE), "--across", "backend"], "only --compare compares runs"),
+        ([str(EXAMPLE), "--fail-on-slower", "2%"], "give it with --compare"),
+        (["--compare", str(EXAMPLE), str(EXAMPLE), "--fail-on-slower", "much"], "'much' is no share in percent"),
         ([str(EXAMPLE), "--formats", "pdf"], "give some of csv, parquet, markdown, latex, plots, html"),
         (["no-such-run"], "no-such-run"),
     ],

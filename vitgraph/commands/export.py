@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.shell import Shown
+from vitgraph.errors import IncomparableRunsError, SlowerThanBaseError, VitgraphError
 from vitgraph.records.store import new_folder
 from vitgraph.specs.tools import ExportSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vitgraph.records.two_runs import RunComparison
     from vitgraph.report.document import Document
 
 
@@ -44,21 +46,45 @@ def export(spec: ExportSpec) -> Shown:
     return _written(document, folder, formats, spec)
 
 
-def _compare(spec: ExportSpec, paths: tuple[Path, Path], formats: Sequence[str]) -> Shown:
+def _compare(spec: ExportSpec, sides: tuple[str, str], formats: Sequence[str]) -> Shown:
     from vitgraph.records.saved_runs import open_runs
-    from vitgraph.records.two_runs import compare_runs
+    from vitgraph.records.two_runs import compare_sides
     from vitgraph.report.views.two_runs import comparison_summary, two_runs_document
 
-    first, second = open_runs(paths)
+    paths = [_runs_of(side) for side in sides]
+    runs = open_runs([path for side in paths for path in side])
+    firsts, seconds = runs[: len(paths[0])], runs[len(paths[0]) :]
     names = tuple(name.strip() for name in (spec.across or "").split(",") if name.strip())
-    comparison = compare_runs(first, second, names)
-    for run in (first, second):
+    comparison = compare_sides(firsts, seconds, names)
+    for run in runs:
         _print_notes(run.notes)
-    folder = spec.output_dir or new_folder(
-        "comparison", first.record.resolved.model if first.record.resolved else "runs"
-    )
+    resolved = firsts[0].record.resolved
+    folder = spec.output_dir or new_folder("comparison", resolved.model if resolved else "runs")
     shown = _written(two_runs_document(comparison), folder, formats, spec, stem="comparison")
-    return Shown(comparison_summary(comparison), shown.render)
+    failure = None if spec.fail_on_slower is None else _gate(comparison, spec.fail_on_slower)
+    return Shown(comparison_summary(comparison), shown.render, failure=failure)
+
+
+def _runs_of(side: str) -> list[Path]:
+    """The runs of one side: a path, or several with commas."""
+    return [Path(side)] if Path(side).exists() else [Path(part.strip()) for part in side.split(",") if part.strip()]
+
+
+def _gate(comparison: RunComparison, limit_pct: float) -> VitgraphError | None:
+    """Why a regression test must fail; None where it passes, and a note where that is for want of evidence."""
+    row = comparison.row("graph", "mean")
+    loss = -(row.improvement_pct or 0.0)
+    if comparison.verdict == "invalid":
+        return IncomparableRunsError(f"no verdict on the second side: {comparison.verdict_reason}")
+    if loss < limit_pct or comparison.verdict == "same":
+        return None
+    if comparison.verdict == "slower":
+        return SlowerThanBaseError(
+            f"graph mode is {loss:.1f}% slower than the base, at least the {limit_pct:g}% of --fail-on-slower: "
+            f"{comparison.verdict_reason}"
+        )
+    _print_notes([f"graph mode looks {loss:.1f}% slower, which is not sure: {comparison.verdict_reason}"])
+    return None
 
 
 def _written(document: Document, folder: Path, formats: Sequence[str], spec: ExportSpec, stem: str = "table") -> Shown:

@@ -1,4 +1,4 @@
-"""Compares two saved bench runs request by request: what differs between them, deltas with intervals, a verdict.
+"""Compares two saved bench runs, or several of either setting: what differs, improvements with intervals, a verdict.
 
 Two runs are compared only where a difference in latency has a cause that can be named. What they were measured on and
 with must be equal; of the settings one may differ, or those that the user names. A positive
@@ -17,9 +17,12 @@ from vitgraph.records import stats
 from vitgraph.records.differences import FACTORS, Difference, find_differences, join_differences
 from vitgraph.records.sample_table import EAGER, FIRST, GRAPH, HF, SECOND, FloatArray, IntArray, Samples
 from vitgraph.records.saved_runs import SavedRun
-from vitgraph.records.stats import Metric
+from vitgraph.records.several_runs import compare_samples
+from vitgraph.records.stats import METRICS, Metric
 
 Pair = tuple[FloatArray, FloatArray]
+Side = Sequence[SavedRun]
+"""Runs of the same settings, each a process of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class _InBoth:
 
 GRAPH_ONLY_FACTORS = frozenset({"budgets", "packing"})
 """Factors that leave eager mode as it is: there, eager against eager measures the noise between the two runs."""
+ONE_RUN = "with one run a side the noise between processes is unknown: --compare A1,A2 B1,B2 measures it"
 MODE_NAMES = {EAGER: "eager", GRAPH: "graph", HF: "transformers"}
 
 
@@ -75,8 +79,8 @@ class RunComparison:
     """What two runs differ in, and by how much.
 
     Attributes:
-        first: The run that percentages refer to.
-        second: The run that is judged.
+        firsts: The runs that percentages refer to.
+        seconds: The runs that are judged.
         differing: The factors in which they differ: what is compared. Empty for a repeat.
         requests: Requests that were measured in eager and graph mode in both runs.
         rows: Deltas by mode and metric.
@@ -84,13 +88,28 @@ class RunComparison:
         invalid_reasons: Why no verdict can be given; empty where one can.
     """
 
-    first: SavedRun
-    second: SavedRun
+    firsts: tuple[SavedRun, ...]
+    seconds: tuple[SavedRun, ...]
     differing: tuple[Difference, ...]
     requests: int
     rows: tuple[DeltaRow, ...]
     noise_source: str
     invalid_reasons: tuple[str, ...]
+
+    @property
+    def first(self) -> SavedRun:
+        """The run that stands for the first side: what its runs were given is equal."""
+        return self.firsts[0]
+
+    @property
+    def second(self) -> SavedRun:
+        """The run that stands for the second side."""
+        return self.seconds[0]
+
+    @property
+    def runs(self) -> tuple[SavedRun, ...]:
+        """All of them."""
+        return self.firsts + self.seconds
 
     def row(self, mode: str, metric: Metric) -> DeltaRow:
         """The delta of one metric in one mode."""
@@ -107,6 +126,12 @@ class RunComparison:
         if self.invalid_reasons:
             return "; ".join(self.invalid_reasons)
         row = self.row(GRAPH, "mean")
+        if len(self.runs) > 2 and row.ci95 is not None:
+            interval = "the 95% interval of the mean over runs and calls"
+            return {
+                "same": f"{interval} lies wholly within ±{stats.MARGIN_PCT:g}%",
+                "undecided": f"{interval} is too wide for a claim: measure more runs of either side",
+            }.get(row.verdict, f"{interval} excludes zero, the noise between processes included")
         found = stats.Improvement(row.improvement_pct, row.ci95)
         return stats.Judgement(found, row.noise_floor_pct, stats.MARGIN_PCT, row.n).reason()
 
@@ -151,7 +176,95 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
         else "the larger of eager against eager in each run; the noise between the two runs was not measured, since "
         "their eager modes differ too"
     )
-    return RunComparison(first, second, differing, int(common.requests.sum()), rows, source, reasons)
+    source += f"; {ONE_RUN}"
+    return RunComparison((first,), (second,), differing, int(common.requests.sum()), rows, source, reasons)
+
+
+def compare_sides(firsts: Side, seconds: Side, across: Sequence[str] = (), seed: int = 0) -> RunComparison:
+    """Compares runs of the same settings with runs of others, so that the noise between processes is measured.
+
+    Args:
+        firsts: The runs that percentages refer to.
+        seconds: The runs to judge.
+        across: Factors that may differ between the sides, by name; empty allows any one of them.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        UsageError: Runs of one side differ in something, or the sides are unlike.
+    """
+    if len(firsts) == len(seconds) == 1:
+        return compare_runs(firsts[0], seconds[0], across, seed)
+    for side in (firsts, seconds):
+        for other in side[1:]:
+            _refuse_unlike(side[0], other)
+    differing = _allowed_differences(firsts[0], seconds[0], across)
+    tables = [[run.samples or Samples.of([]) for run in side] for side in (firsts, seconds)]
+    reasons = _invalid_reasons(*firsts, *seconds)
+    is_controlled = {difference.name for difference in differing} <= GRAPH_ONLY_FACTORS
+    rows: list[DeltaRow] = []
+    requests = 0
+    for mode, wanted in ((EAGER, [EAGER, GRAPH]), (GRAPH, [EAGER, GRAPH])):
+        weights, times = _times_of_sides(tables, wanted, mode)
+        requests = int(weights.sum())
+        if not requests:
+            names = ", ".join(run.name for run in (*firsts, *seconds))
+            raise UsageError(f"{names} have no request that all of them measured in eager and graph mode")
+        is_control = is_controlled and mode != GRAPH
+        rows += [_row_of_sides(mode, metric, weights, times, bool(reasons), is_control, seed) for metric in METRICS]
+    source = (
+        f"the spread of the runs of one side, {len(firsts)} and {len(seconds)} of them; every interval holds it, so "
+        "that a verdict asks for no more"
+    )
+    return RunComparison(tuple(firsts), tuple(seconds), differing, requests, tuple(rows), source, reasons)
+
+
+def _refuse_unlike(first: SavedRun, other: SavedRun) -> None:
+    ruled_out, differing = find_differences(first.record, other.record)
+    if ruled_out or differing:
+        raise UsageError(
+            f"{first.name} and {other.name} are given as runs of one side, but differ in "
+            f"{join_differences((*ruled_out, *differing))}; a side is one setting, measured several times"
+        )
+
+
+def _times_of_sides(
+    tables: Sequence[Sequence[Samples]], wanted: Sequence[str], mode: str
+) -> tuple[IntArray, tuple[FloatArray, FloatArray]]:
+    """Requests of the calls that all runs measured, `[n]`, and their times in one mode, `[runs, n]` of either side."""
+    paired = [[table.paired(wanted) for table in side] for side in tables]
+    common = paired[0][0].calls
+    for one in (each for side in paired for each in side):
+        common = np.intersect1d(common, one.calls)
+    first, second = (
+        np.stack([one.times[mode][np.isin(one.calls, common)] for one in side]) if side else np.empty((0, 0))
+        for side in paired
+    )
+    return paired[0][0].requests[np.isin(paired[0][0].calls, common)], (first, second)
+
+
+def _row_of_sides(
+    mode: str,
+    metric: Metric,
+    requests: IntArray,
+    times: tuple[FloatArray, FloatArray],
+    is_invalid: bool,
+    is_control: bool,
+    seed: int,
+) -> DeltaRow:
+    found = compare_samples(*times, requests, metric, seed)
+    return DeltaRow(
+        mode=mode,
+        metric=metric,
+        n=int(requests.sum()),
+        first_ms=found.base_ms,
+        second_ms=found.other_ms,
+        improvement_pct=found.improvement.improvement_pct,
+        ci95=found.improvement.ci95,
+        noise_floor_pct=found.spread_pct,
+        # The interval holds the noise between processes: beyond zero is beyond noise.
+        verdict="invalid" if is_invalid else stats.verdict(found.improvement, 0.0),
+        is_control=is_control,
+    )
 
 
 def _allowed_differences(first: SavedRun, second: SavedRun, across: Sequence[str]) -> tuple[Difference, ...]:
@@ -187,9 +300,9 @@ def _in_both(tables: Sequence[Samples], series: Sequence[str]) -> _InBoth:
     return _InBoth(calls, first.requests[mine], times)
 
 
-def _invalid_reasons(first: SavedRun, second: SavedRun) -> tuple[str, ...]:
+def _invalid_reasons(*runs: SavedRun) -> tuple[str, ...]:
     reasons = []
-    for run in (first, second):
+    for run in runs:
         comparison = run.record.result.comparison
         if comparison.verdict == "invalid":
             reasons.append(f"{run.name}: {comparison.verdict_reason}")

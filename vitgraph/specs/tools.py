@@ -23,7 +23,7 @@ from vitgraph.specs.parts import (
     WorkloadSpec,
     overwrite_option,
 )
-from vitgraph.specs.values import parse_log_fields
+from vitgraph.specs.values import parse_log_fields, parse_percent
 
 WHOLE_TRACE = 10**9
 """Requests of `workload inspect` and `convert` where no number is asked for: all that there are."""
@@ -135,8 +135,17 @@ class ExportSpec(Spec):
     runs: tuple[Path, ...] = option(
         (), "Folders of saved runs, or their run.json.", is_argument=True, is_repeatable=True, metavar="RUN"
     )
-    compare: tuple[Path, Path] | None = option(
-        None, "Two runs of the same requests on the same device: B against A.", metavar="A B"
+    compare: tuple[str, str] | None = option(
+        None,
+        "Runs of the same requests on the same device, B against A; several of either with commas, A1,A2 B1,B2, so "
+        "that the noise between processes is measured.",
+        metavar="A B",
+    )
+    fail_on_slower: float | None = option(
+        None,
+        "With --compare: exit with 5 when graph mode is sure to be slower, and by at least this, for example 2%.",
+        metavar="PERCENT",
+        parse=parse_percent,
     )
     across: str | None = option(
         None, "What may differ between the two, for example backend,dtype; unset: any one thing."
@@ -157,6 +166,8 @@ class ExportSpec(Spec):
             raise UsageError("give one or more runs, or --compare with two of them (and not both)")
         if self.across is not None and self.compare is None:
             raise UsageError(f"--across is {self.across!r}, but only --compare compares runs")
+        if self.fail_on_slower is not None and self.compare is None:
+            raise UsageError("--fail-on-slower judges a comparison; give it with --compare")
         if self.markdown and (self.compare or self.formats or self.output_dir or self.overwrite or self.shell.json):
             raise UsageError("--markdown prints one table of the runs and writes no files; give it runs alone")
 

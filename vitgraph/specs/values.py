@@ -144,6 +144,21 @@ def parse_tokens(value: Any, option: str = "a number of tokens") -> int:
     return int(float(match[1]) * _FACTORS[match[2]]) if "." in match[1] else int(match[1]) * _FACTORS[match[2]]
 
 
+def parse_percent(value: Any) -> float:
+    """Reads `2%` or `2`.
+
+    Raises:
+        UsageError: Something else, or not from 0 to 100.
+    """
+    try:
+        found = float(str(value).strip().removesuffix("%"))
+    except ValueError:
+        found = math.nan
+    if isinstance(value, bool) or not 0.0 <= found <= 100.0:
+        raise UsageError(f"{value!r} is no share in percent from 0 to 100, for example 2%")
+    return found
+
+
 def parse_token_budgets(value: Any) -> tuple[int, ...]:
     """Reads `512,1024,2k`, `[512, 1024]`, `512 1024`, or a list of integers.
 

@@ -56,9 +56,11 @@ BESIDE = {
     "monolithic_crops": ["--baseline", "monolithic"],
     "tensor_parallel_size": ["--mm-encoder-tp-mode", "data"],
     "across": ["--compare", "a", "b"],
+    "fail_on_slower": ["--compare", "a", "b"],
     "debug_size": ["--all"],
 }
 WITHOUT_NEEDED = {("verify", "all"), ("verify", "debug_size"), ("export", "compare"), ("export", "across")}
+WITHOUT_NEEDED |= {("export", "fail_on_slower")}
 
 OPTIONS = [
     (command, key, entry)
@@ -73,13 +75,11 @@ def given(key: str, entry: SpecOption) -> tuple[list[str], Any]:
     if entry.is_flag:
         return [entry.names[0]], entry.read(True)
     kinds = {int: 7, float: 7.5, Path: Path("p")}
-    value = SAMPLES.get(key, kinds.get(entry.kind, "x"))
+    value = SAMPLES.get(key, "2%" if entry.option.metavar == "PERCENT" else kinds.get(entry.kind, "x"))
     value = "auto" if value == entry.default == "dummy" else value
     words = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
     if entry.option.is_repeatable:
         value = (value,)
-    elif isinstance(value, tuple):
-        value = tuple(Path(each) for each in value)
     return [entry.names[0], *words], entry.read(value)
 
 

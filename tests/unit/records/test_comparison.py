@@ -12,7 +12,7 @@ from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
 from vitgraph.errors import UsageError
 from vitgraph.records.saved_runs import open_runs
-from vitgraph.records.two_runs import RunComparison, compare_runs
+from vitgraph.records.two_runs import RunComparison, compare_runs, compare_sides
 
 DEFER = set_field("settings", "graph", "packing", value="greedy-defer")
 
@@ -158,3 +158,49 @@ def test_runs_without_a_common_request_are_refused(tmp_path: Path) -> None:
     (second / "samples.csv").write_text(f"{lines[0]}\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"no request that both measured .* \(320 in bench-run and 0 in second\)"):
         compare(EXAMPLE, second)
+
+
+def repeated(folder: Path, name: str, *factors: float, **changes: Any) -> list[Path]:
+    """Runs of one setting, each process slower or faster as a whole by a factor."""
+    runs = []
+    for number, factor in enumerate(factors):
+        runs.append(write_run(folder / f"{name}{number}", DEFER if name == "new" else lambda record: None,
+                              scale(eager=factor, graph=factor), **changes))  # fmt: skip
+    return runs
+
+
+def compare_all(firsts: list[Path], seconds: list[Path]) -> RunComparison:
+    runs = open_runs([*firsts, *seconds])
+    return compare_sides(runs[: len(firsts)], runs[len(firsts) :])
+
+
+def test_noise_between_processes_is_measured_where_either_side_has_several_runs(tmp_path: Path) -> None:
+    base = repeated(tmp_path, "base", 1.0, 1.03, 0.98)
+    noisy = compare_all(base, repeated(tmp_path, "new", 1.02, 0.99, 1.04))
+    row = noisy.row("graph", "mean")
+    assert row.ci95 is not None and row.ci95[0] < 0.0 < row.ci95[1]
+    assert row.noise_floor_pct == pytest.approx(2.5, abs=0.3)
+    assert noisy.verdict == "undecided"
+    assert "the spread of the runs of one side, 3 and 3" in noisy.noise_source
+    # The same shift of all runs by a fifth is beyond what processes differ by.
+    shifted = compare_all(base, repeated(tmp_path / "b", "new", 1.22, 1.19, 1.24))
+    assert shifted.verdict == "slower"
+    assert shifted.row("graph", "mean").improvement_pct == pytest.approx(-21.2, abs=0.3)
+
+
+def test_a_side_with_one_run_takes_the_noise_of_the_other(tmp_path: Path) -> None:
+    found = compare_all(repeated(tmp_path, "base", 1.0), repeated(tmp_path, "new", 1.02, 0.99, 1.04))
+    row = found.row("graph", "mean")
+    assert row.ci95 is not None and row.ci95[1] - row.ci95[0] > 5.0
+    assert found.verdict == "undecided"
+
+
+def test_one_run_a_side_says_that_noise_between_processes_is_unknown(tmp_path: Path) -> None:
+    second = write_run(tmp_path / "second", DEFER, scale(graph=1.05))
+    assert "noise between processes is unknown" in compare(EXAMPLE, second).noise_source
+
+
+def test_runs_of_one_side_are_one_setting(tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", DEFER)
+    with pytest.raises(UsageError, match=r"given as runs of one side, but differ in packing"):
+        compare_all([EXAMPLE, other], [write_run(tmp_path / "third", DEFER)])

@@ -93,17 +93,17 @@ def two_runs_document(comparison: RunComparison) -> Document:
     table = Table(
         _SHOWN, tuple(map(_shown_row, _shown(comparison))), notes=(NOTE, f"Noise floor: {comparison.noise_source}.")
     )
-    commands = "\n\n".join(command_text(run.record.command) for run in (first, second))
+    commands = "\n\n".join(command_text(run.record.command) for run in comparison.runs)
     return Document(
         name="vitgraph export --compare",
-        title=f"{first.name} → {second.name}",
+        title=" → ".join(", ".join(run.name for run in side) for side in (comparison.firsts, comparison.seconds)),
         what=(model_of(first.record), *_shared(first, second), *map(str, comparison.differing), *_paired(comparison)),
         verdict=Verdict(comparison.verdict, headline, comparison.verdict_reason, figure, (f"Compared: {compared}.",)),
         sections=sections(
             section("", table),
             section("Charts", *_charts(comparison, first, second)),
             section("", _SIDES.table(_side_rows(first, second))),
-            section("", *(Text(note, "dim") for run in (first, second) for note in run.notes)),
+            section("", *(Text(note, "dim") for run in comparison.runs for note in run.notes)),
             section("Commands", Code(commands), is_detail=True),
         ),
         tables=(COMPARISON.table(comparison_rows(comparison)),),
@@ -116,8 +116,8 @@ def comparison_rows(comparison: RunComparison) -> Iterable[Row]:
     for row in comparison.rows:
         low, high = _ci95(row) or (None, None)
         yield {
-            "first": comparison.first.name,
-            "second": comparison.second.name,
+            "first": ", ".join(run.name for run in comparison.firsts),
+            "second": ", ".join(run.name for run in comparison.seconds),
             "series": row.mode,
             "requests": row.n,
             "improvement_pct": _improvement(row),
@@ -133,8 +133,8 @@ _COPIED = ("metric", "first_ms", "second_ms", "noise_floor_pct", "verdict", "is_
 def comparison_summary(comparison: RunComparison) -> Mapping[str, Any]:
     """A comparison as one JSON object: what differs, the verdict, and the tidy rows."""
     return {
-        "first": comparison.first.name,
-        "second": comparison.second.name,
+        "first": ", ".join(run.name for run in comparison.firsts),
+        "second": ", ".join(run.name for run in comparison.seconds),
         "differing": [{"name": one.name, "first": one.first, "second": one.second} for one in comparison.differing],
         "requests": comparison.requests,
         "verdict": comparison.verdict,
@@ -186,6 +186,8 @@ def _shared(first: SavedRun, second: SavedRun) -> Iterable[str]:
 
 def _paired(comparison: RunComparison) -> Iterable[str]:
     few = f"; P99 needs {P99_MIN_SAMPLES}" if comparison.requests < P99_MIN_SAMPLES else ""
+    if len(comparison.runs) > 2:
+        yield f"{len(comparison.firsts)} and {len(comparison.seconds)} runs"
     yield f"{comparison.requests:,} requests paired{few}"
 
 
