@@ -234,7 +234,7 @@ def _fa4_unavailable_reason(device: torch.device) -> str | None:
     try:
         import flash_attn.cute.interface  # noqa: F401
     except ImportError as error:
-        return f"flash-attn-4 does not import ({error}); pip install 'vitgraph[flash-attn-4]'"
+        return f"flash-attn-4 does not import ({error}); pip install '.[flash-attn-4]' in a clone of vitgraph"
     return None
 
 

@@ -20,6 +20,7 @@ from vitgraph.errors import BackendError, CaptureError
 
 WORKSPACE_BYTES = 128 << 20
 
+INSTALL = "pip install '.[flashinfer]' in a clone of vitgraph"
 BROKEN_CUDNN = (91000, 91001)
 """cuDNN releases whose half-precision attention is known to be wrong; cuDNN's own front end refuses them."""
 
@@ -121,12 +122,12 @@ class FlashInferBackend(AttentionBackend):
             import cudnn
             from flashinfer.cudnn import prefill
         except Exception as error:  # a package built for another torch or CUDA fails in many ways
-            return f"flashinfer's cuDNN path does not import ({error}); pip install 'vitgraph[flashinfer]'"
+            return f"flashinfer's cuDNN path does not import ({error}); {INSTALL}"
         missing = [
             name for name in ("cudnn_batch_prefill_with_kv_cache", "_build_prefill_graph") if not hasattr(prefill, name)
         ]
         if missing:
-            return f"this flashinfer has no {missing[0]}; pip install 'vitgraph[flashinfer]'"
+            return f"this flashinfer has no {missing[0]}; {INSTALL}"
         if cudnn.backend_version() in BROKEN_CUDNN:
             return f"cuDNN {cudnn.backend_version()} has a known attention bug; install nvidia-cudnn 9.10.2 or newer"
         return None

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from vitgraph.models.catalog import catalog, verifications
 from vitgraph.models.registry import ROWS, resolve_preset, row_presets
+from vitgraph.report.columns import Table
 from vitgraph.report.to_terminal import render
 from vitgraph.report.views.models import MATRIX_BEGIN, MATRIX_END, families_markdown, matrix_markdown, models_document
 
@@ -32,7 +33,8 @@ def test_the_pages_hold_the_generated_tables(page: str, made: Callable[..., str]
 def test_rows_of_one_kind_of_tower_stand_together() -> None:
     towers = [entry["tower"] for entry in ENTRIES]
     assert [tower for tower, _ in groupby(towers)] == list(dict.fromkeys(towers))
-    (table,) = models_document(ENTRIES).tables
+    table = models_document(ENTRIES).sections[0].blocks[0]
+    assert isinstance(table, Table)
     named = [row["tower"] for row in table.rows if row["tower"]]
     assert named == list(dict.fromkeys(towers))
 
