@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_dicts import RunRecord
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -207,7 +206,8 @@ def test_a_run_says_where_it_is_not_what_was_calibrated(tmp_path: Path) -> None:
         "--calibration", PROFILE, "--num-prompts", "2", "--num-warmups", "1", "--token-budgets", "4096",
         "--output-dir", str(tmp_path / "run"),
     )  # fmt: skip
-    differences = RunRecord.load(tmp_path / "run")["environment"]["calibration_differences"]
+    environment = store.read_record(tmp_path / "run").environment
+    differences = (environment.calibration_differences if environment else None) or ()
     (device,) = (text for text in differences if text.startswith("the device was "))
     assert "NVIDIA H200" in device
     assert device in " ".join(result.stderr.split())

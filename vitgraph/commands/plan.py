@@ -22,6 +22,7 @@ def plan(spec: PlanSpec) -> Shown:
 
     On several GPUs (--tensor-parallel-size), also which rank would get which items, and what sharing by cost changes.
     """
+    from vitgraph.measure.preparation import workload_facts
     from vitgraph.report.to_terminal import render
     from vitgraph.report.views.plan import explanation_document
 
@@ -30,7 +31,7 @@ def plan(spec: PlanSpec) -> Shown:
         return _plan_ranks(spec, prepared)
     requests = [len(call.requests) for call in prepared.calls]
     data = _explain(spec, prepared, [call.specs for call in prepared.calls], requests)
-    data["warnings"], data["workload"] = prepared.warnings, prepared.describe_workload()
+    data["warnings"], data["workload"] = prepared.warnings, workload_facts(prepared)
     for text in prepared.warnings if not spec.shell.json else ():
         print(f"note: {text}", file=sys.stderr)
     return Shown(data, lambda console: render(explanation_document(data), console))

@@ -183,6 +183,7 @@ class TuningSaver:
         profile: CalibrationProfile,
         advice: Advice,
     ) -> None:
+        from vitgraph.measure.preparation import workload_facts
         from vitgraph.records.record import TuneRecord
         from vitgraph.records.sections import Resolved, Workload
 
@@ -194,7 +195,7 @@ class TuningSaver:
             status_reason=None,
             settings={"tune": spec.as_dict()},
             resolved=Resolved(model=prepared.source.name, row=profile.model.get("row")),
-            workload=Workload.model_validate(prepared.describe_workload()),
+            workload=Workload.model_validate(workload_facts(prepared)),
             result=advice.result,
         )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from vitgraph.errors import BackendError, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.candidates import OK
 from vitgraph.records.draft import Draft
+from vitgraph.records.kinds.micro import MicroRow
 from vitgraph.records.record import MicroRecord
 from vitgraph.records.sections import Resolved
 from vitgraph.records.store import ResultFolder
@@ -48,7 +48,7 @@ def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str]
     micro = MicroSpec(heads, width, dtype, segment_lengths=lengths)
     draft = Draft(MICRO_KIND, command, spec.as_dict(), resolved=Resolved(model=model.model, row=source.row.name))
     draft.environment = snapshot(device) | {"matrix_rate_tflops": rate / 1e12 if rate else None}
-    rows: list[dict[str, Any]] = []
+    rows: list[MicroRow] = []
     shape = {"heads": heads, "head_width": width, "dtype": str(dtype).removeprefix("torch.")}
     draft.result = {**shape, "rows": rows}
     progress.phase("timing attention alone", len(spec.backends))

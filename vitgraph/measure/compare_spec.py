@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_of
+from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_of, workload_facts
 from vitgraph.measure.setup import resolve_device
 from vitgraph.records.candidates import COMPARE_KIND, NOTHING_MEASURED, empty_row
 from vitgraph.records.draft import Draft
@@ -69,7 +69,7 @@ def new_draft(prepared: PreparedCompare, command: Sequence[str], kind: str = COM
         command,
         prepared.spec.as_dict(),
         resolved=resolved_of(bench).model_copy(update={"attn_backend": None}),
-        workload=bench.describe_workload(),
+        workload=workload_facts(bench),
         samples_file=SAMPLES_FILE,
     )
     draft.result = {

@@ -19,13 +19,13 @@ from vitgraph.attention.selection import (
     OK,
     OUT_OF_MEMORY,
     TOLERANCE,
-    UNSUPPORTED,
     case_call,
     check_case,
     first_line,
 )
 from vitgraph.errors import BackendError, UsageError
 from vitgraph.measure.timing import matrix_rate_flops
+from vitgraph.records.kinds.micro import MicroRow
 
 SEGMENT_LENGTHS = (64, 256, 400, 1024, 3072, 8160)
 SEGMENT_COUNTS = (1, 8)
@@ -86,8 +86,7 @@ def run_micro(
     *,
     flash_attn_version: int | None = None,
     matrix_rate: float | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[MicroRow]:
     """Times one varlen call for every backend and case; a backend that cannot run keeps one row with the reason.
 
     Every case is checked against float32 attention before it is timed. Backends that can be captured are timed as a
@@ -99,13 +98,6 @@ def run_micro(
         device: Where to run.
         flash_attn_version: Forces the generation of the backend that has several.
         matrix_rate: Floating-point operations a second of a large matrix product; None measures it on a GPU.
-        progress: Called with (done, total, backend) before each case.
-
-    Returns:
-        Plain rows: `backend`, `implementation`, `status`, `reason`, `sweep`, `segment_length`, `segments`, `slots`,
-        `rows`, `timed_as`, `milliseconds` (one call on the device; wall clock on a CPU), `first_call_ms` (plans, tuning
-        and compilation included), `relative_error`, `limit_ms` (the work at the matrix rate; None on a CPU) and
-        `limit_share` (limit over time). What was not measured is None.
 
     Raises:
         BackendError: An unknown backend name.
@@ -113,9 +105,8 @@ def run_micro(
     classes = {name: backend_class(name) for name in backends}
     rate = matrix_rate if matrix_rate is not None else matrix_rate_flops(device, spec.dtype)
     cases = spec.cases()
-    rows: list[dict[str, Any]] = []
-    total = len(classes) * len(cases)
-    for number, (name, chosen) in enumerate(classes.items()):
+    rows: list[MicroRow] = []
+    for name, chosen in classes.items():
         try:
             reason = chosen.unavailable_reason(device)
             version = flash_attn_version if chosen.has_versions else None
@@ -125,41 +116,19 @@ def run_micro(
         except BackendError as error:
             reason, backend = str(error), None
         if reason is not None or backend is None:
-            rows.append({**_empty_row(name), "status": UNSUPPORTED, "reason": reason})
+            rows.append(MicroRow(backend=name, status="unsupported", reason=reason))
             continue
-        for done, (sweep, case) in enumerate(cases):
-            if progress is not None:
-                progress(number * len(cases) + done, total, name)
-            rows.append(_measure(name, backend, sweep, case, rate, device))
+        rows += [_measure(name, backend, sweep, case, rate, device) for sweep, case in cases]
     return rows
-
-
-def _empty_row(name: str) -> dict[str, Any]:
-    return {
-        "backend": name,
-        "implementation": None,
-        "status": ERROR,
-        "reason": None,
-        "sweep": None,
-        "segment_length": None,
-        "segments": None,
-        "slots": None,
-        "rows": None,
-        "timed_as": None,
-        "milliseconds": None,
-        "first_call_ms": None,
-        "relative_error": None,
-        "limit_ms": None,
-        "limit_share": None,
-    }
 
 
 @torch.inference_mode()
 def _measure(
     name: str, backend: AttentionBackend, sweep: str, case: AttentionCase, rate: float | None, device: torch.device
-) -> dict[str, Any]:
-    row = {
-        **_empty_row(name),
+) -> MicroRow:
+    row: dict[str, Any] = {
+        "backend": name,
+        "status": ERROR,
         "implementation": backend.implementation,
         "sweep": sweep,
         "segment_length": case.lengths[0],
@@ -177,7 +146,7 @@ def _measure(
         row["relative_error"] = error
         if not error <= TOLERANCE:
             row |= {"status": INCORRECT, "reason": f"relative error {error:.3g} against float32, above {TOLERANCE}"}
-            return row
+            return MicroRow(**row)
         row["status"] = CAPTURE_FAILED if is_captured else ERROR
         row["milliseconds"] = graph_ms(backend, call, device) if is_captured else queued_ms(call, device)
         row["status"] = OK
@@ -189,7 +158,7 @@ def _measure(
         row["reason"] = first_line(failure)
     finally:
         backend.release_padding_safe_output()
-    return row
+    return MicroRow(**row)
 
 
 def _first_call_ms(call: Callable[[], object], device: torch.device) -> float:

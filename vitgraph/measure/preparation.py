@@ -87,10 +87,6 @@ class PreparedBench:
             return [call.specs]
         return [[call.specs[index] for index in share] for share in self.assign(call.specs, self.spec.parallel.ranks)]
 
-    def describe_workload(self) -> dict[str, Any]:
-        """Facts of the workload, in the shape of run.json."""
-        return workload_facts(self)
-
     def describe(self) -> dict[str, Any]:
         """Resolved settings, plan and expected packing, for `--dry-run`."""
         return {

@@ -225,11 +225,6 @@ def bar_labels(axes: Axes, bars: Any, labels: Sequence[str], **options: Any) -> 
     axes.bar_label(bars, labels=list(labels), fontsize=_POINTS, padding=2, **options)
 
 
-def figure_subtitle(*parts: str | None) -> str:
-    """What was measured on what, in one line."""
-    return " · ".join(part for part in parts if part)
-
-
 def mode_look(mode: str, index: int = 0) -> Mapping[str, Any]:
     """Colour, line, marker and hatch of a series; those without a look of their own take one by their place."""
     if mode in MODE_LOOKS:

@@ -28,7 +28,7 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 16384
 
 NO_MODEL = "no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)"
 DEFAULT_TRACE = "mixed-chat"
-RANDOM_MM, HF, TRACE = DATASETS = ("random-mm", "hf", "trace")
+RANDOM_MM, HF, TRACE = ("random-mm", "hf", "trace")
 MOST_LIMIT = 2**20
 """Items and frames that a replay may be asked to hold."""
 

@@ -7,10 +7,8 @@ run that is short of time has measured what gains live on, and says what it left
 from __future__ import annotations
 
 import datetime
-import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -19,6 +17,7 @@ import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.environment import read_gpu_state, snapshot, validity_problems
+from vitgraph.measure.experiment import without_collection
 from vitgraph.measure.progress import Progress
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
@@ -123,7 +122,7 @@ def calibrate(
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     before = read_gpu_state(encoder.device)
-    with torch.inference_mode(), _without_collection():
+    with torch.inference_mode(), without_collection():
         try:
             run.measure(profile, run.plan(budgets, slots), holdout_calls)
         except KeyboardInterrupt as stop:
@@ -141,17 +140,6 @@ def calibrate(
 
 def _nearest(values: Sequence[int], goal: int) -> int:
     return sorted(values, key=lambda value: (abs(value - goal), value))[0]
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A collection in the middle of a call would be charged to it."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 class _Calibration:

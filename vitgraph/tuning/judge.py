@@ -30,7 +30,6 @@ from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.kinds.tune import Measured
-from vitgraph.records.sections import GpuState
 from vitgraph.tuning.advice import Advice
 from vitgraph.tuning.device_timing import forced_batch
 from vitgraph.tuning.judgement import (
@@ -230,14 +229,6 @@ class Verification:
         """Calls that were measured in every strategy at least once."""
         names = [EAGER, *(strategy.name for strategy in self.strategies)]
         return [call for call in self._times.values() if all(call.times.get(name) for name in names)]
-
-    @property
-    def states(self) -> list[GpuState]:
-        return self.experiment.gpu_states
-
-    @property
-    def is_interrupted(self) -> bool:
-        return self.experiment.is_interrupted
 
     # -- what to measure -----------------------------------------------------------------------------------------------
 

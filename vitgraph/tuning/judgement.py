@@ -122,7 +122,7 @@ class VerificationReport:
             calls_left_out=len(run.calls) - len(run.measured),
             calls_of_workload=len(run.workload),
             choice="small and large calls in the workload's shares, by steps of the golden ratio over their ranks",
-            is_interrupted=run.is_interrupted,
+            is_interrupted=run.experiment.is_interrupted,
             max_rel_l2=run.max_rel_l2,
             request_noise_pct=request_noise,
             strategies=strategies,
@@ -138,7 +138,7 @@ class VerificationReport:
 
     def _problems(self) -> list[str]:
         """What makes the times invalid."""
-        problems, distance = validity_problems(self.run.states), self.run.max_rel_l2
+        problems, distance = validity_problems(self.run.experiment.gpu_states), self.run.max_rel_l2
         tolerance = TOLERANCE[self.run.encoder.dtype]
         if distance is not None and not distance <= tolerance:
             problems.append(f"replay and eager differ by {distance:.3g} (relative L2, at most {tolerance:g})")

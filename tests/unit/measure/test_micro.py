@@ -19,7 +19,7 @@ SPEC = MicroSpec(
 def test_every_length_count_and_slot_count_has_a_row() -> None:
     rows = run_micro(SPEC, ["TORCH_SDPA"], CPU)
     columns = ("sweep", "segment_length", "segments", "slots", "rows")
-    assert [tuple(row[name] for name in columns) for row in rows] == [
+    assert [tuple(getattr(row, name) for name in columns) for row in rows] == [
         ("length", 4, 1, 1, 4),
         ("length", 4, 3, 3, 12),
         ("length", 16, 1, 1, 16),
@@ -27,22 +27,22 @@ def test_every_length_count_and_slot_count_has_a_row() -> None:
         ("slots", 4, 1, 8, 4),
         ("slots", 4, 1, 1024, 4),
     ]
-    assert all(row["status"] == "ok" and row["milliseconds"] > 0 and row["relative_error"] < 1e-5 for row in rows)
-    assert all(row["timed_as"] == "eager" and row["limit_ms"] is None for row in rows)
+    assert all(row.status == "ok" and row.milliseconds > 0 and row.relative_error < 1e-5 for row in rows)
+    assert all(row.timed_as == "eager" and row.limit_ms is None for row in rows)
 
 
 def test_the_limit_is_the_work_of_the_segments_over_the_matrix_rate() -> None:
     row = run_micro(SPEC, ["TORCH_SDPA"], CPU, matrix_rate=1e6)[1]
-    assert row["limit_ms"] == pytest.approx(4 * 2 * 8 * 3 * 4**2 / 1e6 * 1e3)
-    assert row["limit_share"] == pytest.approx(row["limit_ms"] / row["milliseconds"])
+    assert row.limit_ms == pytest.approx(4 * 2 * 8 * 3 * 4**2 / 1e6 * 1e3)
+    assert row.limit_share == pytest.approx(row.limit_ms / row.milliseconds)
 
 
 def test_a_backend_that_cannot_run_keeps_one_row_with_its_reason() -> None:
     rows = run_micro(SPEC, ["FLASH_ATTN", "TORCH_SDPA"], CPU)
-    assert [row["backend"] for row in rows] == ["FLASH_ATTN", *["TORCH_SDPA"] * 6]
-    assert rows[0]["status"] == "unsupported"
-    assert "needs a CUDA device" in rows[0]["reason"]
-    assert rows[0]["milliseconds"] is None
+    assert [row.backend for row in rows] == ["FLASH_ATTN", *["TORCH_SDPA"] * 6]
+    assert rows[0].status == "unsupported"
+    assert "needs a CUDA device" in rows[0].reason
+    assert rows[0].milliseconds is None
 
 
 def test_a_wrong_or_failing_case_is_not_timed_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,16 +56,10 @@ def test_a_wrong_or_failing_case_is_not_timed_and_the_others_are(monkeypatch: py
 
     monkeypatch.setattr(torch_sdpa.TorchSdpaBackend, "varlen", varlen)
     rows = run_micro(SPEC, ["TORCH_SDPA"], CPU)
-    assert [row["status"] for row in rows] == ["ok", "error", "ok", "incorrect", "ok", "ok"]
-    assert rows[1]["reason"] == "RuntimeError: illegal instruction"
-    assert "relative error nan" in rows[3]["reason"]
-    assert rows[3]["milliseconds"] is None
-
-
-def test_progress_counts_every_case() -> None:
-    seen: list[tuple[int, int, str]] = []
-    run_micro(SPEC, ["TORCH_SDPA"], CPU, progress=lambda *step: seen.append(step))
-    assert seen == [(done, 6, "TORCH_SDPA") for done in range(6)]
+    assert [row.status for row in rows] == ["ok", "error", "ok", "incorrect", "ok", "ok"]
+    assert rows[1].reason == "RuntimeError: illegal instruction"
+    assert "relative error nan" in rows[3].reason
+    assert rows[3].milliseconds is None
 
 
 def test_unknown_backends_and_empty_segments_are_refused() -> None:

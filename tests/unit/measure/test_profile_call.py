@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from record_dicts import old_form
 
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
 from vitgraph.measure.profile_call import (
@@ -87,12 +86,13 @@ def test_repeats_must_be_positive() -> None:
 
 
 def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Path) -> None:
-    record = old_form(run_profile(prepared("2*128x128"), tmp_path, ["vitgraph", "profile"], Silent()))
+    result = run_profile(prepared("2*128x128"), tmp_path, ["vitgraph", "profile"], Silent()).result
+    assert result is not None
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["kind"] == "profile"
     assert (saved["result"]["traced"], saved["result"]["speed_of_light"]) == ("CPU operators", None)
     assert saved["result"]["call"]["items"] == [[128, 128, 1]] * 2
-    assert [replay["token_budget"] for replay in saved["result"]["call"]["replays"]] == [record["call"]["tokens"]]
+    assert [replay["token_budget"] for replay in saved["result"]["call"]["replays"]] == [result.call.tokens]
     for mode in ("eager", "graph"):
         entry = saved["result"]["modes"][mode]
         assert entry["wall_ms"] > 0
@@ -109,11 +109,13 @@ def test_the_limit_is_the_calls_arithmetic_in_parts(
     monkeypatch.setattr("vitgraph.measure.timing.matrix_rate_flops", lambda device, dtype: 1e12)
     found = prepared("128x128,64x96")
     found = replace(found, spec=replace(found.spec, model=replace(found.spec.model, compile=compiled)))
-    limit = old_form(run_profile(found, tmp_path, [], Silent()))["speed_of_light"]
+    result = run_profile(found, tmp_path, [], Silent()).result
+    limit = None if result is None else result.speed_of_light
+    assert limit is not None and limit.product_ms is not None and limit.attention_ms is not None
     flops = sum(found.source.rule().flops(item) for item in found.call.items)
-    assert limit["total_ms"] == pytest.approx(flops / 1e9)
-    assert limit["product_ms"] + limit["attention_ms"] == pytest.approx(limit["total_ms"])
-    assert 0 < limit["attention_ms"] < limit["product_ms"]
+    assert limit.total_ms == pytest.approx(flops / 1e9)
+    assert limit.product_ms + limit.attention_ms == pytest.approx(limit.total_ms)
+    assert 0 < limit.attention_ms < limit.product_ms
 
 
 def test_a_call_that_no_graph_holds_has_no_replay_to_profile(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_dicts import old_form
 
 from vitgraph.errors import UsageError
 from vitgraph.records.store import read_record
+from vitgraph.report.documents import document_of
 
 ROOT = Path(__file__).parents[3]
 RECORDS = {
@@ -52,7 +52,7 @@ def test_no_single_mutation_ends_in_a_traceback(name: str, tmp_path: Path) -> No
             place[path[-1]] = wrong
         (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
         try:
-            old_form(read_record(tmp_path))
+            document_of(read_record(tmp_path))
         except UsageError as error:
             refused += 1
             assert "\n" not in str(error) and "run.json" in str(error)

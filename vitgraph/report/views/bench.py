@@ -72,7 +72,7 @@ from vitgraph.report.views.graph_tables import (
     shown_paths,
     sides_of,
 )
-from vitgraph.report.views.monolithic import MONOLITHIC_SPEC, monolithic_section, monolithic_table
+from vitgraph.report.views.monolithic import monolithic_section, monolithic_table
 from vitgraph.report.views.ranks import rank_section, ranks_table
 
 SERIES_NAMES = {
@@ -182,9 +182,6 @@ def bench_tables(record: BenchRecord) -> tuple[Table, ...]:
         dropped_table(sides),
         ranks_table(result.latency),
     )
-
-
-BENCH_SPECS = (SUMMARY, MONOLITHIC_SPEC)
 
 
 def is_cpu_replay(record: BenchRecord) -> bool:
