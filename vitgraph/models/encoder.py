@@ -189,6 +189,8 @@ class VisionEncoder(ABC):
     @classmethod
     def head_width(cls, vision_config: Mapping[str, Any]) -> int:
         """Width of one attention head."""
+        if vision_config.get("head_dim"):
+            return int(vision_config["head_dim"])
         width = vision_config.get("embed_dim") or vision_config["hidden_size"]
         heads = vision_config.get("num_heads") or vision_config["num_attention_heads"]
         return int(width) // int(heads)

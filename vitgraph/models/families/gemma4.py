@@ -244,10 +244,6 @@ class Gemma4Encoder(VisionEncoder):
         names = ("max_soft_tokens", "num_frames", "patch_size", "pooling_kernel_size")
         return {name: processor[name] for name in names if processor.get(name) is not None}
 
-    @classmethod
-    def head_width(cls, vision_config: Mapping[str, Any]) -> int:
-        return int(vision_config["head_dim"])
-
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (3 * self.rule.patch**2,)
 
