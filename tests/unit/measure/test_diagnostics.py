@@ -174,7 +174,8 @@ def test_a_path_whose_graph_was_not_timed_reads_as_not_measured(
     record = stopped_run(tmp_path, monkeypatch, "deepseek-ocr-debug", (200,), KeyboardInterrupt())
     times = {row["path"]: row["replay_ms"] for row in record["graph"]["per_path"]}
     assert times["global"] > 0 and times["local"] is None
-    typed = record
+    typed = record.typed
+    assert typed is not None
     rows = per_path_table(typed.result.graph).rows
     assert {row["path"]: row["replay_ms"] for row in rows} == {**times, "all": None}
     cells = {row[0].text: row[-1].text for row in shown_paths(typed.result.graph).cells()}
