@@ -1,10 +1,11 @@
-# `make bench` runs the main job from a fresh clone, `make test` passes the tests; both set up .venv first.
+# `make bench` runs the main job from a fresh clone, `make test` passes the tests but the slow ones, which `make test-slow`
+# passes; each sets up .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: bench test lint clean
+.PHONY: bench test test-slow lint clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,7 +19,11 @@ bench: $(STAMP)
 	$(BIN)/vitgraph bench
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# Whole programs, several ranks, oracles, drills and compiled towers.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
