@@ -118,6 +118,7 @@ def test_budgets_far_above_the_items_are_told_before_a_run(budgets: str, is_told
     assert ("`vitgraph tune-budgets`" in text) == is_told
 
 
+@pytest.mark.slow
 def test_budgets_far_above_the_items_are_told_by_the_run_too(folder: Path) -> None:
     result = run("--token-budgets", "2048", "--max-vision-items-per-batch", "1", "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
@@ -340,6 +341,7 @@ def test_an_output_that_is_not_a_number_is_recorded_as_incorrect(folder: Path, m
     assert correctness["max_rel_l2"] == pytest.approx(float("nan"), nan_ok=True)
 
 
+@pytest.mark.slow
 def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
     command = [sys.executable, "-m", "vitgraph", *TINY, "--num-prompts", "2000", "--output-dir", str(folder), "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.cli import app
-from vitgraph.measure import compare
+from vitgraph.measure.experiment import Experiment
 
 TINY = [
     "compare-backends", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "4",
@@ -64,7 +64,7 @@ def test_every_registered_backend_has_a_row_with_figures_or_a_reason(folder: Pat
     assert record.is_cpu_replay
     with (folder / "backends.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * len(registry.BACKENDS)
-    for name in ("backend_samples.csv", "plots/backends.png", "plots/backends.svg"):
+    for name in ("samples.csv", "plots/backends.png", "plots/backends.svg"):
         assert (folder / name).stat().st_size > 0
 
 
@@ -78,6 +78,7 @@ def test_json_prints_one_object_with_the_record(folder: Path, fakes: None) -> No
     assert {entry["name"] for entry in data["result"]["comparison"]["standings"]} == {"SECOND", "TORCH_SDPA"}
 
 
+@pytest.mark.slow
 def test_each_backend_runs_in_a_process_of_its_own(folder: Path) -> None:
     result = run("--isolate", "--backends", "TORCH_SDPA", "--seed", "3", "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
@@ -141,14 +142,14 @@ def test_nothing_available_is_a_usage_error_with_the_reasons(folder: Path) -> No
 
 
 def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = compare.Comparison._measure_call
+    real = Experiment._time_call
 
     def stop_at_the_third(self: Any, call: Any, *rest: Any) -> Any:
         if call.index == 2:
             raise KeyboardInterrupt
         return real(self, call, *rest)
 
-    monkeypatch.setattr(compare.Comparison, "_measure_call", stop_at_the_third)
+    monkeypatch.setattr(Experiment, "_time_call", stop_at_the_third)
     result = run("--backends", "TORCH_SDPA", "--output-dir", str(folder))
     assert result.exit_code == 130
     assert "Interrupted: stopped by the user while measuring" in result.stdout
@@ -160,7 +161,6 @@ def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: p
     ("arguments", "named"),
     [
         (["--backends", "FLASHY"], "known: FLASH_ATTN"),
-        (["--backends", "auto"], "auto, which chooses among"),
         (["--backends", "TORCH_SDPA,TORCH_SDPA"], "TORCH_SDPA twice"),
         (["--micro", "--isolate"], "leave --isolate out"),
         (["--micro", "--dry-run"], "leave --dry-run out"),

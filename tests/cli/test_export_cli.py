@@ -75,6 +75,7 @@ def test_several_runs_go_to_a_new_folder(copy: Path, tmp_path: Path, monkeypatch
     assert "deferred" in Path(written).read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_it_needs_no_torch_and_no_transformers(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     arguments = ["export", str(EXAMPLE), "--output-dir", str(tmp_path / "out")]
@@ -92,6 +93,7 @@ def test_it_needs_no_torch_and_no_transformers(tmp_path: Path) -> None:
     assert "No module named 'torch'" in result.stderr
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_with_their_deltas_and_verdict(copy: Path, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     result = run("--compare", str(EXAMPLE), str(copy), "--output-dir", str(folder))

@@ -40,6 +40,7 @@ def test_every_shipped_profile_is_a_measured_one() -> None:
         assert profile.holdout
 
 
+@pytest.mark.slow
 def test_a_tuned_list_beats_the_baselines_and_is_saved(tmp_path: Path) -> None:
     result = tune(tmp_path, "--json")
     assert result.exit_code == 0, result.stderr
@@ -70,6 +71,7 @@ def test_a_full_disk_costs_the_file_and_not_the_answer(tmp_path: Path, monkeypat
     assert "No space left on device" in line and "run.json" in line
 
 
+@pytest.mark.slow
 def test_a_stop_before_the_measuring_leaves_the_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
@@ -90,6 +92,7 @@ def test_limits_are_kept(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["result"]["best"]["graphs"] <= 6
 
 
+@pytest.mark.slow
 def test_the_table_ends_with_what_to_paste(tmp_path: Path) -> None:
     result = tune(tmp_path)
     assert '--compilation-config \'{"cudagraph_mm_encoder": true' in result.stdout
@@ -113,6 +116,7 @@ def test_bad_options_are_named(tmp_path: Path, arguments: list[str], named: str)
     assert named in result.stderr
 
 
+@pytest.mark.slow
 def test_a_record_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     assert tune(tmp_path).exit_code == 0
     again = tune(tmp_path)
@@ -164,6 +168,7 @@ def test_optimal_packing_needs_a_calibration_and_never_packs_for_worse() -> None
     assert json.loads(result.stdout)["expected"]["misses_by_reason"].keys() >= {"eager_is_faster"}
 
 
+@pytest.mark.slow
 def test_calibrate_writes_a_profile_that_tuning_takes(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     result = run(
@@ -200,6 +205,7 @@ def test_tuning_imports_no_torch(tmp_path: Path) -> None:
     assert json.loads(result.stdout)["result"]["best"]["settings"]["token_budgets"]
 
 
+@pytest.mark.slow
 def test_a_run_says_where_it_is_not_what_was_calibrated(tmp_path: Path) -> None:
     result = run(
         "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--packing", "optimal",

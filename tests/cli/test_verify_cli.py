@@ -20,6 +20,7 @@ from vitgraph.verify import models
 TOLERANCE = 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_row_replays_as_it_runs_eagerly(row: ModelRow) -> None:
     result = CliRunner().invoke(
@@ -33,6 +34,7 @@ def test_every_row_replays_as_it_runs_eagerly(row: ModelRow) -> None:
     assert found["calls"] == 60
 
 
+@pytest.mark.slow
 def test_a_compiled_tower_is_verified_compiled(fresh_compiler: None) -> None:
     arguments = ["verify", "--model", "internvl-debug", "--device", "cpu", "--calls", "5", "--compile", "--quiet"]
     found = CliRunner().invoke(app, [*arguments, "--json"])
@@ -84,7 +86,7 @@ def test_a_stop_between_models_leaves_what_was_verified_and_says_so(
     monkeypatch.setattr(models, "verify_row", lambda *arguments, **settings: (_ for _ in ()).throw(KeyboardInterrupt))
     shown = CliRunner().invoke(app, [*arguments, "--quiet"])
     assert shown.exit_code == 130
-    assert "0 verified; stopped by the user after 0 of 2 models" in shown.stdout
+    assert "Interrupted: stopped by the user after 0 of 2 models" in shown.stdout
 
 
 @pytest.mark.parametrize(

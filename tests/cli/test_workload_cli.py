@@ -12,13 +12,15 @@ from typer.testing import CliRunner
 
 from vitgraph.cli import app
 
+DEBUG_MODEL = ("--model", "qwen3-vl-debug", "--load-format", "dummy")
+
 
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["workload", *arguments])
 
 
 def bench_facts(trace: Path) -> dict[str, Any]:
-    options = ["--model", "qwen3-vl-debug", "--dataset-path", str(trace), "--num-warmups", "0", "--dry-run", "--json"]
+    options = [*DEBUG_MODEL, "--dataset-path", str(trace), "--num-warmups", "0", "--dry-run", "--json"]
     result = CliRunner().invoke(app, ["bench", *options])
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)["workload"]
@@ -27,7 +29,7 @@ def bench_facts(trace: Path) -> dict[str, Any]:
 def test_inspect_shows_the_whole_shipped_trace_by_default() -> None:
     result = run("inspect")
     assert result.exit_code == 0, result.stderr
-    assert "3300 requests, 3300 images, 0 videos" in result.stdout
+    assert "3,300 requests · 3,300 images · 0 videos" in result.stdout
     assert "not a measurement of traffic" in " ".join(result.stdout.split())
     assert "output tokens with qwen3-vl-30b-a3b (qwen3_vl)" in result.stdout
 
@@ -68,7 +70,7 @@ def test_a_made_trace_holds_what_random_mm_draws(tmp_path: Path) -> None:
     result = run("make", "--output", str(trace), *draw)
     assert result.exit_code == 0, result.stderr
     drawn = CliRunner().invoke(
-        app, ["bench", "--model", "qwen3-vl-debug", "--dataset-name", "random-mm", *draw, "--dry-run", "--json"]
+        app, ["bench", *DEBUG_MODEL, "--dataset-name", "random-mm", *draw, "--dry-run", "--json"]
     )
     expected = json.loads(drawn.stdout)["workload"]
     replayed = bench_facts(trace)
@@ -111,14 +113,14 @@ def test_a_trace_is_not_replaced_unasked_nor_its_source_read(command: tuple[str,
     trace.write_text("mine")
     result = run(*command, "--output", str(trace))
     assert result.exit_code == 2
-    assert "t.csv exists; use --overwrite" in result.stderr
+    assert "t.csv exists; results are not replaced. Use --overwrite" in result.stderr
     assert trace.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("inspect", "--model", "gpt-17"), "qwen3-vl-30b-a3b"),
+        (("inspect", "--model", "gpt-17"), "`vitgraph models` lists the presets"),
         (("inspect", "--dataset-path", "none.csv"), "none.csv"),
         (("inspect", "--mm-processor-kwargs", '{"colour": 1}'), "colour"),
         (("inspect", "--num-prompts", "0"), "--num-prompts is 0"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from poisoned_calls import CALLS_A_ROW, debug_models, drill_row
+from poisoned_calls import debug_models, drill_row
 
 
 def test_calls_on_poisoned_buffers() -> None:
@@ -13,5 +15,7 @@ def test_calls_on_poisoned_buffers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", debug_models())
-def test_thousands_of_calls_on_poisoned_buffers(model: str) -> None:
-    assert drill_row(model, CALLS_A_ROW, seed=1).counters.hits
+def test_many_calls_on_poisoned_buffers(model: str) -> None:
+    """`VITGRAPH_DRILL_CALLS` asks for more of them than a change has to pass."""
+    calls = int(os.environ.get("VITGRAPH_DRILL_CALLS", "100"))
+    assert drill_row(model, calls, seed=1).counters.hits

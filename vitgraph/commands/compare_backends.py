@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run
+from vitgraph.commands.config_file import NOT_IN_FILES
 from vitgraph.commands.shell import Shown, command_line
 from vitgraph.errors import UsageError
 from vitgraph.records.store import new_folder
@@ -99,7 +100,8 @@ def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:
     alone = replace(spec, bench=replace(spec.bench, run=run, shell=shell), backends=(backend,), isolate=False)
     part.mkdir(parents=True, exist_ok=True)
     file = part / PART_OPTIONS_FILE
-    file.write_text(json.dumps(as_options(alone), indent=1), encoding="utf-8")
+    options = {key: value for key, value in as_options(alone).items() if key not in NOT_IN_FILES}
+    file.write_text(json.dumps(options, indent=1), encoding="utf-8")
     return [sys.executable, "-m", "vitgraph", "compare-backends", "--config", str(file)]
 
 

@@ -60,6 +60,7 @@ def leave(folder: Path, part: Path) -> list[str]:
     return program(f"import shutil; shutil.copytree({str(folder)!r}, {str(part)!r}, dirs_exist_ok=True)")
 
 
+@pytest.mark.slow
 def test_rows_and_samples_of_the_processes_are_merged(measured: Path, tmp_path: Path) -> None:
     def command(name: str, part: Path) -> list[str]:
         if name == "FLASHINFER":

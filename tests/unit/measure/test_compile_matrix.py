@@ -62,6 +62,7 @@ def prepared() -> PreparedBench:
     )
 
 
+@pytest.mark.slow
 def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
     traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Pa
         run_profile(prepared("64x64"), tmp_path, [], Silent())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_limit_is_the_calls_arithmetic_in_parts(
     compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_compiler: None

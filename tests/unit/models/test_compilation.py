@@ -90,6 +90,7 @@ def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyP
     assert CACHE_VARIABLE not in os.environ
 
 
+@pytest.mark.slow
 def test_loading_a_compiled_tower_compiles_once_and_says_what_it_took(traced_only: None) -> None:
     plain, plain_facts = encoder_of("qwen3-vl-debug")
     compiled, facts = encoder_of("qwen3-vl-debug", compile=True)
@@ -107,6 +108,7 @@ def test_loading_a_compiled_tower_compiles_once_and_says_what_it_took(traced_onl
     assert compile_facts()["compilations"] == facts["compilations"]
 
 
+@pytest.mark.slow
 def test_each_tower_is_counted_for_itself(traced_only: None) -> None:
     first, _ = encoder_of("qwen3-vl-debug", compile=True)
     second, _ = encoder_of("qwen3-vl-debug")

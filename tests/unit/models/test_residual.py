@@ -125,6 +125,7 @@ def test_a_stream_that_begins_as_a_sum() -> None:
     assert torch.allclose(opened.whole(), block(hidden + positions), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen2_5_vl", "internvl"])
 @torch.inference_mode()
 def test_towers_leave_their_sums_open_in_one_compilation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,6 +225,7 @@ def test_operations_are_those_that_torch_counts(encoder: Step3VLEncoder) -> None
     two_path_checks.assert_flops_are_counted(encoder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["step3-vl-10b", "step3-321b", *DEBUG])
 def test_the_captured_forward_stays_on_the_device(preset: str) -> None:
     two_path_checks.assert_forward_stays_on_device(source(preset))

@@ -300,6 +300,7 @@ def test_damaged_files_are_named(content: bytes, words: str, tmp_path: Path) -> 
         load(folder)
 
 
+@pytest.mark.slow
 def test_verify_tells_a_good_a_quantised_and_a_damaged_folder_apart(tmp_path: Path) -> None:
     def verify(folder: Path) -> Any:
         processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2}

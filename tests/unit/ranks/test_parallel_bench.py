@@ -29,6 +29,8 @@ from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 
+pytestmark = pytest.mark.slow
+
 CALLS, ITEMS, RANKS = 8, 3, 2
 
 

@@ -24,6 +24,8 @@ from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs import CompareSpec
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ("TORCH_SDPA", "FLASH_ATTN")
 
 

@@ -64,6 +64,7 @@ def profile(tower: VisionEncoder) -> CalibrationProfile:
     return calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128, 256), slots=(2, 4), holdout_calls=5)
 
 
+@pytest.mark.slow
 def test_profile_holds_every_kind_of_measurement(profile: CalibrationProfile) -> None:
     budgets = {point.token_budget for point in profile.replays}
     assert budgets == {64, 126, 256}
@@ -80,18 +81,21 @@ def test_profile_holds_every_kind_of_measurement(profile: CalibrationProfile) ->
     assert len(profile.holdout) == 5
 
 
+@pytest.mark.slow
 def test_profile_says_that_a_cpu_replays_nothing(profile: CalibrationProfile) -> None:
     assert profile.is_cpu
     assert "CPU" in profile.label
     assert profile.environment["device"] == "CPU"
 
 
+@pytest.mark.slow
 def test_held_out_calls_carry_their_predictions(profile: CalibrationProfile) -> None:
     for point in profile.holdout:
         assert point.predicted_graph_ms is not None and point.predicted_graph_ms > 0
         assert point.predicted_eager_ms is not None and point.predicted_eager_ms > 0
 
 
+@pytest.mark.slow
 def test_the_curve_stays_within_what_was_measured(profile: CalibrationProfile) -> None:
     # Single repeats on a busy CPU say nothing of the order of budgets, only of the range.
     curve = CostModel(profile).replay[DEFAULT_PATH].curve(())
@@ -100,6 +104,7 @@ def test_the_curve_stays_within_what_was_measured(profile: CalibrationProfile) -
         assert 0 < float(curve(budget)) <= 1.01 * max(measured)
 
 
+@pytest.mark.slow
 def test_profile_is_saved_loaded_and_described(profile: CalibrationProfile, tmp_path: Path) -> None:
     profile.save(tmp_path / "profile.json")
     summary = describe_profile(load_profile(tmp_path / "profile.json"))
@@ -112,6 +117,7 @@ def test_profile_is_saved_loaded_and_described(profile: CalibrationProfile, tmp_
     assert "replays stood in for on a CPU" in text
 
 
+@pytest.mark.slow
 def test_lack_of_time_is_noted_and_still_gives_a_profile(tower: VisionEncoder) -> None:
     steps = Steps()
     profile = calibrate(
@@ -195,6 +201,7 @@ def stop_at(number: int, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(DeviceTiming, method, time_or_stop)
 
 
+@pytest.mark.slow
 def test_a_stop_keeps_the_points_until_then_and_says_so(
     tower: VisionEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +223,7 @@ def test_a_stop_before_there_is_enough_for_a_model_leaves_nothing(
         calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5)
 
 
+@pytest.mark.slow
 def test_a_time_that_is_up_leaves_what_a_model_needs(tower: VisionEncoder) -> None:
     budgets = (64, 80, 100, 128, 160, 200, 256)
     found = calibrate(tower, max_tokens=300, model=MODEL, budgets=budgets, slots=(2,), time_limit_s=1e-9)
