@@ -107,7 +107,7 @@ def test_an_older_generation_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> N
     ("version", "message"),
     [
         (3, "FlashAttention 3 cannot run on cuda:0: flash-attn 3 does not import"),
-        (4, r"FlashAttention 4 cannot run on cuda:0: .*pip install 'vitgraph\[flash-attn-4\]'"),
+        (4, r"FlashAttention 4 cannot run on cuda:0: .*pip install '\.\[flash-attn-4\]'"),
         (5, "--flash-attn-version is 5; known generations are 2, 3, 4"),
     ],
 )

@@ -239,7 +239,7 @@ def test_the_record_names_both_libraries(prefill: Prefill) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("package", r"pip install 'vitgraph\[flashinfer\]'"),
+        ("package", r"pip install '.\[flashinfer\]'"),
         ("function", "has no _build_prefill_graph"),
         ("cudnn", "cuDNN 91001 has a known attention bug"),
         ("gpu", "compute capability 9.0"),
