@@ -21,9 +21,9 @@ bench: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-# Whole programs, several ranks, oracles, drills and compiled towers.
+# Whole programs, several ranks, oracles, drills and compiled towers. What fails beside others runs once more, alone.
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m slow || $(BIN)/python -m pytest --last-failed -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
