@@ -13,7 +13,7 @@ import torch
 
 from vitgraph.errors import CaptureError
 from vitgraph.graphs.buffers import MetadataWriter, StaticBuffers
-from vitgraph.models.base import GraphCapacity, SupportsEncoderCudaGraph
+from vitgraph.models.base import SupportsEncoderCudaGraph
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 
@@ -124,8 +124,7 @@ def capture_budget(
         torch.OutOfMemoryError: The graph does not fit.
     """
     started = time.perf_counter()
-    capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-    wanted = model.prepare_encoder_cudagraph_capture_inputs(capacity)
+    wanted = model.prepare_encoder_cudagraph_capture_inputs(key)
     layout = MetadataLayout(wanted.metadata)
     writer = MetadataWriter(layout, buffers.staging)
     inputs = {name: buffers.pixels[name][: field.rows] for name, field in wanted.pixels.items()}

@@ -14,7 +14,7 @@ import torch
 from vitgraph.errors import CaptureError, NothingReplayedError
 from vitgraph.graphs.buffers import StaticBuffers
 from vitgraph.graphs.capture import BudgetGraphMetadata, capture_budget
-from vitgraph.models.base import EncoderCudaGraphCaptureInputs, GraphCapacity, PixelField, SupportsEncoderCudaGraph
+from vitgraph.models.base import EncoderCudaGraphCaptureInputs, PixelField, SupportsEncoderCudaGraph
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 
@@ -81,8 +81,7 @@ class CapturedGraphs:
         return max(field.rows for field in self._pixel_fields(self.plan.graph_keys()).values())
 
     def _wanted(self, key: GraphKey) -> EncoderCudaGraphCaptureInputs:
-        capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-        return self.model.prepare_encoder_cudagraph_capture_inputs(capacity)
+        return self.model.prepare_encoder_cudagraph_capture_inputs(key)
 
     def _pixel_fields(self, keys: Iterable[GraphKey]) -> dict[str, PixelField]:
         """The largest pixel buffer of each name."""

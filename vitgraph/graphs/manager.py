@@ -17,7 +17,7 @@ from vitgraph.errors import CaptureError
 from vitgraph.graphs.call_plan import CallPlan, PreparedReplay
 from vitgraph.graphs.capture import BudgetGraphMetadata
 from vitgraph.graphs.captured import CapturedGraphs
-from vitgraph.models.base import EncoderInputs, GraphCapacity, PixelRows, SupportsEncoderCudaGraph
+from vitgraph.models.base import EncoderInputs, PixelRows, SupportsEncoderCudaGraph
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import PackingCost
@@ -186,9 +186,8 @@ class EncoderCudaGraphManager(CapturedGraphs):
             if known is not None:
                 return known
         key = graph.key
-        capacity = GraphCapacity(path, key.token_budget, key.segment_slots, key.axis_key)
         selected = self.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
-        values = self.model.prepare_encoder_cudagraph_replay_buffers(selected, capacity)
+        values = self.model.prepare_encoder_cudagraph_replay_buffers(selected, key)
         overflow = graph.writer.layout.overflow(values.metadata) or self._pixel_overflow(graph, values.pixels)
         if overflow is not None:
             self._reroute_overflow(plan, batch, path, run, overflow)

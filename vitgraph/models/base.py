@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 
 from vitgraph.models.geometry import EncoderCudaGraphConfig, ItemGeometry
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -170,23 +171,6 @@ class EncoderInputs:
         return PixelRows(self.pixels[name], RowRanges([(offsets[i], offsets[i + 1]) for i in self.indices]))
 
 
-@dataclass(frozen=True, slots=True)
-class GraphCapacity:
-    """What one captured graph can hold.
-
-    Attributes:
-        path: Encoder path.
-        token_budget: Output rows M.
-        segment_slots: Attention segments S.
-        axis_key: Values of the model's capture axes.
-    """
-
-    path: str
-    token_budget: int
-    segment_slots: int
-    axis_key: tuple[int, ...] = ()
-
-
 PAD_ZERO = "zero"
 PAD_REPEAT_LAST = "repeat_last"
 PAD_IDENTITY = "identity"
@@ -276,11 +260,11 @@ class SupportsEncoderCudaGraph(Protocol):
     def select_encoder_cudagraph_items(self, mm_kwargs: EncoderInputs, indices: Sequence[int]) -> EncoderInputs:
         """The same call restricted to some of its items; pixels are not copied."""
 
-    def prepare_encoder_cudagraph_capture_inputs(self, capacity: GraphCapacity) -> EncoderCudaGraphCaptureInputs:
+    def prepare_encoder_cudagraph_capture_inputs(self, capacity: GraphKey) -> EncoderCudaGraphCaptureInputs:
         """Buffers of a graph of that capacity, with a dummy batch."""
 
     def prepare_encoder_cudagraph_replay_buffers(
-        self, mm_kwargs: EncoderInputs, capacity: GraphCapacity
+        self, mm_kwargs: EncoderInputs, capacity: GraphKey
     ) -> EncoderCudaGraphReplayBuffers:
         """Values for one replay of a graph of that capacity."""
 

@@ -21,12 +21,12 @@ from vitgraph.models.base import (
     EncoderCudaGraphCaptureInputs,
     EncoderCudaGraphReplayBuffers,
     EncoderInputs,
-    GraphCapacity,
     MetadataField,
     PixelField,
 )
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
 from vitgraph.models.metadata import MetadataCache, to_device
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -201,11 +201,11 @@ class VisionEncoder(ABC):
         return vision_config.get("num_heads") or vision_config.get("num_attention_heads")
 
     @abstractmethod
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         """Pixel buffers of a graph of that capacity."""
 
     @abstractmethod
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         """Metadata buffers of a graph of that capacity."""
 
     @abstractmethod
@@ -226,11 +226,11 @@ class VisionEncoder(ABC):
         }
 
     @abstractmethod
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         """Upper bounds of `compute_scalars` over every batch that fits the capacity."""
 
     @abstractmethod
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         """A valid batch within the capacity; a graph is captured with it."""
 
     @abstractmethod
@@ -298,7 +298,7 @@ class VisionEncoder(ABC):
             tuple(mm_kwargs.indices[index] for index in indices),
         )
 
-    def prepare_encoder_cudagraph_capture_inputs(self, capacity: GraphCapacity) -> EncoderCudaGraphCaptureInputs:
+    def prepare_encoder_cudagraph_capture_inputs(self, capacity: GraphKey) -> EncoderCudaGraphCaptureInputs:
         items = self.dummy_items(capacity)
         return EncoderCudaGraphCaptureInputs(
             pixels=self.pixel_fields(capacity),
@@ -308,7 +308,7 @@ class VisionEncoder(ABC):
         )
 
     def prepare_encoder_cudagraph_replay_buffers(
-        self, mm_kwargs: EncoderInputs, capacity: GraphCapacity
+        self, mm_kwargs: EncoderInputs, capacity: GraphKey
     ) -> EncoderCudaGraphReplayBuffers:
         items = mm_kwargs.chosen
         metadata = self._cache.get(

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_metadata import grid_positions, segment_offsets
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -83,14 +84,14 @@ class GridTowerEncoder(VisionEncoder):
         channels = config.get("in_channels") or config["num_channels"]
         return (channels * config["temporal_patch_size"] * config["patch_size"] ** 2,)
 
-    def patch_rows(self, capacity: GraphCapacity) -> int:
+    def patch_rows(self, capacity: GraphKey) -> int:
         """Patches N of a graph: the merge gives each output token `merge**2` of them."""
         return capacity.token_budget * self.rule.merge**2
 
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         return {"pixel_values": PixelField(self.patch_rows(capacity), self.pixel_row_shape("pixel_values"))}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         taps = partial(MetadataField, (self.patch_rows(capacity), self.taps))
         return {
             "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
@@ -119,11 +120,11 @@ class GridTowerEncoder(VisionEncoder):
                 found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # One image may fill the whole budget, so no tighter bound of a segment is safe.
         return {"max_seqlen": self.patch_rows(capacity)}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         merge = self.rule.merge
         return [GridGeometry(IMAGE, 1, merge, merge * capacity.token_budget)]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.base import EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import (
     EncoderCudaGraphConfig,
@@ -21,7 +21,7 @@ from vitgraph.models.geometry import (
     ItemGeometry,
 )
 from vitgraph.models.two_path import GLOBAL, GLOBAL_PIXELS, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
-from vitgraph.planning.budgets import CaptureAxis
+from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -132,16 +132,16 @@ class MonolithicEncoder(VisionEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return self.inner.pixel_row_shape(name)
 
-    def _places(self, capacity: GraphCapacity) -> int:
+    def _places(self, capacity: GraphKey) -> int:
         """Whole items that the budget holds."""
         return capacity.token_budget // self.rule.item_tokens
 
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         places = self._places(capacity)
         rows = {GLOBAL_PIXELS: places, self.inner.rule.local_pixels: places * self.rule.max_crops}
         return {name: PixelField(count, self.pixel_row_shape(name)) for name, count in rows.items()}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         return {"crop_index": MetadataField((self._places(capacity) * self.rule.max_crops,), "int32")}
 
     def compute_metadata(
@@ -154,10 +154,10 @@ class MonolithicEncoder(VisionEncoder):
         index[used] = np.arange(crops.sum(), dtype=np.int32)
         return {"crop_index": index.reshape(-1)}
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         return {}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         return [CropGeometry(IMAGE, self.rule.max_crops, 1)] * self._places(capacity)
 
     def forward_packed(

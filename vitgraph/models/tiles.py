@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import BudgetError, InputError, ModelError
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.base import EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import (
     EncoderCudaGraphConfig,
@@ -17,6 +17,7 @@ from vitgraph.models.geometry import (
     TileGeometry,
     tower_shape,
 )
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class TileEncoder(VisionEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (int(self.rule.vision_config.get("num_channels", 3)), self.rule.tile_side, self.rule.tile_side)
 
-    def _tiles(self, capacity: GraphCapacity) -> int:
+    def _tiles(self, capacity: GraphKey) -> int:
         tiles = capacity.token_budget // self.rule.tokens_per_tile
         if tiles < 1:
             raise BudgetError(
@@ -160,10 +161,10 @@ class TileEncoder(VisionEncoder):
             )
         return tiles
 
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         return {"pixel_values": PixelField(self._tiles(capacity), self.pixel_row_shape("pixel_values"))}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         return {}
 
     def compute_metadata(
@@ -173,10 +174,10 @@ class TileEncoder(VisionEncoder):
             self.rule.checked_tiles(item)
         return {}
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         return {}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         return [TileGeometry(IMAGE, self._tiles(capacity))]
 
     def forward_packed(

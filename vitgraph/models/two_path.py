@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.base import EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import (
     EncoderCudaGraphConfig,
@@ -16,6 +16,7 @@ from vitgraph.models.geometry import (
     GeometryRule,
     ItemGeometry,
 )
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -158,15 +159,15 @@ class TwoPathEncoder(VisionEncoder):
         side = self.rule.global_side if name == GLOBAL_PIXELS else self.rule.local_side
         return (3, side, side)
 
-    def views(self, capacity: GraphCapacity) -> int:
+    def views(self, capacity: GraphKey) -> int:
         """Whole views that the budget holds."""
         return capacity.token_budget // self.rule.path_tokens[capacity.path]
 
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         (name,) = self.path_pixels(capacity.path)
         return {name: PixelField(self.views(capacity), self.pixel_row_shape(name))}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         return {}
 
     def compute_metadata(
@@ -174,10 +175,10 @@ class TwoPathEncoder(VisionEncoder):
     ) -> dict[str, np.ndarray]:
         return {}
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         return {}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         if capacity.path == GLOBAL:
             return [CropGeometry(IMAGE, 0, 0)] * self.views(capacity)
         return [CropGeometry(IMAGE, self.views(capacity), 1)]

@@ -164,7 +164,7 @@ def segment_slot_tiers(most_segments: int, max_items: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphKey:
-    """Names one captured graph.
+    """Names one captured graph, by what it can hold.
 
     Attributes:
         path: Encoder path; single-path models have `default`.

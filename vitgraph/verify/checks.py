@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitgraph.models.base import GraphCapacity
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.verify.findings import (
@@ -48,11 +47,10 @@ def check_frozen_scalars(session: VerifySession) -> str:
         usable = session.usable(key)
         if not usable:
             continue
-        capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
         longest = max(usable, key=lambda one: one.spec.tokens_on(key.path) / one.spec.segments)
         for batch in ([longest], [usable[-1]], session.fullest(key, usable)):
             inputs = session.store.shape_inputs(batch)
-            needed = session.encoder.prepare_encoder_cudagraph_replay_buffers(inputs, capacity).scalars
+            needed = session.encoder.prepare_encoder_cudagraph_replay_buffers(inputs, key).scalars
             for name, value in needed.items():
                 frozen = graph.scalars.get(name)
                 if frozen is None or value > frozen:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from vitgraph.models.base import GraphCapacity
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.verify.findings import (
     ALIASING,
@@ -224,8 +223,7 @@ def check_static_buffers(session: VerifySession) -> str:
 
 def _check_inputs(session: VerifySession, key: GraphKey, probes: list[Probe]) -> None:
     graph = session.manager.graphs[key]
-    capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-    values = session.encoder.prepare_encoder_cudagraph_replay_buffers(session.store.inputs(probes), capacity)
+    values = session.encoder.prepare_encoder_cudagraph_replay_buffers(session.store.inputs(probes), key)
     for name, rows in values.pixels.items():
         buffer, used = graph.input_buffers[name], rows.num_rows
         if not torch.equal(buffer[:used], rows.materialize()):

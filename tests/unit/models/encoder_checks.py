@@ -25,7 +25,7 @@ from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.models.base import EncoderInputs, GraphCapacity
+from vitgraph.models.base import EncoderInputs
 from vitgraph.models.compile.aligned_mlp import WidenedLinear
 from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
@@ -33,7 +33,7 @@ from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.models.registry import ROWS, ModelSource, all_presets, resolve_model, row_presets
-from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 
 CPU = torch.device("cpu")
 
@@ -149,7 +149,7 @@ def assert_eager_equals_stock(encoder: VisionEncoder, items: Sequence[ItemGeomet
 
 
 @torch.inference_mode()
-def assert_padded_equals_eager(encoder: VisionEncoder, items: Sequence[ItemGeometry], capacity: GraphCapacity) -> None:
+def assert_padded_equals_eager(encoder: VisionEncoder, items: Sequence[ItemGeometry], capacity: GraphKey) -> None:
     """Garbage in every padded pixel row and NaN in every padded attention row do not reach a valid row."""
     inputs = inputs_of(encoder, items)
     eager = encoder.encoder_eager_forward(inputs)

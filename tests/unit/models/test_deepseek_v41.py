@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.deepseek_v41 import merge_squares
 from vitgraph.models.geometry import GridGeometry
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.verify.probes import encode_eagerly
 
@@ -70,7 +70,7 @@ def test_embeddings_are_those_of_the_published_code(encoder: VisionEncoder) -> N
 
 
 def test_padding_does_not_reach_a_token(encoder: VisionEncoder) -> None:
-    checks.assert_padded_equals_eager(encoder, ITEMS, GraphCapacity("default", 16, 5))
+    checks.assert_padded_equals_eager(encoder, ITEMS, GraphKey("default", 16, 5))
 
 
 def test_operations_are_counted(encoder: VisionEncoder) -> None:

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.deepseek_vl2 import ViewsGeometry
 from vitgraph.models.geometry import TileGeometry
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 from vitgraph.verify.probes import encode_eagerly
 
@@ -66,7 +66,7 @@ def test_lines_end_with_newlines_and_views_are_apart(encoder: VisionEncoder) -> 
 
 
 def test_padding_does_not_reach_a_tile(encoder: VisionEncoder) -> None:
-    checks.assert_padded_equals_eager(encoder, ITEMS, GraphCapacity("default", 15 * 9, 1))
+    checks.assert_padded_equals_eager(encoder, ITEMS, GraphKey("default", 15 * 9, 1))
 
 
 def test_operations_are_counted(encoder: VisionEncoder) -> None:

@@ -17,11 +17,11 @@ from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe im
 )
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.ernie4_5_vl import Ernie45VLEncoder
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 
 IMAGES = (GridGeometry(IMAGE, 1, 4, 6), GridGeometry(IMAGE, 1, 2, 2), GridGeometry(IMAGE, 1, 8, 2))
@@ -133,13 +133,12 @@ CASES = [
 def test_padded_equals_eager(
     encoder: VisionEncoder, items: tuple[GridGeometry, ...], axis_key: tuple[int, ...], budget: int, slots: int
 ) -> None:
-    checks.assert_padded_equals_eager(encoder, items, GraphCapacity("default", budget, slots, axis_key))
+    checks.assert_padded_equals_eager(encoder, items, GraphKey("default", budget, slots, axis_key))
 
 
 def test_images_do_not_pay_for_the_patches_of_videos(encoder: VisionEncoder) -> None:
     rows = {
-        key: encoder.prepare_encoder_cudagraph_capture_inputs(GraphCapacity("default", 64, 4, key))
-        for key in ((4,), (8,))
+        key: encoder.prepare_encoder_cudagraph_capture_inputs(GraphKey("default", 64, 4, key)) for key in ((4,), (8,))
     }
     assert {key: inputs.pixels["pixel_values"].rows for key, inputs in rows.items()} == {(4,): 256, (8,): 512}
     images = [encoder.rule.geometry(*size) for size in ((56, 56), (200, 90), (30, 300))]

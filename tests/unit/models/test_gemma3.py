@@ -12,11 +12,11 @@ import torch
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.gemma3 import PAN_AND_SCAN, Gemma3Encoder
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 MIXED = (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 4), TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 3))
@@ -83,7 +83,7 @@ def test_eager_equals_stock(encoder: VisionEncoder) -> None:
 
 @pytest.mark.parametrize("budget", [9 * 16, 10 * 16, 16 * 16 + 3])
 def test_padded_equals_eager(encoder: VisionEncoder, budget: int) -> None:
-    checks.assert_padded_equals_eager(encoder, MIXED, GraphCapacity("default", budget, budget // 16))
+    checks.assert_padded_equals_eager(encoder, MIXED, GraphKey("default", budget, budget // 16))
 
 
 def test_replayed_equals_eager(encoder: VisionEncoder) -> None:

@@ -16,11 +16,10 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 )
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.families.gemma4 import Gemma4Encoder, Gemma4Rule
 from vitgraph.models.geometry import GridGeometry, ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
-from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO
 
 FULL_PRESETS = [name for name, facts in row_presets("gemma4").items() if facts["parameters"]]
@@ -167,7 +166,7 @@ def test_upstream_axis_multiplies_graphs_that_packing_does_not_need() -> None:
 def test_garbage_in_padding_does_not_reach_a_row(encoder: Gemma4Encoder, budget: int, slots: int) -> None:
     items = mixed_items(encoder.rule)
     chosen = items if budget == 600 else items[1:4]
-    checks.assert_padded_equals_eager(encoder, chosen, GraphCapacity("default", budget, slots))
+    checks.assert_padded_equals_eager(encoder, chosen, GraphKey("default", budget, slots))
 
 
 @pytest.mark.parametrize(("budgets", "max_items"), [((70, 300), 1), ((420, 600), 8), ((210,), 5)])
@@ -177,8 +176,8 @@ def test_replay_equals_eager(encoder: Gemma4Encoder, budgets: tuple[int, ...], m
 
 
 def test_capture_scalars_bound_a_row_not_the_budget(encoder: Gemma4Encoder) -> None:
-    assert encoder.capture_scalars(GraphCapacity("default", 40, 1)) == {"max_seqlen": 360}
-    assert encoder.capture_scalars(GraphCapacity("default", 600, 4)) == {"max_seqlen": 630}
+    assert encoder.capture_scalars(GraphKey("default", 40, 1)) == {"max_seqlen": 360}
+    assert encoder.capture_scalars(GraphKey("default", 600, 4)) == {"max_seqlen": 630}
 
 
 @torch.inference_mode()

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import TileGeometry
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 ITEMS = [TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 2)]
@@ -42,7 +42,7 @@ def test_eager_equals_stock(encoder: VisionEncoder) -> None:
 
 
 def test_padding_and_graphs_equal_eager(encoder: VisionEncoder) -> None:
-    checks.assert_padded_equals_eager(encoder, ITEMS, GraphCapacity("default", 10 * 4, 1))
+    checks.assert_padded_equals_eager(encoder, ITEMS, GraphKey("default", 10 * 4, 1))
     checks.assert_manager_equals_eager(encoder, ITEMS, [4, 12, 40], max_items=3)
 
 

@@ -12,10 +12,10 @@ import torch
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from vitgraph.errors import BudgetError, InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.families.internvl import InternVLEncoder
 from vitgraph.models.geometry import GridGeometry, TileGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 
 MIXED = (
@@ -108,7 +108,7 @@ def test_the_6b_tower_equals_stock() -> None:
 
 @pytest.mark.parametrize("budget", [24 * 16, 27 * 16, 40 * 16 + 5])
 def test_padded_equals_eager(encoder: InternVLEncoder, budget: int) -> None:
-    checks.assert_padded_equals_eager(encoder, MIXED, GraphCapacity("default", budget, budget // 16))
+    checks.assert_padded_equals_eager(encoder, MIXED, GraphKey("default", budget, budget // 16))
 
 
 def test_items_of_many_tiles_are_replayed_under_a_small_item_limit(encoder: InternVLEncoder) -> None:
@@ -117,10 +117,10 @@ def test_items_of_many_tiles_are_replayed_under_a_small_item_limit(encoder: Inte
 
 
 def test_a_graph_has_only_whole_tiles(encoder: InternVLEncoder) -> None:
-    inputs = encoder.prepare_encoder_cudagraph_capture_inputs(GraphCapacity("default", 100, 6))
+    inputs = encoder.prepare_encoder_cudagraph_capture_inputs(GraphKey("default", 100, 6))
     assert inputs.pixels["pixel_values"].rows == 6
     with pytest.raises(BudgetError, match=r"token budget 15 holds no tile.*at least 16"):
-        encoder.prepare_encoder_cudagraph_capture_inputs(GraphCapacity("default", 15, 1))
+        encoder.prepare_encoder_cudagraph_capture_inputs(GraphKey("default", 15, 1))
 
 
 def test_operations_are_those_that_torch_counts(encoder: InternVLEncoder) -> None:

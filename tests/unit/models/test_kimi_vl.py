@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.kimi_vl import KimiVLEncoder
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 
 MIXED = (
@@ -111,7 +111,7 @@ def test_eager_equals_stock(encoder: VisionEncoder) -> None:
 
 @pytest.mark.parametrize(("budget", "slots"), [(TOKENS, 5), (TOKENS + 1, 8), (200, 40)])
 def test_padded_equals_eager(encoder: VisionEncoder, budget: int, slots: int) -> None:
-    checks.assert_padded_equals_eager(encoder, MIXED, GraphCapacity("default", budget, slots))
+    checks.assert_padded_equals_eager(encoder, MIXED, GraphKey("default", budget, slots))
 
 
 def test_replayed_equals_eager(encoder: VisionEncoder) -> None:

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.processor_classes import transformers_class
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 ITEMS = [
@@ -62,7 +62,7 @@ def test_eager_equals_stock(encoder: VisionEncoder) -> None:
 
 
 def test_padding_and_graphs_equal_eager(encoder: VisionEncoder) -> None:
-    checks.assert_padded_equals_eager(encoder, ITEMS, GraphCapacity("default", 80, 8))
+    checks.assert_padded_equals_eager(encoder, ITEMS, GraphKey("default", 80, 8))
     checks.assert_manager_equals_eager(encoder, ITEMS, [8, 48, 80], max_items=3)
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.llama4 import Llama4Encoder
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 MIXED = (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 17), TileGeometry(IMAGE, 3))
@@ -101,7 +101,7 @@ def test_half_precision_keeps_the_complex_rotary_table(encoder: VisionEncoder) -
 
 @pytest.mark.parametrize("budget", [26 * 16, 27 * 16, 40 * 16 + 9])
 def test_padded_equals_eager(encoder: VisionEncoder, budget: int) -> None:
-    checks.assert_padded_equals_eager(encoder, MIXED, GraphCapacity("default", budget, budget // 16))
+    checks.assert_padded_equals_eager(encoder, MIXED, GraphKey("default", budget, budget // 16))
 
 
 def test_replayed_equals_eager(encoder: VisionEncoder) -> None:

@@ -18,14 +18,13 @@ from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import Min
 from transformers.vision_utils import get_vision_nearest_position_ids
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.families.minicpmv import MiniCPMV25Encoder, MiniCPMV45Encoder, MiniCPMVEncoder, nearest_positions
 from vitgraph.models.families.minicpmv_modules import TABLE_ROWS, Resampler
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
-from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.planning.packing import pack_items
 
@@ -213,7 +212,7 @@ def test_garbage_in_padding_does_not_reach_a_row(encoder: MiniCPMVEncoder, budge
     rule = encoder.rule
     items = [item for item in mixed_items(rule) if max(rule.item_spec(item).axis_sizes["patch_grid"]) <= LONG[0]]
     assert 8 < sum(rule.item_spec(item).segments for item in items) < budget_slices
-    capacity = GraphCapacity("default", budget_slices * rule.queries, budget_slices, LONG)
+    capacity = GraphKey("default", budget_slices * rule.queries, budget_slices, LONG)
     checks.assert_padded_equals_eager(encoder, items, capacity)
 
 
@@ -221,7 +220,7 @@ def test_one_square_slice_in_a_graph_of_many(encoder: MiniCPMVEncoder) -> None:
     item = encoder.rule.image_geometry(50, 50)
     assert item.grids == (SQUARE,)
     budget = 5 * encoder.rule.queries + 1
-    checks.assert_padded_equals_eager(encoder, [item], GraphCapacity("default", budget, 5, SQUARE))
+    checks.assert_padded_equals_eager(encoder, [item], GraphKey("default", budget, 5, SQUARE))
 
 
 @pytest.mark.parametrize(("slices", "max_items"), [((1, 12), 1), ((40,), 3), ((3, 20, 64), 3)])

@@ -13,9 +13,9 @@ import two_path_checks
 from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.monolithic import MonolithicEncoder, MonolithicRule
 from vitgraph.models.two_path import CropGeometry, TwoPathEncoder
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 from vitgraph.verify.probes import encode_eagerly
 
@@ -62,7 +62,7 @@ def test_a_graph_computes_all_crops_of_all_its_items(inner: TwoPathEncoder) -> N
     encoder = MonolithicEncoder(inner, 6)
     unit = rows_of(encoder, 6)
     for budget, places in ((3 * unit, 3), (4 * unit - 1, 3)):
-        wanted = encoder.prepare_encoder_cudagraph_capture_inputs(GraphCapacity("default", budget, 3, (6,)))
+        wanted = encoder.prepare_encoder_cudagraph_capture_inputs(GraphKey("default", budget, 3, (6,)))
         assert {name: field.rows for name, field in wanted.pixels.items()} == {
             "pixel_values": places,
             inner.rule.local_pixels: 6 * places,

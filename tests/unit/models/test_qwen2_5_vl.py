@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.families.qwen2_5_vl import most_windows, window_order
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import resolve_model
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 
 DEBUG = "qwen2.5-vl-debug"
@@ -38,7 +38,7 @@ def test_window_counts_and_slots_of_known_grids() -> None:
     assert most_windows(2048, 8, 4) == 518
     assert most_windows(2048, 1, 4) == 512
     encoder = checks.build(DEBUG)
-    fields = encoder.metadata_fields(GraphCapacity("default", 2048, 8))
+    fields = encoder.metadata_fields(GraphKey("default", 2048, 8))
     assert fields["cu_window_seqlens"].shape == (519,)
 
 
@@ -62,9 +62,9 @@ def test_the_window_bound_is_reached_and_never_passed(side: int) -> None:
 
 def test_frozen_lengths_bound_every_window_and_segment() -> None:
     encoder = checks.build(DEBUG)
-    scalars = encoder.capture_scalars(GraphCapacity("default", 64, 4))
+    scalars = encoder.capture_scalars(GraphKey("default", 64, 4))
     assert scalars == {"max_seqlen": 256, "max_window_seqlen": 64}
-    assert encoder.capture_scalars(GraphCapacity("default", 4, 1)) == {"max_seqlen": 16, "max_window_seqlen": 16}
+    assert encoder.capture_scalars(GraphKey("default", 4, 1)) == {"max_seqlen": 16, "max_window_seqlen": 16}
     metadata = encoder.compute_metadata([GridGeometry(IMAGE, 1, 16, 16)], "default", ())
     assert encoder.compute_scalars(metadata) == {"max_seqlen": 256, "max_window_seqlen": 64}
 

@@ -15,11 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.setup import plan_graphs
-from vitgraph.models.base import GraphCapacity
 from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 from vitgraph.specs import GraphSpec
 from vitgraph.verify.probes import encode_eagerly
@@ -68,7 +68,7 @@ def assert_padded_equals_eager(encoder: TwoPathEncoder, items: Sequence[CropGeom
     inputs = checks.inputs_of(encoder, items)
     for path in (GLOBAL, LOCAL):
         rows = sum(encoder.rule.item_spec(item).tokens_on(path) for item in items)
-        capacity = GraphCapacity(path, rows + spare, rows + spare)
+        capacity = GraphKey(path, rows + spare, rows + spare)
         wanted = encoder.prepare_encoder_cudagraph_capture_inputs(capacity)
         values = encoder.prepare_encoder_cudagraph_replay_buffers(inputs, capacity)
         assert (wanted.metadata, wanted.scalars, dict(values.metadata)) == ({}, {}, {})

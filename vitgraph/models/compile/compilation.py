@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import EncoderInputs, GraphCapacity
+from vitgraph.models.base import EncoderInputs
+from vitgraph.planning.budgets import GraphKey
 
 if TYPE_CHECKING:
     from vitgraph.models.compile.fusions import FusingCompiler
@@ -165,7 +166,7 @@ def sample_calls(encoder: VisionEncoder) -> Iterator[tuple[EncoderInputs, str]]:
     axis_key = tuple(value for axis in config.axes for value in axis.keys[0])
     for path, policy in config.paths.items():
         for multiple in SAMPLE_MULTIPLES:
-            capacity = GraphCapacity(path, multiple * policy.min_token_budget, multiple, axis_key)
+            capacity = GraphKey(path, multiple * policy.min_token_budget, multiple, axis_key)
             items = encoder.dummy_items(capacity)
             rows: dict[str, int] = {}
             for item in items:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.base import EncoderInputs, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
 from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class DeepseekV41Encoder(GridTowerEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (3 * self.rule.patch**2,)
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # A padded token reads row 0, which always is finite, and takes nothing of it.
         shape = (capacity.token_budget, self.rule.merge**2)
         squares = {"merge_rows": MetadataField(shape, "int32"), "merge_mask": MetadataField(shape, "float32")}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.base import EncoderInputs, MetadataField
 from vitgraph.models.geometry import (
     EncoderCudaGraphConfig,
     EncoderCudaGraphPathConfig,
@@ -20,7 +20,7 @@ from vitgraph.models.geometry import (
     smart_resize,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.planning.budgets import CaptureAxis
+from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -237,12 +237,12 @@ class Ernie45VLEncoder(GridTowerEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (int(self.rule.vision_config.get("in_channels", 3)) * self.rule.patch**2,)
 
-    def patch_rows(self, capacity: GraphCapacity) -> int:
+    def patch_rows(self, capacity: GraphKey) -> int:
         # A batch is given the axis key of its densest item, so no item of it has more patches a token than the key.
         ratio = capacity.axis_key[0] if capacity.axis_key else self.rule.merge**2 * MERGED_FRAMES
         return capacity.token_budget * ratio
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # A padded output row gathers row 0: it only reads, nothing reads it, and row 0 always is finite.
         rows = MetadataField((capacity.token_budget,), "int32")
         return {**super().metadata_fields(capacity), "first_rows": rows, "second_rows": rows}
@@ -261,11 +261,11 @@ class Ernie45VLEncoder(GridTowerEncoder):
         rows = {"first_rows": np.concatenate(first), "second_rows": np.concatenate(second)}
         return {**super().compute_metadata(items, path, axis_key), **rows}
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # An image of m tokens has 4m patches. A video of m tokens has 8m in at least two frames, so 4m a frame at most.
         return {"max_seqlen": capacity.token_budget * self.rule.merge**2}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         merge, tokens = self.rule.merge, capacity.token_budget
         if self.patch_rows(capacity) > tokens * merge**2 and capacity.segment_slots >= MERGED_FRAMES:
             return [GridGeometry(VIDEO, MERGED_FRAMES, merge, merge * tokens)]

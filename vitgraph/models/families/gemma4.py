@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import (
-    PAD_MINUS_ONE,
-    PAD_REPEAT_LAST,
-    EncoderInputs,
-    GraphCapacity,
-    MetadataField,
-    PixelField,
-)
+from vitgraph.models.base import PAD_MINUS_ONE, PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import (
     EncoderCudaGraphConfig,
@@ -37,7 +30,7 @@ from vitgraph.models.geometry import (
     tower_shape,
 )
 from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
-from vitgraph.planning.budgets import CaptureAxis
+from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -247,13 +240,13 @@ class Gemma4Encoder(VisionEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (3 * self.rule.patch**2,)
 
-    def _patches(self, capacity: GraphCapacity) -> int:
+    def _patches(self, capacity: GraphKey) -> int:
         return capacity.token_budget * self.rule.merge**2
 
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         return {
             "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
             # As in transformers, -1 marks padding.
@@ -267,11 +260,11 @@ class Gemma4Encoder(VisionEncoder):
         # The tower's positions are (x, y).
         return {"cu_seqlens": segment_offsets(grids), "position_ids": grid_positions(grids, self.rule.merge)[:, ::-1]}
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A row never has more tokens than the processor's limit, which `checked_grid` enforces, nor than the budget.
         return {"max_seqlen": min(capacity.token_budget, self.rule.max_row_tokens) * self.rule.merge**2}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         merge = self.rule.merge
         tokens = min(capacity.token_budget, self.rule.row_tokens(IMAGE))
         return [GridGeometry(IMAGE, 1, merge, merge * tokens)]

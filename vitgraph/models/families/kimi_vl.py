@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import (
     GeometryRule,
@@ -20,6 +20,7 @@ from vitgraph.models.geometry import (
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, center_coordinates, cubic_axis, table_taps
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class KimiVLEncoder(GridTowerEncoder):
         side = int(self.rule.vision_config["pos_emb_height"])
         return table_taps(grid.h, grid.w, 1, side, cubic_axis, center_coordinates)
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.
         rows = MetadataField((self.patch_rows(capacity),), "int32", PAD_IDENTITY)
         return {**super().metadata_fields(capacity), "merge_rows": rows}

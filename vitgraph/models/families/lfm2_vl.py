@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.base import EncoderInputs, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.families.internvl import nearest_layout
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
@@ -29,6 +29,7 @@ from vitgraph.models.geometry import (
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class Lfm2VLEncoder(GridTowerEncoder):
     def grids(self, items: Sequence[ItemGeometry]) -> list[GridGeometry]:
         return [part for item in items for part in self.rule.parts(item)]
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         found = super().metadata_fields(capacity)
         weights = MetadataField((self.patch_rows(capacity), self.table_side), "float32")
         return {"cu_seqlens": found["cu_seqlens"], "row_weights": weights, "column_weights": weights}
@@ -253,7 +254,7 @@ class Lfm2VLEncoder(GridTowerEncoder):
         weights = {"row_weights": np.concatenate(rows), "column_weights": np.concatenate(columns)}
         return {"cu_seqlens": found["cu_seqlens"], **weights}
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         merge = self.rule.merge
         return [SliceGeometry(IMAGE, ((merge, merge * capacity.token_budget),))]
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, GraphCapacity, MetadataField, PixelField
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVImageRule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.grid_metadata import block_positions
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -140,17 +141,17 @@ class MiniCPMVEncoder(VisionEncoder):
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (self.rule.vision_config["num_channels"] * self.rule.patch**2,)
 
-    def _slices(self, capacity: GraphCapacity) -> int:
+    def _slices(self, capacity: GraphKey) -> int:
         """Slices of a graph; a budget that is no multiple of a slice's tokens is rounded up to whole slices."""
         return max(capacity.segment_slots, -(-capacity.token_budget // self.rule.queries))
 
-    def _patches(self, capacity: GraphCapacity) -> int:
+    def _patches(self, capacity: GraphKey) -> int:
         return self._slices(capacity) * self.rule.slice_capacity(capacity.axis_key)
 
-    def pixel_fields(self, capacity: GraphCapacity) -> dict[str, PixelField]:
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
         return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         patches = self._patches(capacity)
         return {
             "cu_seqlens": MetadataField((self._slices(capacity) + 1,), "int32", PAD_REPEAT_LAST),
@@ -177,14 +178,14 @@ class MiniCPMVEncoder(VisionEncoder):
     def compute_scalars(self, metadata: Mapping[str, np.ndarray]) -> dict[str, int]:
         return {**super().compute_scalars(metadata), "largest_side": int(metadata["largest_side"][0])}
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A batch of this graph has no slice outside the key's grid, nor one above the capacity proven for that grid.
         return {
             "max_seqlen": self.rule.slice_capacity(capacity.axis_key),
             "largest_side": max(capacity.axis_key),
         }
 
-    def dummy_items(self, capacity: GraphCapacity) -> list[ItemGeometry]:
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         slices = max(1, capacity.token_budget // self.rule.queries)
         return [SliceGeometry(IMAGE, (self.rule.largest_grid(capacity.axis_key),) * slices)]
 

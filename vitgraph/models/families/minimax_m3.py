@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.base import EncoderInputs, GraphCapacity, MetadataField
+from vitgraph.models.base import EncoderInputs, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, preprocess_patches
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         found, extra = super().read_model_config(config)
         return found, {**extra, "projector_hidden_size": config.get("projector_hidden_size", 6144)}
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         positions = MetadataField((self.patch_rows(capacity), 3), "int32")
         return {**super().metadata_fields(capacity), "position_ids": positions}
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, GraphCapacity, MetadataField
+from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, MetadataField
 from vitgraph.models.families.qwen2_vl import Qwen2VLEncoder, Qwen2VLRule
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, TowerShape, tower_shape
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, segment_offsets
+from vitgraph.planning.budgets import GraphKey
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +121,7 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
 
         return Qwen2_5_VLVisionConfig, Qwen2_5_VisionTransformerPretrainedModel
 
-    def metadata_fields(self, capacity: GraphCapacity) -> dict[str, MetadataField]:
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         windows = most_windows(capacity.token_budget, capacity.segment_slots, self.rule.window_side)
         return {
             **super().metadata_fields(capacity),
@@ -130,7 +131,7 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
             "inverse_index": MetadataField((capacity.token_budget,), "int32", PAD_IDENTITY),
         }
 
-    def capture_scalars(self, capacity: GraphCapacity) -> dict[str, int]:
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A window is at most window_side x window_side tokens of merge x merge patches, whatever the frame's shape.
         window = (self.rule.window_side * self.rule.merge) ** 2
         return {**super().capture_scalars(capacity), "max_window_seqlen": min(window, self.patch_rows(capacity))}
