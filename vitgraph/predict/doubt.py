@@ -1,8 +1,9 @@
-"""When predictions are not good enough to act on: bounds on a profile's own errors."""
+"""When predictions are not good enough to act on: bounds on a profile's own errors, and on its host."""
 
 from __future__ import annotations
 
 from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.records.kinds.calibrate import HostCheck
 from vitgraph.records.kinds.tune import ModelError
 
 MOST_MEDIAN_PCT = 5.0
@@ -10,6 +11,29 @@ MOST_MEDIAN_PCT = 5.0
 
 MOST_P90_PCT = 20.0
 """The same of the 90th percentile. A host that was slow while eager calls were timed shows here first."""
+
+REFERENCE_LAUNCH_US, SLOW_LAUNCH_US = 45.0, 80.0
+"""Host time a kernel of short eager calls, in µs: in the median of the records of `vitgraph profile` on H200 hosts
+(InternVL3.5-8B, Qwen2.5-VL-7B, Qwen3-VL-30B-A3B at 336x336 and 1024x768: 36 to 58), and from which a host is called
+slow. Hosts that doubled eager times took 100 to 124."""
+
+
+def host_problems(host: HostCheck | None) -> dict[str, str]:
+    """What is wrong with the host of a calibration, in words by kind: `slow`, `unsteady`; empty where nothing is."""
+    found: dict[str, str] = {}
+    if host is None:
+        return found
+    if host.launch_us is not None and host.launch_us >= SLOW_LAUNCH_US:
+        found["slow"] = (
+            f"a slow host: {host.launch_us:.0f} µs a kernel in short eager calls, where H200 hosts took "
+            f"{host.reference_launch_us:.0f}; eager is slower on it than on most hosts, and graphs gain more"
+        )
+    if host.slowed_layer_us is not None:
+        found["unsteady"] = (
+            f"an unsteady host: the same small layer took it {host.layer_us:.0f} µs at most times and "
+            f"{host.slowed_layer_us:.0f} µs in {host.slowed_share:.0%} of {host.looks} looks between the measurements"
+        )
+    return found
 
 
 def profile_doubts(profile: CalibrationProfile, error: ModelError) -> list[str]:
@@ -19,6 +43,8 @@ def profile_doubts(profile: CalibrationProfile, error: ModelError) -> list[str]:
         found.append("the profile was measured on a CPU, where a replay saves no launches")
     if error.both.median_pct is None:
         found.append("the profile holds no calls to check its predictions with")
+    if slow := host_problems(profile.host).get("slow"):
+        found.append(f"the profile is of {slow}")
     for mode, of_mode in (("graph", error.graph), ("eager", error.eager)):
         if of_mode.median_pct is None or of_mode.p90_pct is None:
             continue

@@ -12,7 +12,7 @@ from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.targets import DOUBT, TargetCost, target_named
-from vitgraph.predict.towers import is_same_tower, tower_shape
+from vitgraph.predict.towers import is_same_network, is_same_tower, tower_shape
 
 ASKED = ("dtype", "attn_backend", "device")
 """What else a profile is chosen by, where it is asked for."""
@@ -52,7 +52,7 @@ def find_profile(
 
 def stands_for(profile: CalibrationProfile, source: ModelSource) -> bool | None:
     """Whether a profile was measured with this model's tower; None where it does not say what it was measured with."""
-    if profile.model.get("row") != source.row.name:
+    if not is_same_network(str(profile.model.get("row")), source.row):
         return False
     shape = profile.model.get("tower") or _shape_of_preset(str(profile.model.get("name")))
     return None if not shape else is_same_tower(shape, tower_shape(source))

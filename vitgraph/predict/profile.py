@@ -17,6 +17,7 @@ from vitgraph.records.kinds.calibrate import (
     EagerPoint,
     EncoderFacts,
     HoldoutPoint,
+    HostCheck,
     MemoryPoint,
     PlannedGraphs,
     ReplayPoint,
@@ -49,6 +50,7 @@ class CalibrationProfile:
         max_tokens: Most tokens of a call that was measured.
         replays, eager, calls, copies, captures, memory, holdout: The measurements.
         holdout_plans: The graphs that the holdout calls met.
+        host: How fast the host was; None where it was not watched.
         notes: What was left out or adjusted, in words.
         is_synthetic: True for made-up numbers, which serve tests only.
         created_at: When, as ISO 8601.
@@ -68,6 +70,7 @@ class CalibrationProfile:
     memory: list[MemoryPoint] = field(default_factory=list)
     holdout: list[HoldoutPoint] = field(default_factory=list)
     holdout_plans: list[BudgetPlan] = field(default_factory=list)
+    host: HostCheck | None = None
     notes: list[str] = field(default_factory=list)
     is_synthetic: bool = False
     created_at: str = ""
@@ -150,6 +153,7 @@ class CalibrationProfile:
             "encoder": self.encoder,
             "max_tokens": self.max_tokens,
             "holdout_plans": [PlannedGraphs.of(plan) for plan in self.holdout_plans],
+            "host": self.host,
             "notes": self.notes,
             "is_synthetic": self.is_synthetic,
             "elapsed_s": self.elapsed_s,
@@ -215,6 +219,7 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
         max_tokens=result.max_tokens,
         **{point: list(getattr(result, point)) for point in POINTS},
         holdout_plans=[plan.plan() for plan in result.holdout_plans],
+        host=result.host,
         notes=list(result.notes),
         is_synthetic=result.is_synthetic,
         created_at=record.created_at,

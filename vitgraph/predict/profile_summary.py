@@ -8,6 +8,7 @@ import numpy as np
 
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.doubt import profile_doubts
 from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, fit_overheads
@@ -25,7 +26,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
 
     Returns:
         `label`, `points` (how many measurements of each kind), `curve` (budget, replay, eager of the same size),
-        `empty_slots`, `overheads`, `memory`, `error` and `notes`.
+        `empty_slots`, `overheads`, `memory`, `error`, `host`, `doubts` and `notes`.
     """
     model = CostModel(profile)
     error = model_error(model)
@@ -67,6 +68,8 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
         "capture_ms": float(np.median([point.capture_ms for point in profile.captures])) if profile.captures else None,
         "error": error.model_dump(),
         "error_text": str(error),
+        "host": None if profile.host is None else profile.host.model_dump(),
+        "doubts": profile_doubts(profile, error),
         "notes": [*profile.notes, *([profile.stopped] if profile.stopped else [])],
     }
 

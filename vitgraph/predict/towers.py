@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitgraph.models.registry import ModelSource, all_presets, resolve_preset
+from vitgraph.models.rows import ROWS, ModelRow
 
 _NO_SHAPE = frozenset(
     {
@@ -43,12 +44,21 @@ def _plain(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=list)
 
 
+def is_same_network(row_name: str, row: ModelRow) -> bool:
+    """Whether two rows run the same network: they have one rule for the sizes and the config of their towers.
+
+    Qwen3.5 and its mixture of experts, for one, differ in their language models alone.
+    """
+    named = [other for other in ROWS if other.name == row_name]
+    return bool(named) and named[0].encoder_class().rule_class is row.encoder_class().rule_class
+
+
 def presets_like(source: ModelSource) -> list[str]:
     """The presets whose towers a profile of this model stands for, its own among them."""
     shape = tower_shape(source)
     found = []
     for name, row in all_presets().items():
-        preset = resolve_preset(name) if row.name == source.row.name else None
+        preset = resolve_preset(name) if is_same_network(row.name, source.row) else None
         if preset is not None and is_same_tower(tower_shape(preset), shape):
             found.append(name)
     return found

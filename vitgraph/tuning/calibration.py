@@ -22,6 +22,7 @@ from vitgraph.measure.progress import Progress
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.doubt import host_problems
 from vitgraph.predict.holdout import predicted_holdout
 from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_profile
 from vitgraph.records.kinds.calibrate import (
@@ -35,6 +36,7 @@ from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, budget_g
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
 from vitgraph.tuning.holdout_calls import measure_holdout
+from vitgraph.tuning.host_watch import HostWatch, layer_timer
 
 DEFAULT_SLOTS = (8, 64, 256, 1024)
 SLOT_BUDGETS = (256, 1024, 4096)
@@ -154,6 +156,9 @@ class _Calibration:
         self.catalogue = ItemCatalogue(encoder.rule, max_tokens)
         self.timing = DeviceTiming(encoder, seed)
         self.sweeps = EagerSweeps(self.timing.eager)
+        self.host = HostWatch(layer_timer(encoder.device))
+        self._traced: Call | None = None
+        self._told: set[str] = set()
         self.seed = seed
         self.progress = progress
         self._time_limit_s = time_limit_s
@@ -173,6 +178,21 @@ class _Calibration:
     def _step(self) -> None:
         if self.progress is not None:
             self.progress.step()
+
+    def _look(self) -> None:
+        """A step, between which and the next the host is looked at."""
+        self.host.look()
+        self._step()
+
+    def _tell_of_host(self, profile: CalibrationProfile) -> list[str]:
+        """Keeps how the host is, tells the user at once what is wrong with it, and returns all of that."""
+        profile.host = self.host.check(self.sweeps.fastest_ms(self._traced))
+        problems = host_problems(profile.host) | ({"moved": note} if (note := self.sweeps.note()) else {})
+        for kind, text in problems.items():
+            if kind not in self._told and self.progress is not None:
+                self.progress.note(text)
+            self._told.add(kind)
+        return list(problems.values())
 
     def plan(self, budgets: Sequence[int] | None, slots: Sequence[int]) -> _Plan:
         """Budgets on which an image fits, snapped to what images really have."""
@@ -209,6 +229,7 @@ class _Calibration:
         copied = {item.spec.output_tokens: item for item in map(self.catalogue.image, COPY_TOKENS) if item is not None}
         profile.copies = [self.timing.copies(item) for item in copied.values()]
         has_moved = self.sweeps.movement_ms() is not None
+        self._tell_of_host(profile)
         self._phase("measuring calls that the fit does not see", holdout_calls)
         measure_holdout(
             profile,
@@ -217,12 +238,12 @@ class _Calibration:
             calls=holdout_calls,
             seed=self.seed,
             is_late=lambda: self._is_late(1.0 - LAST_SWEEP_SHARE if has_moved else 1.0),
-            tick=self._step,
+            tick=self._look,
         )
         if has_moved:
             self._sweep_last()
         profile.eager = self.sweeps.points(calls)
-        profile.notes += filter(None, [self.sweeps.note()])
+        profile.notes += self._tell_of_host(profile)
 
     # -- replays -------------------------------------------------------------------------------------------------------
 
@@ -375,11 +396,16 @@ class _Calibration:
             "early",
             sorted(calls, key=lambda call: sum(item.spec.output_tokens for item in call)),
             is_late=lambda: self._is_late(REPLAY_SHARE),
-            tick=self._step,
+            tick=self._look,
             share=FURTHER_SWEEP,
             ends_device_bound=True,
         )
         profile.eager = self.sweeps.points(calls)
+        self._traced = next(iter(self.sweeps.host_bound()), None)
+        # What runs in compiled blocks is launched in another way, of which there is no reference.
+        if self._traced is not None and not profile.is_compiled:
+            self.host.take_trace(self.timing.trace(self._traced))
+        self._tell_of_host(profile)
 
     def _measure_eager(self, profile: CalibrationProfile) -> list[Call]:
         """Eager runs over the measured sizes, some of them through the manager too; returns the calls."""
@@ -391,7 +417,7 @@ class _Calibration:
             "main",
             calls,
             is_late=lambda: len(self.sweeps) >= FEWEST_EAGER and self._is_late(EAGER_SHARE),
-            tick=self._step,
+            tick=self._look,
         )
         profile.eager = self.sweeps.points(calls)
         if left_out := len(calls) - len(profile.eager):
@@ -411,4 +437,4 @@ class _Calibration:
         """Once more, so that a call is likely to have met the host undisturbed at least once."""
         calls = self.sweeps.host_bound()
         self._phase("timing short eager calls again, since the host's times have moved", len(calls))
-        self.sweeps.sweep("last", calls, is_late=lambda: self._is_late(1.0), tick=self._step, share=FURTHER_SWEEP)
+        self.sweeps.sweep("last", calls, is_late=lambda: self._is_late(1.0), tick=self._look, share=FURTHER_SWEEP)

@@ -88,6 +88,10 @@ class EagerSweeps:
             if _key(call) in self._calls
         ]
 
+    def fastest_ms(self, call: Call | None) -> float | None:
+        """What a call takes at least; None without one."""
+        return None if call is None else self._fastest(_key(call)).ms
+
     def host_bound(self) -> list[Call]:
         """Calls that a slow host may have slowed down."""
         fastest_ms = {key: self._fastest(key).ms for key in self._calls}

@@ -22,6 +22,9 @@ VIDEO_FRAMES = 32
 ITEM_COUNTS = (1, 1, 2, 3, 4)
 VIDEO_EVERY = 8
 PACKING = "greedy"
+SHARE = 0.5
+"""Of the usual time, spent on each call in each mode: many calls tell more than many repeats."""
+
 FEWEST_CALLS = 6
 """Calls that are measured however late it is: a model without a known error is of no use."""
 
@@ -59,7 +62,7 @@ def measure_holdout(
             if is_late() and number >= FEWEST_CALLS:
                 break
             items = _random_call(catalogue, rng, number)
-            graph, eager = timing.both(manager, items)
+            graph, eager = timing.both(manager, items, SHARE)
             profile.holdout.append(HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager))
             tick()
     finally:

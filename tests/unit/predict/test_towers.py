@@ -9,13 +9,14 @@ import pytest
 from vitgraph.errors import UsageError
 from vitgraph.models.registry import resolve_model
 from vitgraph.predict.find_profile import find_profile, stands_for
-from vitgraph.predict.towers import presets_like
+from vitgraph.predict.towers import presets_like, tower_shape
 
 
 @pytest.mark.parametrize(
     ("model", "others"),
     [
         ("qwen2.5-vl-7b", {"qwen2.5-vl-3b"}),
+        ("qwen3.5-9b", {"qwen3.5-27b", "qwen3.5-35b-a3b"}),
         ("qwen3-vl-30b-a3b", {"qwen3-vl-8b", "qwen3-vl-32b", "qwen3-vl-235b-a22b"}),
     ],
 )
@@ -42,6 +43,14 @@ def test_a_fine_tune_finds_the_profile_of_its_tower_under_any_name() -> None:
     tuned = replace(preset, name="my/fine-tune", vision_config=folder_config, config_source="folder")
     assert find_profile(None, tuned).model["name"] == "qwen2.5-vl-7b"
     assert find_profile(None, resolve_model("Qwen/Qwen2.5-VL-7B-Instruct")).model["name"] == "qwen2.5-vl-7b"
+
+
+def test_rows_that_differ_in_other_parts_than_the_network_share_a_profile() -> None:
+    profile = find_profile(None, resolve_model("qwen3-vl-30b-a3b"))
+    profile.model |= {"row": "qwen3_5", "name": "qwen3.5-9b", "tower": tower_shape(resolve_model("qwen3.5-9b"))}
+    assert stands_for(profile, resolve_model("qwen3.5-35b-a3b")) is True
+    # Of the same shapes, but it computes deepstack features too.
+    assert stands_for(profile, resolve_model("qwen3-vl-8b")) is False
 
 
 def test_another_depth_is_another_tower() -> None:

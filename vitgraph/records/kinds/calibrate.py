@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.records.sections import Count, Section, Time
+from vitgraph.records.sections import Count, Section, Share, Time
 
 MOST_ITEMS = 100_000
 """Items of a call that a file may hold, so that a damaged count cannot fill the memory."""
@@ -214,6 +214,23 @@ class EncoderFacts:
         return len(self.path_minimums) > 1
 
 
+class HostCheck(Section):
+    """How fast the host was, and whether its speed changed: short eager calls are bound by it."""
+
+    launch_us: Time | None = None
+    """Host time a kernel of a short eager call, in µs; null where it was not measured or the host does not bind."""
+    reference_launch_us: Time
+    """The same on usual hosts, in µs."""
+    looks: Count
+    """How often the same small layer was timed between the measurements."""
+    layer_us: Time | None = None
+    """What it takes the host, in µs: the median of the looks that nothing slowed down."""
+    slowed_layer_us: Time | None = None
+    """Median of the others, in µs; null where they are so few that the host is steady."""
+    slowed_share: Share | None = None
+    """Their share."""
+
+
 class SlotTiers(Section):
     """The segment-slot counts that one budget of a path is captured with."""
 
@@ -299,6 +316,8 @@ class CalibrateResult(Section):
     """Calls that no fit has seen."""
     holdout_plans: tuple[PlannedGraphs, ...] = ()
     """The graphs that these met."""
+    host: HostCheck | None = None
+    """The host; null in profiles of before it was watched."""
     notes: tuple[str, ...] = ()
     """What was left out or adjusted, in words."""
     is_synthetic: bool = False

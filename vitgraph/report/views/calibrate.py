@@ -38,7 +38,12 @@ def calibrate_document(summary: Mapping[str, Any]) -> Document:
         sections=sections(
             section("Replay and eager by budget", CURVE.table(summary["curve"])),
             section("What a call costs beside it", Facts.of(_facts(summary))),
-            section("", Text(summary["error_text"]), *(Text(f"note: {note}") for note in summary["notes"])),
+            section(
+                "",
+                Text(summary["error_text"]),
+                *(Text(f"measure it first: {doubt}") for doubt in summary["doubts"]),
+                *(Text(f"note: {note}") for note in summary["notes"]),
+            ),
         ),
         tables=(CURVE.table(summary["curve"]),),
     )
@@ -63,4 +68,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for row in summary["memory"]:
         sizes = f"pool {bytes_text(row['pool_bytes'])}, buffers {bytes_text(row['buffer_bytes'])}"
         yield f"Budgets up to {row['max_budget']}", f"{sizes}, {count_text(row['graphs'], 'graph')}"
+    host = summary["host"] or {}
+    if host.get("launch_us") is not None:
+        usual = f"usual hosts: {host['reference_launch_us']:.0f}"
+        yield "Host", f"{host['launch_us']:.0f} µs a kernel of short eager calls ({usual})"
     yield "Capture", f"{number_text(summary['capture_ms'], 0)} ms a graph"
