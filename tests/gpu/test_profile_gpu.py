@@ -55,7 +55,7 @@ def test_a_profile_knows_what_its_kernels_do(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_the_patch_product_is_the_convolution_in_half_precision(encoder: VisionEncoder) -> None:
-    (name,) = encoder.patch_convolutions()
+    (name,) = encoder.patch_convolutions
     product = encoder.modules.get_submodule(name)
     assert isinstance(product, PatchProduct)
     pixels = torch.randn(500, *product.weight.shape[1:], device="cuda", dtype=torch.bfloat16)

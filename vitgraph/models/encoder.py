@@ -24,6 +24,7 @@ from vitgraph.models.base import (
     MetadataField,
     PixelField,
 )
+from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
 from vitgraph.models.metadata import MetadataCache, to_device
 from vitgraph.planning.budgets import GraphKey
@@ -91,6 +92,12 @@ class VisionEncoder(ABC):
     """Arguments of the processor's call that are another name of a setting that the rule reads."""
     processor_names: ClassVar[Sequence[str]] = ()
     """Further image and video processors of transformers whose settings mean the same as those of the family's own."""
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ()
+    """Published keys as regular expressions, each with the name in `modules`; the first match holds."""
+    patch_convolutions: ClassVar[Sequence[str]] = ()
+    """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.patch_linear`."""
+    blocks: ClassVar[str | None] = None
+    """Name in `modules` of the list of blocks that the tower repeats."""
     block_scale: ClassVar[str | None] = None
     """Attribute of the repeated block that holds the factor `[K]` of its last branch, where `run_block` is used."""
 
@@ -125,9 +132,9 @@ class VisionEncoder(ABC):
         """
 
     @classmethod
-    @abstractmethod
     def map_checkpoint_key(cls, key: str) -> str | None:
         """Name in `modules` of a published checkpoint's tensor, or None where it is not the encoder's."""
+        return rename_key(key, cls.checkpoint_keys)
 
     @classmethod
     def owns_checkpoint_key(cls, key: str) -> bool:
@@ -250,13 +257,9 @@ class VisionEncoder(ABC):
         with stock_modules(self):
             return self.stock_rows(mm_kwargs)
 
-    def patch_convolutions(self) -> Sequence[str]:
-        """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.patch_linear`."""
-        return ()
-
     def repeated_blocks(self) -> list[nn.Module]:
         """The blocks that the tower repeats; regional compilation compiles these."""
-        return []
+        return list(self.modules.get_submodule(self.blocks).children()) if self.blocks else []
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         """Geometries and packed pixels `[rows, ...]` of PIL images, by the model's real image processor."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-PUBLISHED_PREFIX = re.compile(r"^(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.")
+PUBLISHED_KEYS = ((r"^(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),)
 """What stands before the names of a tower's tensors in published files."""
 
 PROCESSOR_SETTINGS = ("do_resize", "size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
@@ -44,6 +43,9 @@ class GridTowerEncoder(VisionEncoder):
     """Rows of a learned position table that a patch's position is summed of; 0 where the tower has no such table."""
     position_merge: ClassVar[int | None] = None
     """Side of the blocks in whose order patches come, where it is not the merge."""
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.patch_embed.proj",)
+    blocks: ClassVar[str | None] = "visual.blocks"
 
     @classmethod
     @abstractmethod
@@ -64,11 +66,6 @@ class GridTowerEncoder(VisionEncoder):
         with device:
             tower = model_class._from_config(config_class(**vision_config), attn_implementation="sdpa", dtype=dtype)
         return nn.ModuleDict({"visual": tower})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        name = PUBLISHED_PREFIX.sub("", key, count=1)
-        return "visual." + name if name != key else None
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -141,17 +138,17 @@ class GridTowerEncoder(VisionEncoder):
         grid_thw = torch.tensor(rows, device=self.device)
         return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
 
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.patch_embed.proj",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.blocks)
-
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         processor_class = self.image_processor_class()
         assert processor_class is not None
         return preprocess_patches(self, processor_class, images)
+
+
+def cut_patches(image: torch.Tensor, patch: int, merge: int = 1) -> torch.Tensor:
+    """Patches `[N, C, P, P]` of an image `[C, H, W]` in merge-block order; `merge` 1 is raster order."""
+    sides = (merge, patch)
+    cut = image.unflatten(2, (-1, *sides)).unflatten(1, (-1, *sides))
+    return cut.permute(1, 4, 2, 5, 0, 3, 6).flatten(0, 3)
 
 
 def preprocess_patches(

@@ -45,7 +45,7 @@ class ModelRow:
 
 
 QWEN3, QWEN2, GLM, INTERNVL = "Qwen3-VL", "Qwen2-VL", "GLM-V", "InternViT"
-SIGLIP, MOONVIT, TWO_VIEWS, OTHER = "SigLIP", "MoonViT", "two views", "own"
+SIGLIP, MOONVIT, PIXTRAL, TWO_VIEWS, OTHER = "SigLIP", "MoonViT", "Pixtral", "two views", "own"
 """Kinds of towers."""
 
 ROWS: tuple[ModelRow, ...] = (
@@ -284,6 +284,20 @@ ROWS: tuple[ModelRow, ...] = (
         "kimi-k3-debug",
     ),
     ModelRow(
+        "pixtral",
+        PIXTRAL,
+        "Mistral Small 3.1, 3.2, Ministral 3, Pixtral-12B, Pixtral Large, LightOnOCR",
+        "pixtral:PixtralEncoder",
+        (
+            "Mistral3ForConditionalGeneration",
+            "LlavaForConditionalGeneration",
+            "LightOnOCRForConditionalGeneration",
+            "LightOnOcrForConditionalGeneration",
+        ),
+        "mistral-small-3.1-24b",
+        "pixtral-debug",
+    ),
+    ModelRow(
         "deepseek_ocr",
         TWO_VIEWS,
         "DeepSeek-OCR, Unlimited-OCR",
@@ -371,6 +385,7 @@ NOT_YET: Mapping[str, str] = {
     "MiniCPMV4_6ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
     "MiniCPMV4_7ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
     "DeepseekOCR2ForCausalLM": "a language model encodes its images after SAM",
+    "PixtralForConditionalGeneration": "files in Mistral's own format; give the checkpoint in transformers' format",
     "Gemma4UnifiedForConditionalGeneration": "it has no tower: patches are projected, and nothing attends",
 }
 """Names whose relatives have an adapter, and what is different in them."""

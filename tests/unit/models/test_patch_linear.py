@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 CUT = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl", "minimax_m3")
 """Rows whose transformers tower convolves pixels that are cut into patches already."""
 
-CONVOLVED = (*CUT, "internvl", "gemma3", "idefics3", "deepseek_vl2", "deepseek_ocr", "step3_vl")
+CONVOLVED = (*CUT, "pixtral", "internvl", "gemma3", "idefics3", "deepseek_vl2", "deepseek_ocr", "step3_vl")
 """Those, and the rows that convolve whole tiles."""
 
 RELATIVES = (
@@ -28,7 +28,7 @@ RELATIVES = (
 
 
 def product_of(row_name: str) -> PatchProduct:
-    (name,) = debug_encoder(row_name).patch_convolutions()
+    (name,) = debug_encoder(row_name).patch_convolutions
     product = debug_encoder(row_name).modules.get_submodule(name)
     assert isinstance(product, PatchProduct)
     return product
@@ -64,7 +64,7 @@ def test_each_pixel_meets_its_own_weight_bit_for_bit(row_name: str) -> None:
 @pytest.mark.parametrize("row_name", CONVOLVED)
 def test_the_parameters_are_the_towers_own_under_their_names(row_name: str) -> None:
     encoder, product = debug_encoder(row_name), product_of(row_name)
-    (name,) = encoder.patch_convolutions()
+    (name,) = encoder.patch_convolutions
     parameters = dict(encoder.modules.named_parameters())
     assert parameters[f"{name}.weight"] is product.weight
     assert product.weight.ndim == 2 + len(product.kernel_size)
@@ -76,7 +76,7 @@ def test_every_row_that_convolves_patches_is_covered() -> None:
     found = []
     for row in ROWS:
         encoder = debug_encoder(row.name)
-        modules = [encoder.modules.get_submodule(name) for name in encoder.patch_convolutions()]
+        modules = [encoder.modules.get_submodule(name) for name in encoder.patch_convolutions]
         found += [row.name for module in modules if isinstance(module, PatchProduct)]
     assert sorted(found) == sorted((*CONVOLVED, *RELATIVES))
 
@@ -160,9 +160,7 @@ class Stub:
 
     def __init__(self, proj: nn.Module) -> None:
         self.modules = nn.ModuleDict({"embed": Embedding(proj)})
-
-    def patch_convolutions(self) -> tuple[str, ...]:
-        return ("embed.proj",)
+        self.patch_convolutions = ("embed.proj",)
 
 
 def test_a_refused_convolution_stays_in_its_place() -> None:

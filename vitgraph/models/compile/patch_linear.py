@@ -80,13 +80,13 @@ def product_refusal(module: nn.Module) -> str | None:
 
 
 def use_patch_products(encoder: VisionEncoder) -> list[str]:
-    """Replaces the convolutions that `encoder.patch_convolutions()` names, in every mode alike.
+    """Replaces the convolutions that `encoder.patch_convolutions` names, in every mode alike.
 
     Returns:
         Names of the modules that were replaced; those that are something else already, or no such convolution, stay.
     """
     replaced = []
-    for name in encoder.patch_convolutions():
+    for name in encoder.patch_convolutions:
         convolution = encoder.modules.get_submodule(name)
         if isinstance(convolution, Convolution) and product_refusal(convolution) is None:
             parent, _, attribute = name.rpartition(".")

@@ -196,6 +196,7 @@ class DeepseekOCREncoder(TwoPathEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = DeepseekOCRRule
     rule: DeepseekOCRRule
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.sam_encoder.patch_embed.projection",)
 
     def __init__(self, modules: nn.ModuleDict, rule: DeepseekOCRRule, attention: AttentionBackend) -> None:
         from vitgraph.models.families.deepseek_ocr_modules import position_tables
@@ -337,9 +338,6 @@ class DeepseekOCREncoder(TwoPathEncoder):
         for line in whole.split(self.rule.cells(GLOBAL)):
             parts += [line, newline]
         return torch.cat([*parts, tokens.view_separator[None]])
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.sam_encoder.patch_embed.projection",)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]

@@ -15,9 +15,8 @@ import numpy as np
 
 from vitgraph.errors import InputError
 from vitgraph.models.base import EncoderInputs, MetadataField
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
-from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
@@ -148,6 +147,8 @@ class DeepseekV41Encoder(GridTowerEncoder):
     follows_pixels: ClassVar[bool] = False
     resize_switch: ClassVar[tuple[str, ...]] = ()
     position_merge: ClassVar[int | None] = 1
+    patch_convolutions: ClassVar[Sequence[str]] = ()
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -191,10 +192,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
             tokens = nn.ParameterDict({name: torch.zeros(text, dtype=dtype) for name in ("start", "newline", "end")})
         del tower.merger
         return nn.ModuleDict({"visual": tower, "aligner": aligner, "tokens": tokens})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, CHECKPOINT_KEYS)
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
@@ -294,9 +291,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
             spans.append(self._span(grid, self._aligned(unfolded)))
         return torch.cat(spans)
 
-    def patch_convolutions(self) -> Sequence[str]:
-        return ()
-
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         """The published processor's rule with PIL; transformers has none for this model."""
         import torch
@@ -311,7 +305,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
             image = image.convert("RGB")
             view = image.resize(size) if is_stretched else ImageOps.pad(image, size, color=(127, 127, 127))
             values = torch.from_numpy(np.array(view, dtype=np.float32)).permute(2, 0, 1) / 255
-            cut = ((values - 0.5) / 0.5).unflatten(2, (-1, patch)).unflatten(1, (-1, patch)).permute(1, 3, 0, 2, 4)
             items.append(grid)
-            parts.append(cut.reshape(grid.patches, -1))
+            parts.append(cut_patches((values - 0.5) / 0.5, patch).flatten(1))
         return items, {"pixel_values": torch.cat(parts).to(self.device, self.dtype)}

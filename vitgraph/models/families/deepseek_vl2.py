@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import EncoderInputs
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.models.two_path import normalized
@@ -117,6 +116,9 @@ class DeepseekVL2Encoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = DeepseekVL2Rule
     rule: DeepseekVL2Rule
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
+    blocks: ClassVar[str | None] = "visual.encoder.layers"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
     def build_modules(
@@ -136,10 +138,6 @@ class DeepseekVL2Encoder(TileEncoder):
                 layers += [nn.GELU(), nn.Linear(text, text)]
             projector, tokens = nn.Sequential(*layers).to(dtype), ViewTokens(text).to(dtype)
         return nn.ModuleDict({"visual": tower, "projector": projector, "tokens": tokens})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, CHECKPOINT_KEYS)
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
@@ -239,13 +237,6 @@ class DeepseekVL2Encoder(TileEncoder):
         grid = functional.pad(features.unflatten(1, (side, side)), (0, 0, 0, spare, 0, spare))
         unfolded = functional.unfold(grid.permute(0, 3, 1, 2), kernel_size=merge, stride=merge)
         return self.modules["projector"](unfolded.permute(0, 2, 1))
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.embeddings.patch_embedding",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.encoder.layers)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         import torch

@@ -62,6 +62,8 @@ class Gemma3Encoder(TileEncoder):
     rule: Gemma3Rule
     image_processor: ClassVar[str | None] = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
     follows_pixels: ClassVar[bool] = True
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
+    blocks: ClassVar[str | None] = "visual.encoder.layers"
 
     @classmethod
     def vision_config_class(cls) -> type[Any] | None:
@@ -114,13 +116,6 @@ class Gemma3Encoder(TileEncoder):
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.embeddings.patch_embedding",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.encoder.layers)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil

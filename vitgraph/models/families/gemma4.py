@@ -189,6 +189,7 @@ class Gemma4Encoder(VisionEncoder):
     rule: Gemma4Rule
     image_processor: ClassVar[str | None] = "gemma4.image_processing_pil_gemma4:Gemma4ImageProcessorPil"
     follows_pixels: ClassVar[bool] = True
+    blocks: ClassVar[str | None] = "vision_tower.encoder.layers"
 
     @classmethod
     def vision_config_class(cls) -> type[Any] | None:
@@ -336,10 +337,6 @@ class Gemma4Encoder(VisionEncoder):
             positions[first : first + grid.t, :real] = torch.from_numpy(columns_first).to(self.device)
             first += grid.t
         return rows, positions
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["vision_tower"]
-        return list(tower.encoder.layers)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         import torch

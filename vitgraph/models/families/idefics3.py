@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.tiles import TileEncoder, TileRule
 
@@ -97,6 +96,9 @@ class Idefics3Encoder(TileEncoder):
     image_processor: ClassVar[str | None] = "idefics3.image_processing_pil_idefics3:Idefics3ImageProcessorPil"
     processor_names: ClassVar[Sequence[str]] = ("SmolVLMImageProcessor",)
     follows_pixels: ClassVar[bool] = True
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
+    blocks: ClassVar[str | None] = "visual.encoder.layers"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
     def vision_config_class(cls) -> type[Any] | None:
@@ -133,10 +135,6 @@ class Idefics3Encoder(TileEncoder):
         return nn.ModuleDict({"visual": tower, "connector": connector})
 
     @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, CHECKPOINT_KEYS)
-
-    @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         found, extra = super().read_model_config(config)
         return found, {**extra, "scale_factor": config.get("scale_factor", 2)}
@@ -160,13 +158,6 @@ class Idefics3Encoder(TileEncoder):
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.modules["connector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.embeddings.patch_embedding",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.encoder.layers)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         import torch

@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, TileGeometry, fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.planning.items import IMAGE, VIDEO
@@ -157,6 +156,9 @@ class InternVLEncoder(TileEncoder):
     follows_pixels: ClassVar[bool] = True
     spellings: ClassVar[Mapping[str, str]] = {"crop_to_patches": "dynamic_image_size"}
     block_scale: ClassVar[str | None] = "lambda_2"
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embeddings.projection",)
+    blocks: ClassVar[str | None] = "visual.encoder.layer"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ORIGINAL_KEYS
 
     @classmethod
     def vision_config_class(cls) -> type[Any] | None:
@@ -184,10 +186,6 @@ class InternVLEncoder(TileEncoder):
             tower = InternVLVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
             projector = InternVLMultiModalProjector(full).to(dtype)
         return nn.ModuleDict({"visual": tower, "projector": projector})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, ORIGINAL_KEYS)
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
@@ -254,13 +252,6 @@ class InternVLEncoder(TileEncoder):
         shuffle: Any = InternVLModel.pixel_shuffle
         shuffled = shuffle(None, grid, scale_factor=1 / self.rule.merge)
         return self.modules["projector"](shuffled.reshape(len(pixels), -1, shuffled.shape[-1]))
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.embeddings.patch_embeddings.projection",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.encoder.layer)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil

@@ -6,10 +6,9 @@ Video chunks, which vLLM 0.33 encodes eagerly, are left to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.families.kimi_vl import PUBLISHED_KEYS, KimiVLEncoder, KimiVLRule
 from vitgraph.models.geometry import GeometryRule, GridGeometry
 from vitgraph.models.grid_metadata import center_coordinates, linear_axis, table_taps
@@ -56,10 +55,7 @@ class KimiK25Encoder(KimiVLEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = KimiK25Rule
     rule: KimiK25Rule
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, (*PROJECTOR_KEYS, *PUBLISHED_KEYS))
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (*PROJECTOR_KEYS, *PUBLISHED_KEYS)
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, MetadataField
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import (
     GeometryRule,
     GridGeometry,
     ItemGeometry,
     MergedGridRule,
 )
-from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, center_coordinates, cubic_axis, table_taps
+from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
+from vitgraph.models.grid_metadata import block_ranks, center_coordinates, cubic_axis, table_taps
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
@@ -113,15 +111,6 @@ class KimiVLRule(MergedGridRule):
         return grid
 
 
-@lru_cache(maxsize=2048)
-def merge_destinations(h: int, w: int, merge: int) -> np.ndarray:
-    """Row of each raster-order patch once the patches of an output token lie side by side: `[h * w]` int32."""
-    positions = block_positions(h, w, merge)
-    destinations = np.empty(h * w, dtype=np.int32)
-    destinations[positions[:, 0] * w + positions[:, 1]] = np.arange(h * w, dtype=np.int32)
-    return destinations
-
-
 class KimiVLEncoder(GridTowerEncoder):
     """`Kimi_K25VisionModel` and `Kimi_K25MultimodalProjection`; patches are in raster order."""
 
@@ -132,6 +121,8 @@ class KimiVLEncoder(GridTowerEncoder):
     image_processor: ClassVar[str | None] = None
     follows_pixels: ClassVar[bool] = False
     resize_switch: ClassVar[tuple[str, ...]] = ()
+    blocks: ClassVar[str | None] = "visual.layers"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -157,10 +148,6 @@ class KimiVLEncoder(GridTowerEncoder):
         with device:
             modules["projector"] = Kimi_K25MultimodalProjection(config).to(dtype)
         return modules
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, PUBLISHED_KEYS)
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
@@ -205,7 +192,7 @@ class KimiVLEncoder(GridTowerEncoder):
     ) -> dict[str, np.ndarray]:
         found = super().compute_metadata(items, path, axis_key)
         grids = [self.rule.checked_grid(item) for item in items]
-        rows = [merge_destinations(grid.h, grid.w, self.rule.merge) for grid in grids]
+        rows = [block_ranks(grid.h, grid.w, self.rule.merge) for grid in grids]
         starts = found["cu_seqlens"][:-1]
         return {**found, "merge_rows": np.concatenate([start + own for start, own in zip(starts, rows, strict=True)])}
 
@@ -239,35 +226,24 @@ class KimiVLEncoder(GridTowerEncoder):
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         return self.projected(super().stock_rows(mm_kwargs))
 
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.layers)
-
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        """The published processor's rule with PIL and numpy; transformers has none for this model."""
+        """The published processor's rule with PIL; transformers has none for this model."""
         import torch
+        from PIL.Image import Resampling
+        from torch.nn import functional
 
         items: list[ItemGeometry] = []
-        patches = []
+        patches, patch, processor = [], self.rule.patch, self.rule.processor
         for image in images:
-            grid = self.rule.image_geometry(*image.size)
+            grid, size = self.rule.image_geometry(*image.size), self.rule.resized(*image.size)
+            image = image.convert("RGB")
+            image = image.resize(size, Resampling.BICUBIC) if size != image.size else image
+            pixels = torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1) / 255
+            padded = functional.pad(pixels, (0, grid.w * patch - image.width, 0, grid.h * patch - image.height))
+            mean, std = (torch.tensor(processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
             items.append(grid)
-            patches.append(self._image_patches(image.convert("RGB"), grid))
-        pixels = torch.from_numpy(np.concatenate(patches))
-        return items, {"pixel_values": pixels.to(self.device, self.dtype)}
-
-    def _image_patches(self, image: Any, grid: GridGeometry) -> np.ndarray:
-        from PIL.Image import Resampling
-
-        patch, processor = self.rule.patch, self.rule.processor
-        size = self.rule.resized(*image.size)
-        if size != image.size:
-            image = image.resize(size, Resampling.BICUBIC)
-        canvas = np.zeros((grid.h * patch, grid.w * patch, 3), dtype=np.float32)
-        canvas[: image.height, : image.width] = np.asarray(image, dtype=np.float32) / 255
-        canvas = (canvas - np.float32(processor["image_mean"])) / np.float32(processor["image_std"])
-        blocks = canvas.reshape(grid.h, patch, grid.w, patch, 3).transpose(0, 2, 4, 1, 3)
-        return np.ascontiguousarray(blocks.reshape(-1, 3, patch, patch), dtype=np.float32)
+            patches.append(cut_patches((padded - mean) / std, patch))
+        return items, {"pixel_values": torch.cat(patches).to(self.device, self.dtype)}
 
 
 def _pairs_to_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:

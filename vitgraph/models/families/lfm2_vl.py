@@ -28,7 +28,7 @@ from vitgraph.models.geometry import (
     MergedGridRule,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.grid_metadata import block_positions, block_ranks
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
@@ -179,6 +179,8 @@ class Lfm2VLEncoder(GridTowerEncoder):
     processor_names: ClassVar[Sequence[str]] = ("Lfm2VlImageProcessor",)
     follows_pixels: ClassVar[bool] = False
     resize_switch: ClassVar[tuple[str, ...]] = ()
+    patch_convolutions: ClassVar[Sequence[str]] = ()
+    blocks: ClassVar[str | None] = "visual.encoder.layers"
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -289,9 +291,8 @@ class Lfm2VLEncoder(GridTowerEncoder):
             stock = model_class._from_config(config, attn_implementation="sdpa", dtype=self.dtype)
         grids = self.grids(mm_kwargs.chosen)
         pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
-        orders = [block_positions(grid.h, grid.w, self.rule.merge) @ np.array([grid.w, 1]) for grid in grids]
-        ranks = [torch.from_numpy(np.argsort(order)).to(self.device) for order in orders]
-        raster = [part[rank] for part, rank in zip(pixels, ranks, strict=True)]
+        ranks = [block_ranks(grid.h, grid.w, self.rule.merge) for grid in grids]
+        raster = [part[torch.from_numpy(rank).to(self.device)] for part, rank in zip(pixels, ranks, strict=True)]
         shapes = torch.tensor([[grid.h, grid.w] for grid in grids], device=self.device)
         padded = pad_sequence(raster, batch_first=True)
         mask = (torch.arange(padded.shape[1], device=self.device) < shapes.prod(-1, keepdim=True)).int()
@@ -299,13 +300,6 @@ class Lfm2VLEncoder(GridTowerEncoder):
         projector = self.modules["projector"]
         parts = zip(output.last_hidden_state, grids, strict=True)
         return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ()
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.encoder.layers)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         raise InputError(f"{type(self).__name__} has no image processor for real pixels; use random pixels")

@@ -108,6 +108,7 @@ class Llama4Encoder(TileEncoder):
     rule_class: ClassVar[type[GeometryRule]] = Llama4Rule
     rule: Llama4Rule
     resample: ClassVar[int] = 2
+    blocks: ClassVar[str | None] = "visual.model.layers"
 
     @classmethod
     def vision_config_class(cls) -> type[Any] | None:
@@ -153,10 +154,6 @@ class Llama4Encoder(TileEncoder):
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.model.layers)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         """transformers' processor needs torchvision; this is its rule with PIL, bfloat16 arithmetic included."""

@@ -74,6 +74,7 @@ class MiniCPMVEncoder(VisionEncoder):
     rule_class: ClassVar[type[GeometryRule]] = MiniCPMVRule
     rule: MiniCPMVRule
     versions: ClassVar[tuple[str, ...]] = ("2.6", "4.0")
+    blocks: ClassVar[str | None] = "vpm.encoder.layers"
 
     @classmethod
     def build_modules(
@@ -228,10 +229,6 @@ class MiniCPMVEncoder(VisionEncoder):
         sizes = torch.tensor([self.rule.tower_grid(grid) for grid in grids], dtype=torch.int32)
         hidden = self.modules["vpm"](strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
         return self.modules["resampler"](hidden.split([rows * columns for rows, columns in grids]), grids)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["vpm"]
-        return list(tower.encoder.layers)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         import torch

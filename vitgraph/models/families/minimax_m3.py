@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.models.base import EncoderInputs, MetadataField
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, preprocess_patches
 from vitgraph.planning.budgets import GraphKey
@@ -53,6 +52,9 @@ class MiniMaxM3Encoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = MiniMaxM3Rule
     image_processor: ClassVar[str | None] = "minimax_m3_vl.image_processing_minimax_m3_vl:MiniMaxM3VLImageProcessor"
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.proj",)
+    blocks: ClassVar[str | None] = "visual.layers"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
@@ -79,10 +81,6 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         with device:
             modules["projector"] = MiniMaxM3VLMultiModalProjector(full).to(dtype)
         return modules
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, CHECKPOINT_KEYS)
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -120,13 +118,6 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         pixels = mm_kwargs.rows("pixel_values").materialize()
         hidden = self.modules["visual"](pixels, grid_thw=torch.tensor(rows, device=self.device)).last_hidden_state
         return self.modules["projector"](hidden[0])
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.embeddings.proj",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.layers)
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         # transformers' class for this model needs torchvision; this one does the same.

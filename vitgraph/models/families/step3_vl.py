@@ -220,6 +220,8 @@ class Step3VLEncoder(TwoPathEncoder):
     rule_class: ClassVar[type[GeometryRule]] = Step3VLRule
     rule: Step3VLRule
     resample: ClassVar[int] = 2
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
+    blocks: ClassVar[str | None] = "visual.layers"
 
     def __init__(self, modules: nn.ModuleDict, rule: Step3VLRule, attention: AttentionBackend) -> None:
         from vitgraph.models.families.step3_vl_modules import perception_positions
@@ -326,13 +328,6 @@ class Step3VLEncoder(TwoPathEncoder):
         import torch
 
         return torch.cat([*crops, whole])
-
-    def patch_convolutions(self) -> Sequence[str]:
-        return ("visual.embeddings.patch_embedding",)
-
-    def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return list(tower.layers)
 
     def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
         """The published processor's rule: PIL cuts, and the normalised pieces are resized with antialiasing."""

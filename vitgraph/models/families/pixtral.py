@@ -1,0 +1,172 @@
+"""Pixtral: a tower over patch grids of any size, rotary on both axes; under Mistral 3 and LightOnOCR too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import ModelError
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
+from vitgraph.models.grid_metadata import block_ranks
+from vitgraph.planning.items import IMAGE
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+CHECKPOINT_KEYS = (
+    (r"^(?:model\.)?(?:vision_tower|vision_encoder)\.", "visual."),
+    (r"^(?:model\.)?(?:multi_modal_projector|vision_projection)\.", "projector."),
+)
+PROJECTOR_FIELDS = ("spatial_merge_size", "projector_hidden_act", "multimodal_projector_bias")
+"""Fields at the top of config.json that the projector reads; without a merge size it is the LLaVA models'."""
+
+
+class PixtralRule(MergedGridRule):
+    """Images are shrunk until both sides are within a limit, never enlarged, and stretched to whole output tokens."""
+
+    modalities: tuple[str, ...] = (IMAGE,)
+
+    @property
+    def merge(self) -> int:
+        return int(self.extra.get("spatial_merge_size", 1))
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["text_hidden_size"])
+
+    @property
+    def tower_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config, mlp_matrices=3)
+
+    def image_geometry(self, width: int, height: int) -> GridGeometry:
+        def resized() -> tuple[int, int]:
+            ratio = max(1.0, max(width, height) / int(self.processor["longest_edge"]))
+            # A side that the shrinking leaves nothing of is refused as the processor refuses it.
+            sides = (math.floor(side / ratio) if ratio > 1 else side for side in (height, width))
+            rows, columns = (-(-side // self.factor) for side in sides)
+            return rows * self.factor, columns * self.factor
+
+        return self.checked_grid(self.sized_grid(IMAGE, 1, width, height, resized))
+
+    def merger_flops(self, grid: GridGeometry) -> float:
+        width, out, tokens = self.tower_shape.width, self.output_width, grid.patches // self.merge**2
+        merging = (width * self.merge) ** 2 if "spatial_merge_size" in self.extra else 0
+        return 2.0 * tokens * (merging + width * out + out * out)
+
+
+class PixtralEncoder(GridTowerEncoder):
+    """`PixtralVisionModel` and the projector of Mistral 3 or LLaVA; `[N, 3, P, P]` patches in merge-block order."""
+
+    rule_class: ClassVar[type[GeometryRule]] = PixtralRule
+    rule: PixtralRule
+    image_processor: ClassVar[str | None] = "pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.patch_conv",)
+    blocks: ClassVar[str | None] = "visual.transformer.layers"
+
+    @classmethod
+    def tower_class(cls) -> tuple[type[Any], type[Any]]:
+        from transformers.models.pixtral import PixtralVisionConfig, PixtralVisionModel
+
+        return PixtralVisionConfig, PixtralVisionModel
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
+        from transformers.models.mistral3 import Mistral3Config
+        from transformers.models.mistral3.modeling_mistral3 import Mistral3MultiModalProjector
+
+        modules = super().build_modules(vision_config, extra, dtype, device)
+        tower: Any = modules["visual"]
+        text = {"hidden_size": extra["text_hidden_size"], "rms_norm_eps": extra.get("rms_norm_eps", 1e-5)}
+        fields = {name: extra[name] for name in PROJECTOR_FIELDS if name in extra}
+        full = Mistral3Config(vision_config=tower.config, text_config={"model_type": "mistral", **text}, **fields)
+        projector: Any = Mistral3MultiModalProjector if "spatial_merge_size" in extra else LlavaMultiModalProjector
+        with device:
+            modules["projector"] = projector(full).to(dtype)
+        return modules
+
+    @classmethod
+    def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
+        """LLaVA's other towers have the same architecture."""
+        return (config.get("vision_config") or {}).get("model_type", "pixtral") == "pixtral"
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        if config.get("vision_feature_layer", -1) != -1:
+            raise ModelError(
+                f"vision_feature_layer is {config['vision_feature_layer']}; only -1, the last, is supported"
+            )
+        found, extra = super().read_model_config(config)
+        text = config.get("text_config") or {}
+        given = {name: config[name] for name in PROJECTOR_FIELDS if config.get(name) is not None}
+        return found, {**extra, **given, **({"rms_norm_eps": text["rms_norm_eps"]} if "rms_norm_eps" in text else {})}
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("image_mean", "image_std", *cls.resize_switch)
+        found = {name: processor[name] for name in names if processor.get(name) is not None}
+        size = processor.get("size")
+        return {**found, **({"longest_edge": size["longest_edge"]} if size else {})}
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (int(self.rule.vision_config.get("num_channels", 3)), self.rule.patch, self.rule.patch)
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+        tower: Any = self.modules["visual"]
+        hidden = tower.ln_pre(tower.patch_conv(inputs["pixel_values"]).flatten(1))[None]
+        offsets, longest = inputs["cu_seqlens"], scalars["max_seqlen"]
+        hidden = tower.transformer(
+            hidden,
+            position_embeddings=tower.patch_positional_embedding(hidden, inputs["position_ids"]),
+            cu_seq_lens_q=offsets,
+            cu_seq_lens_k=offsets,
+            max_length_q=longest,
+            max_length_k=longest,
+        ).last_hidden_state[0]
+        projector: Any = self.modules["projector"]
+        if hasattr(projector, "patch_merger"):
+            # transformers unfolds the patches: channels slowest.
+            squares = projector.norm(hidden).unflatten(0, (-1, self.rule.merge**2)).transpose(1, 2)
+            hidden = projector.patch_merger.merging_layer(squares.flatten(1))
+        return [projector.linear_2(projector.act(projector.linear_1(hidden)))]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """transformers' own forward on images padded to one size."""
+        import torch
+        from torch.nn import functional
+
+        grids, patch = self.grids(mm_kwargs.chosen), self.rule.patch
+        parts = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
+        tall, wide = max(grid.h for grid in grids), max(grid.w for grid in grids)
+        images = []
+        for grid, part in zip(grids, parts, strict=True):
+            rank = torch.from_numpy(block_ranks(grid.h, grid.w, self.rule.merge)).to(self.device)
+            image = part[rank].unflatten(0, (grid.h, grid.w)).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)
+            images.append(functional.pad(image, (0, (wide - grid.w) * patch, 0, (tall - grid.h) * patch)))
+        sizes = torch.tensor([[grid.h * patch, grid.w * patch] for grid in grids])
+        hidden = self.modules["visual"](torch.stack(images), image_sizes=sizes.tolist()).last_hidden_state[0]
+        projector: Any = self.modules["projector"]
+        return projector(hidden, sizes) if hasattr(projector, "patch_merger") else projector(hidden)
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        import torch
+
+        rule, processor_class = self.rule, self.image_processor_class()
+        assert processor_class is not None
+        settings = {name: rule.processor[name] for name in ("image_mean", "image_std", "do_resize")}
+        settings |= {"size": {"longest_edge": rule.processor["longest_edge"]}, **rule.processor.get("pixels", {})}
+        processor = processor_class(patch_size={"height": rule.factor, "width": rule.factor}, **settings)
+        items: list[ItemGeometry] = [rule.image_geometry(*image.size) for image in images]
+        # Image by image: the processor pads a batch to one size.
+        pixels = [processor(images=[image], return_tensors="pt")["pixel_values"][0] for image in images]
+        patches = torch.cat([cut_patches(image, rule.patch, rule.merge) for image in pixels])
+        return items, {"pixel_values": patches.to(self.device, self.dtype)}
