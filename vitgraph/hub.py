@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 from vitgraph import __version__
-from vitgraph.errors import HubUnreachableError
 
 HUB_TIMEOUT_S = 3.0
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -24,21 +23,6 @@ def hub_problem() -> str | None:
     """Why the hub cannot be reached; None where it answers."""
     found = check_hub()
     return None if found["reachable"] else f"{found['endpoint']}: {found['reason']}"
-
-
-def require_hub(what: str, ways_out: str) -> None:
-    """Refuses what needs the hub where it does not answer; its own library would try for a minute.
-
-    Args:
-        what: What is wanted of it.
-        ways_out: What works without it.
-
-    Raises:
-        HubUnreachableError: It cannot be reached.
-    """
-    problem = hub_problem()
-    if problem is not None:
-        raise HubUnreachableError(f"{what}, and the hub cannot be reached ({problem}); {ways_out}")
 
 
 def check_hub(

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown
+from vitgraph.measure.progress import Progress
 from vitgraph.records.store import DEFAULT_ROOT, new_folder
 from vitgraph.specs import CalibrateSpec, ModelSpec
 
 if TYPE_CHECKING:
-    from vitgraph.measure.progress import Progress
     from vitgraph.models.registry import ModelSource
     from vitgraph.predict.profile import CalibrationProfile
 
 
-def calibrate(spec: CalibrateSpec) -> Shown:
+def calibrate(spec: CalibrateSpec, progress: Progress) -> Shown:
     """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
     from vitgraph.measure.setup import resolve_source
     from vitgraph.predict.profile_summary import describe_profile
     from vitgraph.records.store import RecordFileError, check_file
-    from vitgraph.report.progress import ConsoleProgress
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.calibrate import calibrate_document
 
     model = spec.model
@@ -32,8 +29,7 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     check_file(where, spec.overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would calibrate {source.name} and save {where}")
-    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
-        profile = measured_profile(model, source, spec.graph.max_call_tokens, spec.time_limit, progress)
+    profile = measured_profile(model, source, spec.graph.max_call_tokens, spec.time_limit, progress)
     failure = None
     try:
         profile.save(where, overwrite=spec.overwrite)
@@ -43,7 +39,7 @@ def calibrate(spec: CalibrateSpec) -> Shown:
     summary = describe_profile(profile)
     return Shown(
         summary,
-        partial(render, calibrate_document(summary)),
+        calibrate_document(summary),
         where if failure is None else None,
         kept_as="profile",
         is_interrupted=profile.stopped is not None and failure is None,

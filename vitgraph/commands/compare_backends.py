@@ -6,76 +6,65 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vitgraph.commands.bench import described
 from vitgraph.commands.checks import check_run
 from vitgraph.commands.config_file import NOT_IN_FILES
-from vitgraph.commands.shell import Shown, command_line
+from vitgraph.commands.shell import Shown, command_line, shown_record
 from vitgraph.errors import UsageError
+from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
 from vitgraph.specs import CompareSpec
 from vitgraph.specs.fields import as_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from vitgraph.measure.compare_spec import PreparedCompare
-    from vitgraph.measure.progress import Progress
     from vitgraph.records.record import CompareRecord
 
 PART_OPTIONS_FILE = "options.json"
 
 
-def compare_backends(spec: CompareSpec) -> Shown | None:
+def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     """Compare attention backends in graph and eager mode on one workload, and say which to use and how sure that is.
 
     Every backend's outputs are checked against the same tower in float32 before anything is timed. A backend that is
     missing, fails or is wrong keeps its row with the reason.
     """
-    from vitgraph.commands.on_ranks import is_follower, is_rank, ran_on_ranks, rank_progress
+    from vitgraph.commands.on_ranks import ran_on_ranks
     from vitgraph.measure.compare_micro import MICRO_KIND
     from vitgraph.measure.compare_spec import choose_backends, prepare_compare
+    from vitgraph.ranks.launch import is_follower, is_rank
     from vitgraph.records.candidates import COMPARE_KIND as KIND
     from vitgraph.records.candidates import failure as failure_of
     from vitgraph.report.documents import document_of, write_derived
-    from vitgraph.report.to_terminal import render
 
     if spec.isolate and is_rank():
         raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
     spec = replace(spec, backends=choose_backends(spec.backends))
-    bench = spec.bench
+    bench, overwrite = spec.bench, spec.bench.run.overwrite
     folder = bench.run.output_dir or new_folder(MICRO_KIND if spec.micro else KIND, bench.model.model)
     if spec.micro:
-        return _run_micro(spec, folder)
+        return _run_micro(spec, folder, progress)
     is_on_ranks = not (spec.shell.dry_run or spec.isolate)
-    if is_on_ranks and ran_on_ranks(bench.parallel, bench.model.device, folder, overwrite=bench.run.overwrite):
+    if is_on_ranks and ran_on_ranks(bench.parallel, bench.model.device, folder, progress, overwrite=overwrite):
         return None
     prepared = prepare_compare(spec)
-    check_run(bench.model, prepared.bench.source, folder, overwrite=bench.run.overwrite, parallel=bench.parallel)
+    check_run(bench.model, prepared.bench.source, folder, overwrite=overwrite, parallel=bench.parallel)
     if spec.shell.dry_run:
-        return _describe(prepared)
-    with rank_progress(spec.shell.quiet) as progress:
-        for warning in prepared.bench.warnings:
-            progress.note(warning)
-        try:
-            record = _run(prepared, folder, progress)
-        finally:
-            if not is_follower():
-                write_derived(folder, progress.note)
+        return described(prepared.describe())
+    for warning in prepared.bench.warnings:
+        progress.note(warning)
+    try:
+        record = _run(prepared, folder, progress)
+    finally:
+        if not is_follower():
+            write_derived(folder, progress.note)
     if record is None:
         return None
-    is_interrupted = record.status == "interrupted"
-    failure = None if is_interrupted else failure_of(record.result)
     document = document_of(record, sharing=prepared.bench.sharing)
-    return Shown(
-        record.model_dump(mode="json"),
-        partial(render, document),
-        folder,
-        is_interrupted=is_interrupted,
-        failure=failure,
-    )
+    return shown_record(record, folder, failure_of(record.result), document)
 
 
 def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> CompareRecord | None:
@@ -105,32 +94,10 @@ def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:
     return [sys.executable, "-m", "vitgraph", "compare-backends", "--config", str(file)]
 
 
-def _describe(prepared: PreparedCompare) -> Shown:
-    description = prepared.describe()
-
-    def render(console: Console) -> None:
-        from vitgraph.report.to_terminal import render as show
-        from vitgraph.report.views.plan import dry_run_document
-
-        show(dry_run_document(description), console)
-
-    return Shown(description, render)
-
-
-def _run_micro(spec: CompareSpec, folder: Path) -> Shown:
+def _run_micro(spec: CompareSpec, folder: Path, progress: Progress) -> Shown:
     from vitgraph.measure.compare_micro import micro_failure, run_micro_comparison
-    from vitgraph.report.documents import document_of, write_derived
-    from vitgraph.report.progress import ConsoleProgress
-    from vitgraph.report.to_terminal import render
+    from vitgraph.report.documents import write_derived
 
-    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
-        record = run_micro_comparison(spec, folder, command_line(), progress)
-        write_derived(folder, progress.note)
-    is_interrupted = record.status == "interrupted"
-    return Shown(
-        record.model_dump(mode="json"),
-        partial(render, document_of(record)),
-        folder,
-        is_interrupted=is_interrupted,
-        failure=None if is_interrupted else micro_failure(record),
-    )
+    record = run_micro_comparison(spec, folder, command_line(), progress)
+    write_derived(folder, progress.note)
+    return shown_record(record, folder, micro_failure(record))

@@ -62,7 +62,7 @@ def _compare(spec: ExportSpec, sides: tuple[str, str], formats: Sequence[str]) -
     folder = spec.output_dir or new_folder("comparison", resolved.model if resolved else "runs")
     shown = _written(two_runs_document(comparison), folder, formats, spec, stem="comparison")
     failure = None if spec.fail_on_slower is None else _gate(comparison, spec.fail_on_slower)
-    return Shown(comparison_summary(comparison), shown.render, failure=failure)
+    return Shown(comparison_summary(comparison), shown.view, failure=failure)
 
 
 def _runs_of(side: str) -> list[Path]:

@@ -19,12 +19,11 @@ def doctor(spec: DoctorSpec) -> Shown:
     """
     from vitgraph.commands.examine import examine
     from vitgraph.errors import VitgraphError
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.doctor import doctor_document
 
     facts = examine()
     failure = None if facts["can_run"] else VitgraphError("nothing can run here; the lines above say what to install")
-    return Shown(facts, lambda console: render(doctor_document(facts), console), failure=failure)
+    return Shown(facts, doctor_document(facts), failure=failure)
 
 
 def import_line(spec: ImportSpec) -> Shown:

@@ -18,7 +18,6 @@ from vitgraph.ranks.launch import (
     check_devices,
     check_ranks,
     end_with_parent,
-    is_follower,
     is_rank,
     launch_ranks,
     leave_word,
@@ -33,26 +32,14 @@ if TYPE_CHECKING:
     from vitgraph.records.record import BenchRecord
 
 
-@contextmanager
-def rank_progress(quiet: bool) -> Iterator[Progress]:
-    """Progress on the console, or of a rank that is silent."""
-    from vitgraph.measure.progress import SilentProgress
-    from vitgraph.report.progress import ConsoleProgress
-
-    if is_follower():
-        yield SilentProgress()
-        return
-    with ConsoleProgress(enabled=not quiet) as progress:
-        yield progress
-
-
-def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, *, overwrite: bool) -> bool:
+def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, progress: Progress, *, overwrite: bool) -> bool:
     """Runs this command line again on several ranks of this host, where they are wanted and not there yet.
 
     Args:
         spec: How many.
         device: `--device`.
         folder: Where rank 0 saves; decided here, so that the user can be told whatever happens.
+        progress: That of this process; rank 0 tells of its own.
         overwrite: Results in it may be replaced.
 
     Returns:
@@ -70,6 +57,7 @@ def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, *, overwr
     if folder is not None:
         # Refused here, before processes are started; the folder is rank 0's afterwards.
         ResultFolder(folder, overwrite).close()
+    progress.close()
     output = ["--output-dir", str(folder)] if folder is not None else []
     ended = launch_ranks(spec.ranks, [*sys.argv[1:], *output])
     if ended.message is not None:

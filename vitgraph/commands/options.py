@@ -16,29 +16,32 @@ import typer
 
 from vitgraph.commands.config_file import read_config
 from vitgraph.commands.habits import CommandOfHabit
-from vitgraph.commands.shell import Shown, reported_errors, show
+from vitgraph.commands.shell import Shown, reported_errors, show, told
 from vitgraph.specs.fields import Spec, SpecOption, options_of
 from vitgraph.specs.given import ChooseDefaults, expanded, make_spec
 from vitgraph.specs.values import IgnoredSetting
 
 
 def add_command(
-    app: typer.Typer, name: str, function: Callable[[Any], Shown | None], defaults: ChooseDefaults | None = None
+    app: typer.Typer, name: str, function: Callable[..., Shown | None], defaults: ChooseDefaults | None = None
 ) -> None:
     """Adds a command.
 
     Args:
         app: Gets it.
         name: Its name.
-        function: What it does with its spec, the type of its one argument; its docstring is the help.
+        function: What it does with its spec, the type of its first argument, and with what takes its progress where it
+            has a second one; its docstring is the help.
         defaults: Chooses defaults that depend on the machine.
     """
     spec = spec_of(function)
+    takes_progress = len(inspect.signature(function).parameters) > 1
 
     def command(context: typer.Context, **values: Any) -> None:
         with reported_errors(debug=bool(values.get("debug"))):
             asked = read_spec(spec, context, values, defaults)
-            shown = function(asked)
+            with told(quiet=getattr(asked.shell, "quiet", False)) as progress:  # type: ignore[attr-defined]
+                shown = function(asked, progress) if takes_progress else function(asked)
             if shown is not None:
                 show(shown, as_json=asked.shell.json)  # type: ignore[attr-defined]
 
@@ -53,9 +56,7 @@ def add_command(
 
 def spec_of(function: Callable[[Any], Any]) -> type[Spec]:
     """The spec class that a command's function takes."""
-    hints = get_type_hints(function)
-    (parameter,) = inspect.signature(function).parameters
-    spec: type[Spec] = hints[parameter]
+    spec: type[Spec] = get_type_hints(function)[next(iter(inspect.signature(function).parameters))]
     return spec
 
 

@@ -23,7 +23,6 @@ def plan(spec: PlanSpec) -> Shown:
     On several GPUs (--tensor-parallel-size), also which rank would get which items, and what sharing by cost changes.
     """
     from vitgraph.measure.preparation import workload_facts
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.plan import explanation_document
 
     prepared = _prepare(spec)
@@ -34,7 +33,7 @@ def plan(spec: PlanSpec) -> Shown:
     data["warnings"], data["workload"] = prepared.warnings, workload_facts(prepared)
     for text in prepared.warnings if not spec.shell.json else ():
         print(f"note: {text}", file=sys.stderr)
-    return Shown(data, lambda console: render(explanation_document(data), console))
+    return Shown(data, explanation_document(data))
 
 
 def _prepare(spec: PlanSpec) -> PreparedBench:

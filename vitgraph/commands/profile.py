@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, command_line, is_on_gpu
+from vitgraph.commands.shell import Shown, command_line, is_on_gpu, shown_record
+from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
 from vitgraph.specs import ProfileSpec
 
@@ -22,23 +22,20 @@ def profiled_call(given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in call.items() if name != "items" or not is_drawn}
 
 
-def profile(spec: ProfileSpec) -> Shown:
+def profile(spec: ProfileSpec, progress: Progress) -> Shown:
     """Show where the GPU time of one call goes, eagerly and in replay: attention, products, norms, copies, gaps.
 
     The call is given by --items, or drawn by the random-mm options. Without --token-budgets its graphs are of exactly
     its size. On a CPU the operators of the forward are shown instead of kernels.
     """
     from vitgraph.measure.profile_call import prepare_profile, run_profile
-    from vitgraph.report.documents import document_of, write_derived
-    from vitgraph.report.progress import ConsoleProgress
-    from vitgraph.report.to_terminal import render
+    from vitgraph.report.documents import write_derived
 
     prepared = prepare_profile(spec)
     folder = spec.output_dir or new_folder("profile", spec.model.model)
     check_run(spec.model, prepared.source, folder, overwrite=spec.overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would profile {len(prepared.call.items)} item(s) of {prepared.source.name}")
-    with ConsoleProgress(enabled=not spec.shell.quiet) as progress:
-        record = run_profile(prepared, folder, command_line(), progress)
-        write_derived(folder, progress.note)
-    return Shown(record.model_dump(mode="json"), partial(render, document_of(record)), folder)
+    record = run_profile(prepared, folder, command_line(), progress)
+    write_derived(folder, progress.note)
+    return shown_record(record, folder)

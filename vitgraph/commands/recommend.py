@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitgraph.commands.calibrate import measured_profile
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, is_on_gpu
 from vitgraph.commands.tune_budgets import check_goals, profile_for, tune
+from vitgraph.measure.progress import Progress
 from vitgraph.records.store import ResultFolder, new_folder
 from vitgraph.specs import RecommendSpec
 
@@ -21,7 +21,7 @@ CALIBRATION, VERIFICATION = "calibration.json", "verify"
 """Names in the result's folder; its own record is that of the tuning."""
 
 
-def recommend(spec: RecommendSpec) -> Shown:
+def recommend(spec: RecommendSpec, progress: Progress) -> Shown:
     """Say whether this traffic should use encoder graphs, what to paste into vLLM, what it gains, and how sure that is.
 
     On a GPU: calibrates (or takes --calibration), tunes on a part of the calls, measures on the others, and compares
@@ -30,9 +30,7 @@ def recommend(spec: RecommendSpec) -> Shown:
     """
     from vitgraph.measure.preparation import prepare_bench
     from vitgraph.report.documents import write_derived
-    from vitgraph.report.progress import ConsoleProgress
     from vitgraph.report.to_files import write
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.recommend import recommend_document, recommendation
     from vitgraph.verify.models import failure_of
 
@@ -46,7 +44,7 @@ def recommend(spec: RecommendSpec) -> Shown:
     if spec.shell.dry_run:
         does = "calibrate, tune, measure" if calibrates else "tune, measure" if measures else "tune and predict"
         return dry_run(spec, f"would {does} for {len(prepared.calls)} calls of {prepared.source.name}")
-    with ResultFolder(folder, overwrite) as results, ConsoleProgress(enabled=not spec.shell.quiet) as progress:
+    with ResultFolder(folder, overwrite) as results:
         if profile is None:
             limit = spec.calibration_time_limit
             profile = measured_profile(bench.model, prepared.source, bench.graph.max_call_tokens, limit, progress)
@@ -65,10 +63,9 @@ def recommend(spec: RecommendSpec) -> Shown:
         "verify": None if verified is None else verified.model_dump(mode="json"),
     }
     is_stopped = "interrupted" in {one.status for one in (record, verified) if one is not None}
-    if failure is None and verified is not None and not is_stopped:
-        return Shown(data, partial(render, document), folder, failure=failure_of(verified))
     saved = folder if failure is None else None
-    return Shown(data, partial(render, document), saved, is_interrupted=is_stopped and failure is None, failure=failure)
+    fault = failure_of(verified) if verified is not None else None
+    return Shown(data, document, saved, is_interrupted=is_stopped, failure=failure or fault)
 
 
 def _verify(
@@ -77,7 +74,7 @@ def _verify(
     profile: CalibrationProfile,
     record: TuneRecord,
     results: ResultFolder,
-    progress: Any,
+    progress: Progress,
 ) -> VerifyRecord:
     """Compares replay with eager for the graphs that were tuned, on random calls."""
     from vitgraph.attention.registry import unavailable_backends

@@ -20,6 +20,10 @@ from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vitgraph.measure.progress import Progress
+    from vitgraph.records.record import Record
+    from vitgraph.report.document import Document
+
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """All of these are a stop: what was measured is kept. A batch system and a terminal that closes send the last two."""
 
@@ -33,7 +37,7 @@ class Shown:
 
     Attributes:
         data: For `--json`.
-        render: Prints it as tables.
+        view: Its document, or what prints it.
         folder: Where the record is; None where there is none.
         kept_as: What that place holds.
         is_interrupted: The user stopped the run; what was measured is saved and shown.
@@ -41,11 +45,29 @@ class Shown:
     """
 
     data: Any
-    render: Callable[[Console], None]
+    view: Document | Callable[[Console], None]
     folder: Path | None = None
     kept_as: str = "record"
     is_interrupted: bool = False
     failure: VitgraphError | None = None
+
+
+def shown_record(
+    record: Record, folder: Path | None, failure: VitgraphError | None = None, document: Document | None = None
+) -> Shown:
+    """What is shown of a record.
+
+    Args:
+        record: The record.
+        folder: Where it is.
+        failure: What the command must end with, unless the run was stopped.
+        document: Its report, where it says more than the record alone.
+    """
+    from vitgraph.report.documents import document_of
+
+    is_interrupted = record.status == "interrupted"
+    data = record.model_dump(mode="json")
+    return Shown(data, document or document_of(record), folder, is_interrupted=is_interrupted, failure=failure)
 
 
 def show(shown: Shown, *, as_json: bool) -> None:
@@ -55,18 +77,23 @@ def show(shown: Shown, *, as_json: bool) -> None:
         Exit: The run was stopped.
         VitgraphError: `Shown.failure`.
     """
+    from vitgraph.records.store import RecordFileError
+
     if as_json:
         print_json(shown.data)
     else:
         from rich.console import Console
 
-        shown.render(Console())
+        from vitgraph.report.to_terminal import render
+
+        shown.view(Console()) if callable(shown.view) else render(shown.view, Console())
         if shown.folder is not None:
             print(f"{shown.kept_as}: {shown.folder}")
+    # That nothing could be saved counts for more than that the user stopped it, and any other failure for less.
+    if shown.failure is not None and (not shown.is_interrupted or isinstance(shown.failure, RecordFileError)):
+        raise shown.failure
     if shown.is_interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
-    if shown.failure is not None:
-        raise shown.failure
 
 
 def print_json(value: Any) -> None:
@@ -151,6 +178,20 @@ def _tell(text: str, error: VitgraphError | None = None) -> None:
 def command_line() -> list[str]:
     """The command as a record says it."""
     return ["vitgraph", *sys.argv[1:]]
+
+
+@contextmanager
+def told(*, quiet: bool) -> Iterator[Progress]:
+    """Tells of a command's work on standard error; a rank other than the first is silent."""
+    from vitgraph.measure.progress import SilentProgress
+    from vitgraph.ranks.launch import is_follower
+    from vitgraph.report.progress import ConsoleProgress
+
+    if is_follower():
+        yield SilentProgress()
+        return
+    with ConsoleProgress(enabled=not quiet) as progress:
+        yield progress
 
 
 def is_on_gpu(device: str) -> bool:

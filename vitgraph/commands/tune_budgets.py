@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, is_on_gpu
+from vitgraph.commands.shell import Shown, is_on_gpu, shown_record
+from vitgraph.measure.progress import Progress
 from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder, new_folder
 from vitgraph.specs import TuneSpec
 
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     from vitgraph.tuning.objective import Limits, Objective
 
 
-def tune_budgets(spec: TuneSpec) -> Shown:
+def tune_budgets(spec: TuneSpec, progress: Progress) -> Shown:
     """Find the budgets, item and frame limits and packing that suit a workload, or say that eager is better.
 
     Reads a profile of `vitgraph calibrate` (or of the ones that come with vitgraph); where a GPU is there, the winner
     is then measured beside the automatic list, the documented nine budgets and eager.
     """
     from vitgraph.measure.preparation import prepare_bench
-    from vitgraph.report.documents import document_of, write_derived
-    from vitgraph.report.progress import ConsoleProgress
-    from vitgraph.report.to_terminal import render
+    from vitgraph.report.documents import write_derived
 
     check_goals(spec)
     bench = spec.bench
@@ -40,17 +38,10 @@ def tune_budgets(spec: TuneSpec) -> Shown:
     check_run(bench.model, None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would tune for {len(prepared.calls)} calls of {prepared.source.name}")
-    with ResultFolder(folder, overwrite) as results, ConsoleProgress(enabled=not spec.shell.quiet) as progress:
+    with ResultFolder(folder, overwrite) as results:
         record, failure = tune(spec, prepared, profile, results, progress)
         write_derived(folder, progress.note)
-    document, is_interrupted = document_of(record), record.status == "interrupted"
-    return Shown(
-        record.model_dump(mode="json"),
-        partial(render, document),
-        folder if failure is None else None,
-        is_interrupted=is_interrupted and failure is None,
-        failure=failure,
-    )
+    return shown_record(record, folder if failure is None else None, failure)
 
 
 def check_goals(spec: TuneSpec) -> tuple[Objective, Limits]:
@@ -79,7 +70,7 @@ def profile_for(spec: TuneSpec, prepared: PreparedBench) -> CalibrationProfile:
 
 
 def tune(
-    spec: TuneSpec, prepared: PreparedBench, profile: CalibrationProfile, results: ResultFolder, progress: Any
+    spec: TuneSpec, prepared: PreparedBench, profile: CalibrationProfile, results: ResultFolder, progress: Progress
 ) -> tuple[TuneRecord, RecordFileError | None]:
     """Searches, measures the winner where a GPU is there, and saves the record; a stop keeps what there is.
 
@@ -134,7 +125,7 @@ def _measure(
     profile: CalibrationProfile,
     advice: Advice,
     save: Callable[[], object],
-    progress: Any,
+    progress: Progress,
 ) -> None:
     from vitgraph.attention.registry import unavailable_backends
     from vitgraph.measure.environment import snapshot

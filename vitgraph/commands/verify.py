@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown
+from vitgraph.commands.shell import Shown, shown_record
+from vitgraph.measure.progress import Progress
 from vitgraph.specs import VerifySpec
 
 if TYPE_CHECKING:
@@ -13,32 +14,20 @@ if TYPE_CHECKING:
     from vitgraph.verify.models import PreparedVerification
 
 
-def verify(spec: VerifySpec) -> Shown | None:
+def verify(spec: VerifySpec, progress: Progress) -> Shown | None:
     """Prove that replay equals eager: every graph, random packings, poisoned memory, order, aliasing, clean-up."""
     from vitgraph.commands.on_ranks import ran_on_ranks
-    from vitgraph.report.documents import document_of
-    from vitgraph.report.to_terminal import render
     from vitgraph.verify.models import failure_of
 
-    if not spec.shell.dry_run and ran_on_ranks(
-        spec.parallel, spec.model.device, spec.output_dir, overwrite=spec.overwrite
-    ):
+    folder, overwrite = spec.output_dir, spec.overwrite
+    if not spec.shell.dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite):
         return None
     prepared = _prepare(spec)
-    check_run(spec.model, None, spec.output_dir, overwrite=spec.overwrite, parallel=spec.parallel)
+    check_run(spec.model, None, folder, overwrite=overwrite, parallel=spec.parallel)
     if spec.shell.dry_run:
         return dry_run(spec, f"would verify {'every row' if spec.every_row else ', '.join(spec.models)}")
-    record = _run(spec, prepared)
-    if record is None:
-        return None
-    document = document_of(record)
-    return Shown(
-        record.model_dump(mode="json"),
-        lambda console: render(document, console),
-        spec.output_dir,
-        is_interrupted=record.status == "interrupted",
-        failure=None if record.status == "interrupted" else failure_of(record),
-    )
+    record = _run(spec, prepared, progress)
+    return None if record is None else shown_record(record, folder, failure_of(record))
 
 
 def _prepare(spec: VerifySpec) -> PreparedVerification:
@@ -61,7 +50,7 @@ def _prepare(spec: VerifySpec) -> PreparedVerification:
     return prepared
 
 
-def _run(spec: VerifySpec, prepared: PreparedVerification) -> Record | None:
+def _run(spec: VerifySpec, prepared: PreparedVerification, progress: Progress) -> Record | None:
     """Verifies what is asked for, and saves a record where an output folder is given.
 
     Returns:
@@ -69,7 +58,8 @@ def _run(spec: VerifySpec, prepared: PreparedVerification) -> Record | None:
     """
     from contextlib import ExitStack
 
-    from vitgraph.commands.on_ranks import is_follower, joined, rank_progress
+    from vitgraph.commands.on_ranks import joined
+    from vitgraph.ranks.launch import is_follower
     from vitgraph.records.store import ResultFolder
     from vitgraph.verify.models import run_verification
 
@@ -78,6 +68,5 @@ def _run(spec: VerifySpec, prepared: PreparedVerification) -> Record | None:
         if spec.output_dir is not None and not is_follower():
             folder = stack.enter_context(ResultFolder(spec.output_dir, spec.overwrite))
         group = stack.enter_context(joined(spec.parallel, spec.model.device))
-        progress = stack.enter_context(rank_progress(spec.shell.quiet))
         record = run_verification(prepared, progress, folder=folder, group=group, settings={"verify": spec.as_dict()})
     return None if is_follower() else record

@@ -21,7 +21,6 @@ FACTS_FILE = "workload.json"
 def inspect(spec: WorkloadInspectSpec) -> Shown:
     """Show the sizes of a workload and the output tokens that models make of them: percentiles and a histogram."""
     from vitgraph.measure.setup import resolve_source
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.workload import workload_document
     from vitgraph.workloads.inspect import inspect_workload
     from vitgraph.workloads.registry import build_workload
@@ -36,7 +35,7 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
     document = workload_document(facts, found.sizes, {model.model: model.tokens_per_item for model in found.models})
     if spec.output_dir is not None:
         _write_facts(facts, document, spec.output_dir, spec.overwrite)
-    return Shown(facts, lambda console: render(document, console), spec.output_dir, kept_as="plots")
+    return Shown(facts, document, spec.output_dir, kept_as="plots")
 
 
 def _write_facts(facts: Mapping[str, Any], document: Document, folder: Path, overwrite: bool) -> None:
@@ -86,7 +85,6 @@ def calls(spec: WorkloadCallsSpec) -> Shown:
     from vitgraph.measure.setup import resolve_source
     from vitgraph.records.store import write_file
     from vitgraph.report.charts import chart_files
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.engine_calls import call_facts, calls_document
     from vitgraph.workloads.calls import grouping_of, split_by_calls
     from vitgraph.workloads.registry import build_workload
@@ -114,7 +112,7 @@ def calls(spec: WorkloadCallsSpec) -> Shown:
     document = calls_document(facts)
     for name, content in chart_files(document.charts).items():
         write_file(path.with_name(f"{path.stem}-{Path(name).name}"), content, "the picture of the calls")
-    return Shown(facts, lambda console: render(document, console))
+    return Shown(facts, document)
 
 
 def _refuse_existing(output: Path, overwrite: bool) -> None:
@@ -125,7 +123,6 @@ def _refuse_existing(output: Path, overwrite: bool) -> None:
 
 
 def _save(workload: Workload, output: Path, overwrite: bool) -> Shown:
-    from vitgraph.report.to_terminal import render
     from vitgraph.report.views.workload import saved_trace_document
     from vitgraph.workloads.trace import save_trace
 
@@ -139,4 +136,4 @@ def _save(workload: Workload, output: Path, overwrite: bool) -> Shown:
         "skipped": [{"source": item.source, "reason": item.reason} for item in workload.skipped],
         "provenance": dict(workload.provenance),
     }
-    return Shown(facts, lambda console: render(saved_trace_document(facts), console))
+    return Shown(facts, saved_trace_document(facts))

@@ -17,6 +17,9 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Something that the user should know."""
 
+    def close(self) -> None:
+        """Nothing more is told but notes: other processes tell of the work from now on."""
+
 
 class SilentProgress:
     """Shows nothing, and keeps the notes.
@@ -33,6 +36,9 @@ class SilentProgress:
 
     def step(self) -> None:
         """Says nothing."""
+
+    def close(self) -> None:
+        """Says nothing anyhow."""
 
     def note(self, text: str) -> None:
         """Keeps the text."""

@@ -3,7 +3,7 @@
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request, SkippedItem, Workload
 from vitgraph.workloads.encoded_image import EncodedImage
-from vitgraph.workloads.images import convert_folder
+from vitgraph.workloads.image_folder import convert_folder
 from vitgraph.workloads.registry import WORKLOAD_BUILDERS, build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES, save_trace
 

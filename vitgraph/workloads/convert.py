@@ -10,7 +10,7 @@ from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import Workload
-from vitgraph.workloads.images import convert_folder
+from vitgraph.workloads.image_folder import convert_folder
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.request_log import read_json_log, read_text_log, unpacked
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitgraph.errors import InputError, UsageError
-from vitgraph.hub import require_hub
+from vitgraph.errors import HubUnreachableError, InputError, UsageError
 from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import (
@@ -32,8 +31,9 @@ from vitgraph.workloads.encoded_image import (
     decode_image,
     describe,
     encode_pixels,
-    read_upright_size,
 )
+from vitgraph.workloads.hub_sets import cached_folder, hub_rows
+from vitgraph.workloads.image_folder import image_files
 
 VISION_ARENA_IDS = ("lmarena-ai/VisionArena-Chat", "lmarena-ai/vision-arena-bench-v0.1")
 
@@ -44,18 +44,20 @@ _PARQUET_BATCH_ROWS = 64
 # A column that holds no images would otherwise be read to its end, which for a hub data set can be 80 GB.
 _MAX_ROWS_WITHOUT_IMAGE = 1000
 _WAYS_OUT = (
-    "use a local copy (--dataset-path FOLDER with its parquet files), real sizes without pixels (--dataset-name "
-    "trace), or random sizes (--dataset-name random-mm)"
+    "use a local copy (--dataset-path FOLDER with its parquet or image files), real sizes without pixels "
+    "(--dataset-name trace), or random sizes (--dataset-name random-mm)"
 )
 
 
 @dataclass(frozen=True)
 class _Source:
-    """Where rows come from: the name for messages, and the folder that paths inside local rows are relative to."""
+    """Where rows come from: the name for messages, the folder that paths inside local rows are relative to, and what
+    is there: parquet files, or the names of image files."""
 
     label: str
     folder: Path | None
     files: tuple[Path, ...] = ()
+    images: tuple[str, ...] = ()
 
     @property
     def short(self) -> str:
@@ -63,7 +65,7 @@ class _Source:
 
 
 def build_hf(spec: WorkloadSpec) -> Workload:
-    """Reads images from a hub data set, or from local parquet files with the same columns.
+    """Reads images from a hub data set, from local parquet files with the same columns, or from image files.
 
     A row is one request, of all images of its `images` list (upstream takes the first one, as `first_image_only` does)
     or of its `image`. Rows are shuffled with the seed unless `disable_shuffle`. A stream is shuffled within a buffer of
@@ -112,41 +114,6 @@ def build_hf(spec: WorkloadSpec) -> Workload:
     return Workload(name, number_requests(measured), warmups, tuple(skipped), provenance)
 
 
-def convert_folder(folder: str | Path) -> tuple[list[MediaItem], list[SkippedItem]]:
-    """Sizes of the image files of a folder and its subfolders, in the order of their paths.
-
-    Headers alone are read, so a file whose pixels are damaged still counts. Sizes are as shown, with the EXIF
-    orientation applied. Files and folders whose name starts with a dot are passed over.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        One item for each image, without pixels, and the files that PIL could not read.
-
-    Raises:
-        InputError: If it is no folder or holds no readable image.
-    """
-    root = Path(folder)
-    if not is_folder(root):
-        raise InputError(f"{root} is no folder; name a folder of image files")
-    items: list[MediaItem] = []
-    skipped: list[SkippedItem] = []
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    for name in names:
-        if any(part.startswith(".") for part in name.split("/")):
-            continue
-        try:
-            width, height = read_upright_size(root / name)
-            items.append(MediaItem(width, height, source=name))
-        except InputError as error:
-            skipped.append(SkippedItem(name, str(error)))
-    if not items:
-        tried = f"{len(skipped)} files, first {skipped[0].source} ({skipped[0].reason})" if skipped else "no files"
-        raise InputError(f"{root} holds no image that PIL can read: {tried}; name a folder of image files")
-    return items, skipped
-
-
 def _find_source(spec: WorkloadSpec) -> _Source:
     given = spec.dataset_path or spec.hf_name
     if not given:
@@ -163,14 +130,16 @@ def _find_source(spec: WorkloadSpec) -> _Source:
             )
         return _Source(given, path.parent, (path,))
     if is_folder(path):
-        return _Source(given, path, _find_parquet_files(path, spec.hf_split))
+        images = () if next(path.rglob("*.parquet"), None) else image_files(path)
+        return _Source(given, path, () if images else _find_parquet_files(path, spec.hf_split), images)
     is_hub_id = given.count("/") <= 1 and not given.startswith((".", "/", "~")) and path.suffix != ".parquet"
     if not is_hub_id:
         raise InputError(
             f"--dataset-path {given} does not exist; name a .parquet file, a folder of them, or a hub data set as "
             f"owner/name, for example {VISION_ARENA_IDS[0]}"
         )
-    return _Source(given, None)
+    cached = cached_folder(given, _used_subset(spec))
+    return _Source(given, cached, _find_parquet_files(cached, spec.hf_split)) if cached else _Source(given, None)
 
 
 def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
@@ -179,7 +148,7 @@ def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
     if not files:
         raise InputError(
             f"folder {folder} holds no .parquet file; --dataset-path takes a folder of parquet files with a column "
-            "'images' or 'image' (for a folder of image files make a trace of their sizes)"
+            "'images' or 'image', or one of image files"
         )
     wanted = split or "train"
     named = [file for file in files if _split_of(folder, file) == wanted]
@@ -226,13 +195,14 @@ def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any
     import datasets  # takes most of a second, and only this kind of workload needs it
     from datasets.io.parquet import ParquetDatasetReader
 
-    if source.folder is None:
-        require_hub(f"data set {source.label} is not a local folder or file", _WAYS_OUT)
+    if source.images:
+        names = list(source.images)
+        if not spec.disable_shuffle:
+            np.random.default_rng(spec.seed).shuffle(names)
+        return [{"image": name} for name in names]
     try:
         if source.folder is None:
-            rows = datasets.load_dataset(
-                source.label, name=_used_subset(spec), split=spec.hf_split or "train", streaming=spec.stream
-            )
+            rows = hub_rows(source.label, _used_subset(spec), spec.hf_split or "train", streams=spec.stream)
             column = _image_column(source, rows.column_names) if rows.column_names else None
         else:
             files, column = _inspect_files(source)
@@ -251,6 +221,8 @@ def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any
         if not spec.disable_shuffle:
             buffer = {"buffer_size": _SHUFFLE_BUFFER_ROWS} if spec.stream else {}
             rows = rows.shuffle(seed=spec.seed, **buffer)
+    except HubUnreachableError as error:
+        raise HubUnreachableError(f"{error}; {_WAYS_OUT}") from None
     except InputError:
         raise
     except Exception as error:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 from vitgraph.errors import UsageError
+from vitgraph.reading import is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import Workload
 from vitgraph.workloads.images import build_hf
@@ -35,8 +38,17 @@ def build_workload(spec: WorkloadSpec) -> Workload:
     builder = WORKLOAD_BUILDERS.get(spec.dataset_name)
     if builder is None:
         raise UsageError(f"--dataset-name is {spec.dataset_name!r}; {_name_rule(spec.dataset_name)}")
+    if spec.dataset_name == "trace" and _holds_images(spec.dataset_path):
+        spec, builder = replace(spec, dataset_name="hf"), build_hf
     _check_bounds(spec)
     return builder(spec)
+
+
+def _holds_images(path: str | None) -> bool:
+    """Whether what is named as a trace is a folder or a file of images: who names one means it."""
+    if path is None or path in SHIPPED_TRACES:
+        return False
+    return path.endswith(".parquet") or is_folder(Path(path).expanduser())
 
 
 def _name_rule(given: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.reading import MOST_BYTES, is_file, is_folder
+from vitgraph.reading import MOST_BYTES, is_file
 from vitgraph.records.store import write_file
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Provenance, Request, Workload, choose_warmups, shrink_size
@@ -85,10 +85,9 @@ def resolve_trace_path(name_or_path: str | None) -> tuple[Path, str | None]:
     known = ", ".join(SHIPPED_TRACES)
     near = difflib.get_close_matches(path.stem, SHIPPED_TRACES, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    what = "is a folder" if is_folder(path) else "is no file"
     raise InputError(
-        f"trace {given!r} {what} and no shipped trace; --dataset-path takes a CSV file with the columns width,height"
-        f"[,frames][,request] or one of {known}{hint}"
+        f"trace {given!r} is no file, no folder of images and no shipped trace; --dataset-path takes a CSV file with "
+        f"the columns width,height[,frames][,request], a folder of images, or one of {known}{hint}"
     )
 
 

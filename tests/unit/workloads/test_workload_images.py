@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
+import shutil
 import socket
 import struct
 import zlib
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,12 +35,13 @@ datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
 @pytest.fixture(autouse=True)
 def _the_hub_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests replace the data set library; nothing is asked over a network."""
-    monkeypatch.setattr("vitgraph.hub.hub_problem", lambda: None)
+    monkeypatch.setattr("vitgraph.workloads.hub_sets.hub_problem", lambda: None)
 
 
 @pytest.fixture(autouse=True)
 def keep_caches_in_the_test_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
 def encode(width: int, height: int, fmt: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
@@ -70,7 +74,7 @@ def write_sides(path: Path, sides: range) -> Path:
 
 def read(path: Path | str, **options: Any) -> Workload:
     defaults = {"num_prompts": 100, "num_warmups": 0, "disable_shuffle": True, "no_oversample": True}
-    return build_workload(WorkloadSpec(dataset_name="hf", dataset_path=str(path), **{**defaults, **options}))
+    return build_workload(WorkloadSpec(dataset_path=str(path), **{"dataset_name": "hf", **defaults, **options}))
 
 
 def sizes(workload: Workload) -> list[tuple[int, int]]:
@@ -329,7 +333,7 @@ def test_set_without_images_is_not_read_to_its_end(tmp_path: Path) -> None:
         ("missing.parquet", r"--dataset-path .*missing\.parquet does not exist; name a \.parquet file"),
         ("a/b/c", r"--dataset-path .*a/b/c does not exist; name a \.parquet file"),
         ("sizes.csv", r"sizes\.csv is not a parquet file; .* or use --dataset-name trace"),
-        ("folder", r"holds no \.parquet file; --dataset-path takes a folder of parquet files"),
+        ("folder", r"holds no \.parquet file; --dataset-path takes a folder of parquet files.*or one of image files"),
         ("bad.parquet", r"file .*bad\.parquet cannot be read as parquet \(ArrowInvalid: .*use a local copy"),
         ("text.parquet", r"has the columns text; one named 'images' \(a list of encoded images\) or 'image' is needed"),
     ],
@@ -348,12 +352,80 @@ def test_data_set_must_be_named() -> None:
         build_workload(WorkloadSpec(dataset_name="hf"))
 
 
-def test_unreachable_hub_names_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitgraph.hub.hub_problem", lambda: "no route")
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitgraph.workloads.hub_sets.hub_problem", lambda: "no route")
+
+
+def cache_as_the_hub_does(cache: Path, hub_id: str, files: dict[str, Path]) -> None:
+    """The layout of huggingface_hub: blobs, and snapshots of links to them."""
+    root = cache / f"datasets--{hub_id.replace('/', '--')}"
+    (root / "refs").mkdir(parents=True)
+    (root / "refs" / "main").write_text("abc123")
+    for number, (name, content) in enumerate(files.items()):
+        blob = root / "blobs" / f"blob{number}"
+        blob.parent.mkdir(exist_ok=True)
+        blob.write_bytes(content.read_bytes())
+        link = root / "snapshots" / "abc123" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blob)
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_set_in_the_cache_of_the_hub_is_read_offline(tmp_path: Path, stream: bool) -> None:
+    parts = {
+        f"data/train-0000{n}-of-00002.parquet": write_sides(tmp_path / f"{n}.parquet", range(9 + n, 10 + n))
+        for n in (0, 1)
+    }
+    test = {"data/test-00000-of-00001.parquet": write_sides(tmp_path / "test.parquet", range(5, 6))}
+    cache_as_the_hub_does(tmp_path / "hub", "owner/name", {**parts, **test})
+    assert sizes(read("owner/name", stream=stream)) == [(9, 1), (10, 1)]
+    assert sizes(read("owner/name", stream=stream, hf_split="test")) == [(5, 1)]
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_set_that_is_cached_in_part_is_refused_offline(tmp_path: Path) -> None:
+    part = write_sides(tmp_path / "part.parquet", range(9, 10))
+    cache_as_the_hub_does(tmp_path / "hub", "owner/name", {"data/train-00000-of-00003.parquet": part})
+    with pytest.raises(InputError, match=r"the cache has 1 of 3 files of split 'train' of .*owner/name.*no route"):
+        read("owner/name")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_set_that_was_prepared_before_is_read_offline(tmp_path: Path, stream: bool) -> None:
+    file = write_sides(tmp_path / "sides.parquet", range(7, 9))
+    made = datasets.load_dataset("parquet", data_files={"train": str(file)}, cache_dir=str(tmp_path / "made"))
+    (prepared,) = {Path(each["filename"]).parent for each in made["train"].cache_files}
+    target = tmp_path / "cache" / "owner___name" / "default" / "0.0.0" / "abc"
+    shutil.copytree(prepared, target)
+    (target / "parquet-train.arrow").rename(target / "name-train.arrow")
+    info = json.loads((target / "dataset_info.json").read_text())
+    (target / "dataset_info.json").write_text(json.dumps(info | {"config_name": "default", "dataset_name": "name"}))
+    assert sizes(read("owner/name", stream=stream)) == [(7, 1), (8, 1)]
+
+
+@pytest.mark.parametrize("kind", ["hf", "trace"])
+def test_a_folder_of_image_files_is_a_data_set(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "photo.JPG").write_bytes(encode_turned(30, 20, 6))
+    (tmp_path / "a.png").write_bytes(encode(12, 8))
+    (tmp_path / "broken.jpeg").write_bytes(b"junk")
+    (tmp_path / "notes.txt").write_text("no image")
+    workload = read(tmp_path, dataset_name=kind)
+    assert sizes(workload) == [(12, 8), (20, 30)]
+    assert [item.source for item in workload.skipped] == [f"{tmp_path.name}#2"]
+    orders = {tuple(sizes(read(tmp_path, dataset_name=kind, disable_shuffle=False, seed=seed))) for seed in range(8)}
+    assert len(orders) == 2
+
+
+@pytest.mark.usefixtures("offline")
+def test_unreachable_hub_names_the_ways_out() -> None:
     with pytest.raises(HubUnreachableError) as caught:
         read("lmarena-ai/VisionArena-Chat")
     text = str(caught.value)
-    assert "data set lmarena-ai/VisionArena-Chat is not a local folder or file, and the hub cannot be reached" in text
+    assert "VisionArena-Chat is no local folder or file and not in the local cache, and the hub cannot be reac" in text
     for way_out in ("--dataset-path FOLDER", "--dataset-name trace", "--dataset-name random-mm"):
         assert way_out in text
 

@@ -1,0 +1,87 @@
+"""Data sets of the hub: its rows where it answers, else what an earlier use of the set left in the local caches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from vitgraph.errors import HubUnreachableError, InputError
+from vitgraph.hub import hub_problem
+
+_SHARD = re.compile(r"(?P<split>.*)-\d{5}-of-(?P<count>\d{5})")
+
+
+def cached_folder(hub_id: str, subset: str | None) -> Path | None:
+    """The parquet files of a data set in the hub's cache, where the hub does not answer and they alone are there.
+
+    Args:
+        hub_id: The data set.
+        subset: Its configuration, a folder of its own where the set has several.
+
+    Returns:
+        Their folder; None where the hub answers, where `datasets` has prepared the set, or where they are not cached.
+
+    Raises:
+        InputError: Some of the files are there and others are not.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    if hub_problem() is None or _prepared(hub_id, subset) is not None:
+        return None
+    try:
+        whole = Path(snapshot_download(hub_id, repo_type="dataset", local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+    folder = whole / subset if subset and (whole / subset).is_dir() else whole
+    files = sorted(folder.rglob("*.parquet"))
+    for file in files:
+        shard = _SHARD.match(file.stem)
+        if shard is not None:
+            there = sum(other.parent == file.parent and other.name.startswith(shard["split"] + "-") for other in files)
+            if there < int(shard["count"]):
+                raise InputError(
+                    f"the cache has {there} of {int(shard['count'])} files of split {shard['split']!r} of data set "
+                    f"{hub_id}, and the hub cannot be reached ({hub_problem()}); fetch the rest with "
+                    f"`hf download --repo-type dataset {hub_id}`"
+                )
+    return folder if files else None
+
+
+def hub_rows(hub_id: str, subset: str | None, split: str, *, streams: bool) -> Any:
+    """The rows of a data set, from the hub where it answers, else as `datasets` has prepared them before.
+
+    Args:
+        hub_id: The data set.
+        subset: Its configuration.
+        split: Its split.
+        streams: Read while they are used.
+
+    Raises:
+        HubUnreachableError: The hub does not answer, and nothing is cached.
+    """
+    import datasets
+
+    problem = hub_problem()
+    if problem is None:
+        return datasets.load_dataset(hub_id, name=subset, split=split, streaming=streams)
+    prepared = _prepared(hub_id, subset)
+    if prepared is None:
+        raise HubUnreachableError(
+            f"data set {hub_id} is no local folder or file and not in the local cache, and the hub cannot be reached "
+            f"({problem})"
+        )
+    return prepared.as_streaming_dataset(split) if streams else prepared.as_dataset(split)
+
+
+def _prepared(hub_id: str, subset: str | None) -> Any:
+    """What `datasets` has made of the set before; None where it has not, or not of that configuration."""
+    from datasets.packaged_modules.cache.cache import Cache
+
+    try:
+        return Cache(
+            dataset_name=hub_id.split("/")[-1], repo_id=hub_id, config_name=subset, version="auto", hash="auto"
+        )
+    except ValueError:
+        return None
