@@ -1,5 +1,37 @@
-"""`python -m vitgraph`."""
+"""The program `vitgraph`, and `python -m vitgraph`."""
 
-from vitgraph.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+from vitgraph.commands.process import be_stoppable, end_without_leak_report, flush_output, leave_stops_to_the_end
+from vitgraph.errors import EXIT_INTERRUPTED
+
+
+def main() -> None:
+    """Entry point: a stop is one word and its status from the first import to the last line."""
+    be_stoppable()
+    try:
+        from vitgraph.cli import run
+
+        run()
+    except KeyboardInterrupt:
+        _end_stopped()
+    except SystemExit as end:
+        flush_output()
+        leave_stops_to_the_end(end.code if isinstance(end.code, int) else 0)
+        if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
+            # Of the parser of the command line, which says nothing.
+            _end_stopped()
+        end_without_leak_report(end.code)
+        raise
+
+
+def _end_stopped() -> None:
+    leave_stops_to_the_end(EXIT_INTERRUPTED)
+    print("stopped", file=sys.stderr)
+    sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,6 @@ from vitgraph.commands.machine import doctor, import_line, models
 from vitgraph.commands.options import add_command
 from vitgraph.commands.options_page import options_page
 from vitgraph.commands.plan import plan
-from vitgraph.commands.process import end_without_leak_report
 from vitgraph.commands.profile import profile, profiled_call
 from vitgraph.commands.recommend import recommend
 from vitgraph.commands.shell import first_look
@@ -80,19 +79,11 @@ add_command(workload, "calls", calls)
 app.add_typer(workload, name="workload")
 
 
-def main() -> None:
-    """Entry point of the `vitgraph` program."""
-    try:
-        if "RANK" in os.environ:
-            from vitgraph.commands.on_ranks import main_of_rank
+def run() -> None:
+    """Runs the command line of this process, alone or as one of several ranks."""
+    if "RANK" in os.environ:
+        from vitgraph.commands.on_ranks import main_of_rank
 
-            main_of_rank(app)
-        else:
-            app()
-    except SystemExit as end:
-        end_without_leak_report(end.code)
-        raise
-
-
-if __name__ == "__main__":
-    main()
+        main_of_rank(app)
+    else:
+        app()

@@ -359,7 +359,7 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
 def test_a_module_that_reports_leaks_at_the_end_is_not_asked() -> None:
     program = """
 import atexit, os, sys, types
-from vitgraph import cli
+from vitgraph import __main__, cli
 from vitgraph.commands import process
 sys.modules[process.LEAK_REPORTER] = types.ModuleType("reporter")
 class Report:
@@ -370,7 +370,7 @@ def app():
     print("a table")
     raise SystemExit(3)
 cli.app = app
-cli.main()
+__main__.main()
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (3, "a table\nat exit\n", "")

@@ -31,7 +31,7 @@ class Missing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Missing())
-from vitgraph.cli import main
+from vitgraph.__main__ import main
 main()
 """
 

@@ -29,7 +29,7 @@ from vitgraph.verify.probes import Candidate, Probe, ProbeStore, item_catalogue
 ROOT = Path(__file__).resolve().parents[2]
 CALLS_A_ROW = 2000
 SIZES = 16
-MOST_ITEMS = 5
+MOST_ITEMS = 4
 TOLERANCE = 1e-5
 
 
@@ -57,9 +57,9 @@ def debug_models() -> list[str]:
 def sizes_for(encoder: VisionEncoder, drawn: random.Random) -> tuple[list[Candidate], int]:
     """Cheap items, videos among them where the model takes them, one above every graph, and the largest budget."""
     catalogue = sorted(item_catalogue(encoder.rule), key=lambda one: one.flops)
-    cheap = catalogue[: max(SIZES, len(catalogue) // 3)]
+    cheap = catalogue[:SIZES]
     sizes = drawn.sample(cheap, min(SIZES, len(cheap)))
-    limit = 6 * sorted(one.tokens for one in sizes)[len(sizes) // 2]
+    limit = 4 * sorted(one.tokens for one in sizes)[len(sizes) // 2]
     limit = max(limit, encoder.rule.budget_range(limit)[0])
     return sizes + [one for one in catalogue if one.tokens > limit][:1], limit
 

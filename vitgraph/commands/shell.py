@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from vitgraph.commands.process import be_stoppable
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, VitgraphError
 
 if TYPE_CHECKING:
@@ -23,12 +21,6 @@ if TYPE_CHECKING:
     from vitgraph.measure.progress import Progress
     from vitgraph.records.record import Record
     from vitgraph.report.document import Document
-
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""All of these are a stop: what was measured is kept. A batch system and a terminal that closes send the last two."""
-
-AGAIN_S = 0.02
-"""Wait before an interrupt that Python could not deliver is sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +71,21 @@ def show(shown: Shown, *, as_json: bool) -> None:
     """
     from vitgraph.records.store import RecordFileError
 
+    try:
+        _print(shown, as_json=as_json)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        saved = f"; the {shown.kept_as} is saved: {shown.folder}" if shown.folder is not None else ""
+        raise VitgraphError(f"cannot print the result: {error.strerror or error}{saved}") from error
+    # That nothing could be saved counts for more than that the user stopped it, and any other failure for less.
+    if shown.failure is not None and (not shown.is_interrupted or isinstance(shown.failure, RecordFileError)):
+        raise shown.failure
+    if shown.is_interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _print(shown: Shown, *, as_json: bool) -> None:
     if as_json:
         print_json(shown.data)
     else:
@@ -89,11 +96,7 @@ def show(shown: Shown, *, as_json: bool) -> None:
         shown.view(Console()) if callable(shown.view) else render(shown.view, Console())
         if shown.folder is not None:
             print(f"{shown.kept_as}: {shown.folder}")
-    # That nothing could be saved counts for more than that the user stopped it, and any other failure for less.
-    if shown.failure is not None and (not shown.is_interrupted or isinstance(shown.failure, RecordFileError)):
-        raise shown.failure
-    if shown.is_interrupted:
-        raise typer.Exit(EXIT_INTERRUPTED)
+    sys.stdout.flush()
 
 
 def print_json(value: Any) -> None:
@@ -112,16 +115,16 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
     Args:
         debug: Let an unexpected error through, with its traceback.
     """
-    _be_stoppable()
+    be_stoppable()
     _print_anywhere()
     try:
         yield
     except VitgraphError as error:
         _tell(f"error: {error}", error)
         raise typer.Exit(error.exit_status) from error
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         _tell("stopped")
-        raise typer.Exit(EXIT_INTERRUPTED) from error
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # Who reads the output has enough of it. Python would complain once more when it closes the stream.
         sys.stdout = None  # type: ignore[assignment]
@@ -137,25 +140,6 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
         )
         _tell(f"error: {message}", VitgraphError(message))
         raise typer.Exit(EXIT_UNEXPECTED) from error
-
-
-def _be_stoppable() -> None:
-    if threading.current_thread() is not threading.main_thread():
-        return
-    for number in STOP_SIGNALS:
-        # A background job of a shell without job control, and nohup, ask not to be told.
-        if signal.getsignal(number) not in (signal.SIG_IGN, signal.default_int_handler):
-            signal.signal(number, signal.default_int_handler)
-    if sys.unraisablehook is not _send_again:
-        sys.unraisablehook = _send_again
-
-
-def _send_again(ignored: Any) -> None:
-    """An interrupt that reached Python where it cannot raise (a finaliser, a callback of C code) is sent once more."""
-    if issubclass(ignored.exc_type, KeyboardInterrupt):
-        threading.Timer(AGAIN_S, _thread.interrupt_main).start()
-    else:
-        sys.__unraisablehook__(ignored)
 
 
 def _print_anywhere() -> None:

@@ -139,8 +139,8 @@ def run_verification(
         return made
 
     progress.phase("verifying", total)
-    made = record("error", "the run ended before it verified anything")
     try:
+        made = record("error", "the run ended before it verified anything")
         for done, result in enumerate(_results(prepared, device, group), start=1):
             if group is not None:
                 everyone = group.exchange(result.model_dump(mode="json"), f"the result of {result.preset}", slow=True)

@@ -1,0 +1,237 @@
+"""Every command in small, and how one is run in a process of its own that is forked, so that it starts at once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vitgraph.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILE = ROOT / "tests/data/synthetic-profile.json"
+RECORD = next(folder for folder in (ROOT / "tests/data").iterdir() if (folder / "run.json").exists())
+LIMIT_S = 120.0
+GOOD_ENDS = (0, 3, 5)
+"""Done, nothing replayed, slower: ends of a command that nobody disturbs."""
+
+SMALL = (
+    *("--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "6"),
+    *("--dataset-name", "random-mm", "--random-mm-base-items-per-request", "2"),
+    *("--random-mm-bucket-config", '{"(96,64,1)": 1.0}', "--mm-processor-kwargs", '{"min_pixels": 1024}'),
+    *("--token-budgets", "16,32"),
+)
+RUN = ("--num-warmups", "1", "--rounds", "1")
+TUNED = (
+    *("--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "6"),
+    *("--dataset-name", "random-mm", "--random-mm-bucket-config", '{"(96,64,1)": 1.0}', "--requests-per-call", "1"),
+    *("--max-num-batched-tokens", "200", "--calibration", str(PROFILE)),
+)
+LINE = "vllm serve Qwen/Qwen3-VL-8B-Instruct --max-model-len 8192"
+LOG = "".join(json.dumps({"request": n, "images": [{"width": 300 + n, "height": 200}]}) + "\n" for n in range(6))
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "recommend": (*TUNED, "--output-dir", "out"),
+    "bench": (*SMALL, *RUN, "--output-dir", "out"),
+    "tune-budgets": (*TUNED, "--output-dir", "out"),
+    "compare-backends": (*SMALL, *RUN, "--backends", "TORCH_SDPA", "--output-dir", "out"),
+    "calibrate": (*SMALL[:6], "--max-num-batched-tokens", "128", "--time-limit", "1", "--output", "out/profile.json"),
+    "verify": (*SMALL[:6], "--token-budgets", "64,128", "--calls", "2", "--output-dir", "out"),
+    "plan": (*SMALL[:2], *SMALL[6:]),
+    "profile": (*SMALL[:6], "--items", "96x64", "--repeats", "1", "--token-budgets", "128", "--output-dir", "out"),
+    "export": ("record", "--formats", "csv,markdown", "--output-dir", "out"),
+    "models": (),
+    "doctor": (),
+    "import": (LINE,),
+    "workload inspect": ("--num-prompts", "6", "--model", "qwen3-vl-debug", "--output-dir", "out"),
+    "workload make": ("--num-prompts", "500", "--output", "out/made.csv"),
+    "workload convert": ("log.jsonl", "--output", "out/made.csv"),
+    "workload calls": (
+        *TUNED[:2],
+        *TUNED[-2:],
+        "--num-prompts",
+        "6",
+        "--request-rate",
+        "9",
+        "--output",
+        "out/calls.csv",
+    ),
+}
+"""Arguments of every command, run in a folder that `prepare` made; what it writes goes into `out`."""
+
+
+def prepare(folder: Path) -> None:
+    """Makes the folder that a command runs in, with what some commands read."""
+    (folder / "record").mkdir(parents=True)
+    for name in ("run.json", "samples.csv"):
+        (folder / "record" / name).write_bytes((RECORD / name).read_bytes())
+    (folder / "log.jsonl").write_text(LOG, encoding="utf-8")
+
+
+def load_modules(name: str) -> None:
+    """Runs the command in this process once, so that its forks have every module loaded."""
+    from typer.testing import CliRunner
+
+    from vitgraph.cli import app
+
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stderr(io.StringIO()):
+        prepare(Path(place))
+        result = CliRunner().invoke(app, [*name.split(), *COMMANDS[name]])
+    assert result.exit_code in GOOD_ENDS, result.output
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        status: Exit status; negative for a signal that killed the process, None where it had to be killed for time.
+        output: What it printed.
+        errors: What it printed to standard error.
+        seconds: How long it ran.
+        wanted_s: From the last signal to its end.
+    """
+
+    status: int | None
+    output: str
+    errors: str
+    seconds: float
+    wanted_s: float = 0.0
+
+
+class Forked:
+    """A command that runs in a fork of this process, which has its modules loaded."""
+
+    def __init__(self, name: str, folder: Path, *, before: Callable[[], object] = lambda: None) -> None:
+        """Starts it.
+
+        Args:
+            name: A key of `COMMANDS`, or several words of a command line.
+            folder: Where it runs.
+            before: Called in the new process first, for example to break the disk.
+        """
+        self.words = [*name.split(), *COMMANDS[name]]
+        self.folder = folder
+        self.started = self.signalled = time.monotonic()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reader)
+            self._become(before, writer)
+        os.close(writer)
+        # A byte once stops are its own to hear.
+        os.read(reader, 1)
+        os.close(reader)
+
+    def _become(self, before: Callable[[], object], ready: int) -> None:
+        status = 1
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.default_int_handler)
+            os.write(ready, b"1")
+            status = self._run(before)
+        except BaseException:
+            with (self.folder / "stderr").open("a") as file:
+                traceback.print_exc(file=file)
+        finally:
+            os._exit(status)
+
+    def _run(self, before: Callable[[], object]) -> int:
+        os.chdir(self.folder)
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
+        sys.argv = ["vitgraph", *self.words]
+        os.environ.pop("VITGRAPH_DEBUG", None)
+        torch.set_num_threads(1)
+        before()
+        try:
+            main()
+        except SystemExit as end:
+            if isinstance(end.code, int | None):
+                return end.code or 0
+            raise
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+        return 0
+
+    def stop(self, number: int) -> None:
+        """Sends it a signal."""
+        os.kill(self.pid, number)
+        self.signalled = time.monotonic()
+
+    def ended(self) -> Ended:
+        """Waits for its end; a command that hangs is killed."""
+        deadline = time.monotonic() + LIMIT_S
+        status: int | None = None
+        while status is None:
+            pid, found = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                status = os.waitstatus_to_exitcode(found)
+            elif time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                break
+            else:
+                time.sleep(0.003)
+        now = time.monotonic()
+        texts = [(self.folder / name) for name in ("stdout", "stderr")]
+        output, errors = (file.read_text("utf-8", "replace") if file.exists() else "" for file in texts)
+        return Ended(status, output, errors, now - self.started, now - self.signalled)
+
+
+def wrong_text(ended: Ended) -> str | None:
+    """What a user should not have been shown, or None."""
+    text = ended.output + ended.errors
+    for sign in ("Traceback", "unexpected ", "Exception ignored", "Error: [Errno"):
+        if sign in text:
+            return text[-1500:]
+    if ended.status is None:
+        return f"still running after {LIMIT_S:g} s"
+    return None if text.strip() else f"exit status {ended.status} without a word"
+
+
+def wrong_files(folder: Path) -> str | None:
+    """Why what a command left behind is neither whole nor nothing, or None."""
+    from vitgraph.errors import VitgraphError
+    from vitgraph.predict.profile import load_profile
+    from vitgraph.records.record import RECORDS
+    from vitgraph.records.sample_table import read_samples
+    from vitgraph.records.store import read_record
+
+    out = folder / "out"
+    try:
+        for file in sorted(out.rglob("*")) if out.exists() else ():
+            if ".tmp" in file.name:
+                return f"{file.name} is left behind"
+            if file.name == "run.json":
+                record = read_record(file)
+                assert record.kind in RECORDS
+                if record.samples_file is not None:
+                    read_samples(file.parent / record.samples_file)
+            elif file.name == "profile.json":
+                load_profile(file)
+            elif file.name in ("made.csv", "c.csv"):
+                lines = file.read_text(encoding="utf-8").splitlines()
+                assert len({line.count(",") for line in lines}) == 1 and len(lines) > 1, f"{file.name} is cut off"
+            elif file.suffix == ".json":
+                json.loads(file.read_text(encoding="utf-8"))
+    except (VitgraphError, AssertionError, ValueError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,121 @@
+"""Stops every command at random moments with every signal, and looks at how it ends and what it leaves behind.
+
+`python tests/drills/stopped_commands.py` writes the table of `docs/drills.md` to the terminal; the test beside this
+file does the same in small. Every fourth stop comes twice, as from somebody who does not wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, load_modules, prepare, wrong_files, wrong_text
+
+from vitgraph.errors import EXIT_INTERRUPTED
+from vitgraph.records.store import read_record
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPS = 20
+PATIENCE_S = 20.0
+
+
+@dataclass
+class Stopped:
+    """What came of the stops of a command.
+
+    Attributes:
+        ends: How many ended stopped, finished before, and left a record.
+        slowest_s: Longest time from a stop to the end.
+        wrong: What was wrong with any.
+    """
+
+    ends: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def undisturbed(name: str) -> Ended:
+    """How the command ends when nobody stops it."""
+    load_modules(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        prepare(folder)
+        ended = Forked(name, folder).ended()
+        assert ended.status in GOOD_ENDS and wrong_text(ended) is None, (name, ended)
+        assert wrong_files(folder) is None, wrong_files(folder)
+    return ended
+
+
+def stop_command(name: str, number: int, after_s: float, again_s: float | None) -> tuple[Ended, str | None, bool]:
+    """Stops one run of a command; how it ended, what is wrong with that, and whether a record is there."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        prepare(folder)
+        run = Forked(name, folder)
+        for wait in (after_s, again_s):
+            if wait is not None:
+                time.sleep(wait)
+                run.stop(number)
+        ended = run.ended()
+        wrong = wrong_text(ended) or wrong_files(folder)
+        file = folder / "out" / "run.json"
+        if wrong is None and ended.status not in (*GOOD_ENDS, EXIT_INTERRUPTED):
+            wrong = f"exit status {ended.status}: {ended.errors[-500:]}"
+        if wrong is None and ended.wanted_s > PATIENCE_S:
+            wrong = f"it took {ended.wanted_s:.1f} s from the stop to the end"
+        if wrong is None and ended.status == EXIT_INTERRUPTED and file.exists():
+            status = read_record(file).status
+            wrong = None if status in ("interrupted", "complete") else f"the record of a stopped run is {status!r}"
+        return ended, wrong, file.exists()
+
+
+def drill_command(name: str, stops: int, seed: int) -> Stopped:
+    """Stops a command `stops` times by each signal."""
+    drawn, found = random.Random(f"{name} {seed}"), Stopped()
+    takes_s = undisturbed(name).seconds
+    for number in SIGNALS:
+        for count in range(stops):
+            after_s = drawn.uniform(0.0, 1.05 * takes_s)
+            again_s = drawn.uniform(0.0, 0.05) if count % 4 == 3 else None
+            ended, wrong, has_record = stop_command(name, number, after_s, again_s)
+            found.ends["stopped" if ended.status == EXIT_INTERRUPTED else "finished"] += 1
+            found.ends["record"] += has_record
+            found.slowest_s = max(found.slowest_s, ended.wanted_s)
+            if wrong is not None:
+                found.wrong.append(f"{name}, {signal.Signals(number).name} after {after_s:.3f} s, {again_s}: {wrong}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stops", type=int, default=STOPS, help="of each signal in each command")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--command", action="append", help="only this command; may be repeated")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    all_wrong = []
+    sys.stdout.write(
+        "| command | stops | stopped | had finished | with a record | slowest end, s | wrong |\n"
+        "|---|---:|---:|---:|---:|---:|---:|\n"
+    )
+    for name in options.command or COMMANDS:
+        found = drill_command(name, options.stops, options.seed)
+        ends = found.ends
+        counts = (3 * options.stops, ends["stopped"], ends["finished"], ends["record"], f"{found.slowest_s:.1f}")
+        sys.stdout.write(f"| `{name}` | {' | '.join(map(str, counts))} | {len(found.wrong)} |\n")
+        sys.stdout.flush()
+        all_wrong += found.wrong
+    sys.stdout.write("\n".join(all_wrong) + "\n")
+    return int(bool(all_wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
