@@ -6,9 +6,9 @@ Shape legend: N packed rows, S segments, H heads, E head width, B tiles, L rows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
@@ -16,6 +16,29 @@ from vitgraph.attention.padding import FreshOutputs, PaddingSafeOutputs
 
 TRANSFORMERS_PREFIX = "vitgraph_flash_"
 """Names given to transformers contain `flash`, which makes its towers take the packed varlen branch."""
+
+
+Lengths = tuple[int, ...]
+"""Rows of each segment of a call, empty ones included."""
+
+
+class GraphContents(NamedTuple):
+    """What the replays of one graph will hold, of one of its lists of segments.
+
+    Attributes:
+        slots: Segment slots of the graph.
+        longest: Bound of the segment lengths that the graph was captured with.
+        replays: How often a replay has which segments.
+    """
+
+    slots: int
+    longest: int
+    replays: Mapping[Lengths, int]
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the fullest replay."""
+        return max(map(sum, self.replays), default=0)
 
 
 class AttentionBackend(ABC):
@@ -31,7 +54,7 @@ class AttentionBackend(ABC):
         head_widths: Head widths that it takes, in words.
         dtypes: Names of the dtypes that it takes; empty for any.
         segment_padding: How it treats unused segment slots, in words.
-        has_versions: `for_device` takes a version, as `--flash-attn-version` gives one.
+        has_versions: The generations of `--flash-attn-version` are variants of it.
         needs_finite_padding: Rows past the last segment are loaded with the last tile, and a NaN there could reach
             valid rows; graphs therefore write to an output whose padded rows are always finite.
         returns_fresh_output: Set where the caller may reuse the memory of what a call returns, as compiled code does:
@@ -61,13 +84,13 @@ class AttentionBackend(ABC):
         self._tile_offsets: dict[tuple[int, int, torch.device], torch.Tensor] = {}
 
     @classmethod
-    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
-        """Makes the backend for `device`; a `version` means something only where the backend has several."""
+    def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
+        """Makes the backend for `device`; a `variant` means something only where the backend has several."""
         return cls()
 
     @classmethod
-    def versions(cls, device: torch.device) -> tuple[int | None, ...]:
-        """Implementations that `auto` may choose between on `device`."""
+    def variants(cls, device: torch.device) -> tuple[str | None, ...]:
+        """Implementations that `auto` may choose between on `device`, the preferred one first; None is the default."""
         return (None,)
 
     @contextmanager
@@ -79,19 +102,21 @@ class AttentionBackend(ABC):
         finally:
             self.is_on_graph_path = was_on_graph_path
 
-    @contextmanager
-    def one_forward(self) -> Iterator[None]:
+    def one_forward(self) -> AbstractContextManager[object]:
         """Marks one forward of a tower: until it ends, offsets do not change, and what a backend derives from them may
         be derived once and not once a layer. Without it every layer derives its own, which is slower and as right.
         """
-        with self._fresh_outputs.one_forward():
-            yield
+        # Outputs are only zeroed in graphs.
+        return self._fresh_outputs.one_forward() if self.is_on_graph_path else nullcontext()
 
-    def expect(self, shapes: Mapping[tuple[int, int, int], int]) -> None:  # noqa: B027 (a hook, empty by default)
-        """Says, before anything is captured, which calls graphs and eager mode will meet.
+    def expect(  # noqa: B027 (a hook, empty by default)
+        self, calls: Mapping[Lengths, int], replays: Sequence[GraphContents] = ()
+    ) -> None:
+        """Says, before anything is captured, what eager calls and graphs will hold.
 
         Args:
-            shapes: Calls by their `(rows, segment slots, max_seqlen)`, without padding.
+            calls: How often an eager call has which segments.
+            replays: The same of the graphs' replays.
         """
 
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:  # noqa: B027 (a hook, empty by default)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from typing import Any, ClassVar, Self
 
@@ -31,6 +32,14 @@ SHORT_ROWS = 64
 launches work for every unused segment slot too, of which windows have hundreds: on an H200 a replay of twenty 336x336
 images took Qwen2.5-VL 67.6 ms with generation 4 and 61.4 with generation 2, whose eager call was the faster one too."""
 
+TILES = ("64x128", "128x128", "128x176", "128x192")
+"""Query rows and keys of a generation 4 program that `auto` measures on Hopper beside the package's own choice. That is
+192x144 for heads of 65 to 96, of which a call of 1,024 rows and 16 heads makes 96 programs for 132 processors; and two
+warp groups of 64 rows have room for a tile's weights in their registers, which three do not."""
+
+TILED_WIDTHS = range(65, 97)
+"""Head widths at which those tiles are tried; the package's choice for others is of that kind already."""
+
 LARGE_FILL_BYTES = FILL_BYTES // 2
 """Outputs above this are not filled several at once (see `FreshOutputs`), and a fill takes longer than a launch."""
 
@@ -47,6 +56,7 @@ class FlashAttnBackend(AttentionBackend):
         version: 2, 3 or 4 forces a generation; None takes the newest that runs on `device`, and beside generation 4
             generation 2 for short segments.
         device: Where it will run; None takes the current CUDA device.
+        tile: One of `TILES` forces the tile of generation 4; None leaves it to the package.
 
     Raises:
         BackendError: The generation cannot run here.
@@ -59,7 +69,7 @@ class FlashAttnBackend(AttentionBackend):
     dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
     has_versions: ClassVar[bool] = True
 
-    def __init__(self, version: int | None = None, device: torch.device | None = None) -> None:
+    def __init__(self, version: int | None = None, device: torch.device | None = None, tile: str | None = None) -> None:
         super().__init__()
         device = device or torch.device("cuda", torch.cuda.current_device())
         is_free = version is None
@@ -74,6 +84,11 @@ class FlashAttnBackend(AttentionBackend):
             raise BackendError(f"FlashAttention {version} cannot run on {device}: {reason}")
         self.version = version
         self._kernel, self.implementation = generation.load()
+        self._tile = tile
+        if tile is not None:
+            rows, keys = map(int, tile.split("x"))
+            self._kernel = partial(self._kernel, tile_mn=(rows, keys))
+            self.implementation += f" in tiles of {tile}"
         self._short_kernel = self._kernel
         if is_free and version == 4 and GENERATIONS[2].unavailable_reason(device) is None:
             self._short_kernel, short = GENERATIONS[2].load()
@@ -82,13 +97,17 @@ class FlashAttnBackend(AttentionBackend):
         self._heads_seen: set[HeadShape] = set()
 
     @classmethod
-    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
-        return cls(version, device)
+    def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
+        version, _, tile = (variant or "").partition(":")
+        return cls(int(version) if version else None, device, tile or None)
 
     @classmethod
-    def versions(cls, device: torch.device) -> tuple[int | None, ...]:
+    def variants(cls, device: torch.device) -> tuple[str | None, ...]:
         # What is forced to generation 4 is for comparisons; its place is taken by what runs when nobody forces one.
-        return tuple(None if version == 4 else version for version in reversed(installed_generations(device)))
+        installed = installed_generations(device)
+        plain = tuple(None if version == 4 else str(version) for version in reversed(installed))
+        has_tiles = 4 in installed and torch.cuda.get_device_capability(device)[0] == 9
+        return plain + tuple(f"4:{tile}" for tile in TILES if has_tiles)
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
@@ -96,6 +115,8 @@ class FlashAttnBackend(AttentionBackend):
         return None if None in reasons.values() else reasons[2]
 
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
+        if self._tile is not None and head_width not in TILED_WIDTHS:
+            return f"tiles are tried for heads of {TILED_WIDTHS[0]} to {TILED_WIDTHS[-1]}"
         return half_precision_reason("FlashAttention", dtype) or width_reason(head_width, 8, 256)
 
     def varlen(
@@ -307,6 +328,7 @@ def _load_fa4() -> tuple[Kernel, str]:
         max_seqlen: int,
         scale: float,
         out: torch.Tensor | None,
+        **options: Any,
     ) -> torch.Tensor:
         return _flash_attn_fwd(
             query,
@@ -318,6 +340,7 @@ def _load_fa4() -> tuple[Kernel, str]:
             max_seqlen_k=max_seqlen,
             softmax_scale=scale,
             out=out,
+            **options,
         )[0]
 
     return call, f"flash-attn-4 {metadata.version('flash-attn-4')}"

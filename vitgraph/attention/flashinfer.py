@@ -109,7 +109,7 @@ class FlashInferBackend(AttentionBackend):
         self._sections: dict[tuple[int, int, HeadLayout], tuple[torch.Tensor, PackedSections]] | None = None
 
     @classmethod
-    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
+    def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
         return cls(device)
 
     @classmethod

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 
 import torch
 
@@ -18,7 +19,14 @@ from vitgraph.attention.padding import segment_endpoints
 QUEUE_CYCLES = 2_000_000
 """Device cycles (about a millisecond) that launches queue up behind, so that no gap between them is measured."""
 
+GRAPH_QUEUE_CYCLES = 200_000
+"""The same for one replay, whose launch would otherwise be part of what is read."""
+
 GRAPH_WARMUPS = 2
+
+
+Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float]
+"""Query, key, value, segment offsets, longest segment and scale of a varlen call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,7 @@ class AttentionCase:
         lengths: Rows of each segment.
         slots: Segment slots; those past the lengths are empty. 0 takes one for each length.
         padding_rows: Rows past the last segment.
+        bound: Upper bound of the lengths that the call is given; 0 is the longest of them. A graph's is its capacity.
     """
 
     heads: int
@@ -40,6 +49,12 @@ class AttentionCase:
     lengths: tuple[int, ...]
     slots: int = 0
     padding_rows: int = 0
+    bound: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Upper bound of the lengths, as the call is given it."""
+        return self.bound or max(self.lengths)
 
     @property
     def rows(self) -> int:
@@ -64,6 +79,10 @@ class AttentionCase:
             torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(self.dtype) for _ in range(3)
         )
         return query, key, value
+
+    def arguments(self, device: torch.device) -> Arguments:
+        """What `AttentionBackend.varlen` takes, on tensors of its own."""
+        return (*self.tensors(device), self.offsets(device), self.longest, self.head_width**-0.5)
 
 
 def reference_attention(
@@ -93,28 +112,31 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, cu_seqlens: tor
     return float(difference / torch.linalg.vector_norm(wanted))
 
 
-def queued_ms(call: Callable[[], object], device: torch.device, calls: int = 10, repeats: int = 3) -> float:
-    """GPU time of one call in ms, the least of `repeats` rounds of `calls` launches that queue up before they run.
+Reading = Callable[[], float]
+"""Takes one reading of what a call takes, in ms."""
 
-    On a CPU it is wall clock.
-    """
-    times = []
-    for _ in range(repeats):
-        if device.type != "cuda":
-            started = time.perf_counter()
-            for _ in range(calls):
-                call()
-            times.append((time.perf_counter() - started) * 1e3 / calls)
-            continue
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+def queued_times(call: Callable[[], object], device: torch.device, calls: int) -> tuple[float, float]:
+    """Host and GPU time of one of `calls` launches in ms, which queue up before they run; equal on a CPU."""
+    start, end = (torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None for _ in range(2))
+    if start is not None:
         torch.cuda._sleep(QUEUE_CYCLES)
         start.record()
-        for _ in range(calls):
-            call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / calls)
-    return min(times)
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    host_ms = (time.perf_counter() - started) * 1e3 / calls
+    if start is None or end is None:
+        return host_ms, host_ms
+    end.record()
+    end.synchronize()
+    return host_ms, start.elapsed_time(end) / calls
+
+
+def eager_reading(call: Callable[[], object], device: torch.device, calls: int) -> Reading:
+    """What an eager call takes: the host's time or the GPU's, whichever is longer."""
+    call()
+    return lambda: max(queued_times(call, device, calls))
 
 
 def capture_calls(backend: AttentionBackend, call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
@@ -133,23 +155,36 @@ def capture_calls(backend: AttentionBackend, call: Callable[[], object], calls: 
     return graph
 
 
-def graph_ms(
-    backend: AttentionBackend, call: Callable[[], object], device: torch.device, calls: int = 20, repeats: int = 5
-) -> float:
-    """GPU time of one call in ms, from replays of a graph that holds `calls` of them; median of `repeats`."""
+def graph_reading(backend: AttentionBackend, call: Callable[[], object], device: torch.device, calls: int) -> Reading:
+    """GPU time of one call, from replays of a graph that holds `calls` of them; the graph lives as long as this."""
     with torch.cuda.device(device):
         graph = capture_calls(backend, call, calls)
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         graph.replay()
-        times = []
-        for _ in range(repeats):
+
+    def read() -> float:
+        with torch.cuda.device(device):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(GRAPH_QUEUE_CYCLES)
             start.record()
             graph.replay()
             end.record()
             end.synchronize()
-            times.append(start.elapsed_time(end) / calls)
-        graph.reset()
-    return sorted(times)[len(times) // 2]
+        return start.elapsed_time(end) / calls
+
+    return read
+
+
+def queued_ms(call: Callable[[], object], device: torch.device, calls: int = 10, repeats: int = 3) -> float:
+    """GPU time of one call in ms, the least of `repeats` rounds of `calls` launches; wall clock on a CPU."""
+    return min(queued_times(call, device, calls)[1] for _ in range(repeats))
+
+
+def graph_ms(
+    backend: AttentionBackend, call: Callable[[], object], device: torch.device, calls: int = 20, repeats: int = 5
+) -> float:
+    """The median of `repeats` readings of a graph."""
+    read = graph_reading(backend, call, device, calls)
+    return median(read() for _ in range(repeats))
 
 
 def segments_of(length: int, rows: int) -> tuple[int, ...]:

@@ -13,27 +13,38 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend
-from vitgraph.attention.measure import AttentionCase, graph_ms, queued_ms
+from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths
+from vitgraph.attention.measure import Arguments, AttentionCase, Reading, eager_reading, graph_reading
 from vitgraph.attention.padding import zero_rows_past_end
-from vitgraph.attention.selection import Candidate, case_call, first_line
+from vitgraph.attention.selection import Candidate, first_line
 
 logger = logging.getLogger(__name__)
 
 MEASURE_LIMIT_S = 30.0
 """After so much measuring, shapes that were not met before take the choice of the nearest one that was."""
 
-CLOSE = 1.03
+CLOSE = 1.01
 """Of backends whose times lie so near to the fastest, the first is taken: noise is no reason to mix them."""
 
-GRAPH_CALLS, QUEUED_CALLS, REPEATS = 4, 4, 3
-"""Calls and repeats of one timing; a choice needs the order of the backends, not their third digit."""
+CALLS, ROUNDS = 8, 5
+"""Calls of one reading, and rounds in which every backend is read once: a clock that changes does so for all."""
+
+HOPELESS = 1.5
+"""What takes so many times the fastest is not read again."""
+
+MOST_CASES = 3
+"""Inputs that stand for all that a shape will hold; each is weighted with the calls that are like it."""
+
+MOST_ROUTES = 8192
+"""Shapes whose backend is looked up by their exact sizes; a layer of an eager call pays one look into a table."""
 
 
 class CallShape(NamedTuple):
@@ -76,16 +87,19 @@ class Choice:
     """The backend of a shape.
 
     Attributes:
-        backend: The fastest.
-        milliseconds: Time of a call by the name of each backend that could run it; empty where a near shape decided.
+        label: The fastest.
+        milliseconds: Time of a mean call by the label of each backend that could run it; empty where a near shape
+            decided.
+        calls: How many calls of this shape are expected.
     """
 
-    backend: AttentionBackend
+    label: str
     milliseconds: Mapping[str, float]
+    calls: int = 0
 
 
-Timer = Callable[[AttentionBackend, AttentionCase, bool], float]
-"""`(backend, case, is_graph)` to milliseconds of a call."""
+Timer = Callable[[AttentionBackend, Arguments, bool], Reading]
+"""`(backend, arguments, is_graph)` to what takes a reading of the call."""
 
 
 class PerShapeBackend(AttentionBackend):
@@ -122,10 +136,11 @@ class PerShapeBackend(AttentionBackend):
         self._is_fresh = False
         super().__init__()
         self._heads, self._head_width, self._dtype, self._device = heads, head_width, dtype, device
-        self._timer = timer or (lambda backend, case, is_graph: _time_case(backend, case, is_graph, device))
+        self._timer = timer or partial(_reading, device)
         self._choices: dict[CallShape, Choice] = {}
-        self._expected: Counter[int] = Counter()
-        self._calls: Counter[CallShape] = Counter()
+        self._routes: dict[tuple[int, int, int, bool], AttentionBackend] = {}
+        self._calls: dict[CallShape, Counter[Lengths]] = {}
+        self._replays: Sequence[GraphContents] = ()
         self.selection = tuple(candidate.as_record() for candidate in tried)
 
     # -- what the backends share -----------------------------------------------------------------------------------
@@ -148,12 +163,11 @@ class PerShapeBackend(AttentionBackend):
             stack.enter_context(super().graph_path())
             yield
 
-    @contextmanager
-    def one_forward(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for backend in self._backends.values():
-                stack.enter_context(backend.one_forward())
-            yield
+    def one_forward(self) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        for backend in self._backends.values():
+            stack.enter_context(backend.one_forward())
+        return stack
 
     def reserve_padding_safe_output(self, rows: int) -> None:
         for backend in self._backends.values():
@@ -182,10 +196,15 @@ class PerShapeBackend(AttentionBackend):
         max_seqlen: int,
         scale: float,
     ) -> torch.Tensor:
-        shape = CallShape(query.shape[0], cu_seqlens.shape[0] - 1, max_seqlen, self.is_on_graph_path)
-        backend = self.backend_for(shape)
+        rows, is_graph = query.shape[0], self.is_on_graph_path
+        route = rows, cu_seqlens.shape[0] - 1, max_seqlen, is_graph
+        backend = self._routes.get(route)
+        if backend is None:
+            if len(self._routes) >= MOST_ROUTES:
+                self._routes.clear()
+            backend = self._routes[route] = self.backend_for(CallShape(*route))
         out = backend.varlen(query, key, value, cu_seqlens, max_seqlen, scale)
-        if shape.is_graph and not backend.needs_finite_padding and self._has_whole_tiles(shape.rows):
+        if is_graph and not backend.needs_finite_padding and self._has_whole_tiles(rows):
             # Another layer of this graph loads whole tiles, and would find there what this one left in its padding.
             return zero_rows_past_end(out, cu_seqlens)
         return out
@@ -193,7 +212,7 @@ class PerShapeBackend(AttentionBackend):
     def _has_whole_tiles(self, rows: int) -> bool:
         """Whether a graph of so many rows may hold calls of a backend that needs the padding of others finite."""
         return any(
-            shape.is_graph and shape.rows == rows and choice.backend.needs_finite_padding
+            shape.is_graph and shape.rows == rows and self._backends[choice.label].needs_finite_padding
             for shape, choice in self._choices.items()
         )
 
@@ -205,13 +224,13 @@ class PerShapeBackend(AttentionBackend):
         backend = self.backend_for(CallShape(tiles * length, tiles, length, False))
         return backend.dense(query, key, value, mask, scale)
 
-    def expect(self, shapes: Mapping[tuple[int, int, int], int]) -> None:
-        self._calls.clear()
-        self._expected.clear()
-        for (rows, slots, longest), calls in shapes.items():
-            self._calls[CallShape(rows, slots, longest, False)] += calls
-            for length in _likely_lengths(rows, slots, longest):
-                self._expected[length] += length * calls
+    def expect(self, calls: Mapping[Lengths, int], replays: Sequence[GraphContents] = ()) -> None:
+        # What was chosen before, while blocks were compiled say, was judged by other segments.
+        self._choices, self._routes, self._calls = {}, {}, {}
+        for lengths, count in calls.items():
+            bucket = CallShape(sum(lengths), len(lengths), max(lengths, default=0), False).bucket
+            self._calls.setdefault(bucket, Counter())[lengths] += count
+        self._replays = replays
 
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
         known = sorted(shapes)
@@ -231,92 +250,100 @@ class PerShapeBackend(AttentionBackend):
             else:
                 choice = self._choose(bucket)
             self._choices[bucket] = choice
+            taken = {choice.label for choice in self._choices.values()}
             self.implementation = "fastest at each shape of: " + "; ".join(
-                backend.implementation for backend in self._backends.values() if self._takes_a_shape(backend)
+                backend.implementation for label, backend in self._backends.items() if label in taken
             )
-        return choice.backend
+        return self._backends[choice.label]
 
     def _nearest(self, shape: CallShape) -> Choice:
         known = [other for other, choice in self._choices.items() if choice.milliseconds]
         if not known:
-            return Choice(next(iter(self._backends.values())), {})
-        return Choice(self._choices[min(known, key=shape.distance)].backend, {})
-
-    def _takes_a_shape(self, backend: AttentionBackend) -> bool:
-        return any(choice.backend is backend for choice in self._choices.values())
+            return Choice(next(iter(self._backends)), {})
+        return Choice(self._choices[min(known, key=shape.distance)].label, {})
 
     def _choose(self, shape: CallShape) -> Choice:
         started = time.perf_counter()
-        times: dict[str, float] = {}
+        contents, is_expected = self._contents(shape)
+        found = [(self._times(shape, lengths), count) for lengths, count in _typical(contents, MOST_CASES).items()]
+        total = sum(contents.values())
+        times = {
+            label: sum(milliseconds[label] * count for milliseconds, count in found) / total
+            for label in self._backends
+            if all(label in milliseconds for milliseconds, _ in found)
+        }
+        self.plan_build_ms += (time.perf_counter() - started) * 1e3
+        fast_enough = CLOSE * min(times.values(), default=math.inf)
+        # Where none could be timed alone, the call itself says why.
+        best = next((label for label, milliseconds in times.items() if milliseconds <= fast_enough), None)
+        return Choice(best or next(iter(self._backends)), times, total if is_expected else 0)
+
+    def _times(self, shape: CallShape, lengths: Lengths) -> dict[str, float]:
+        """Milliseconds of one call that holds these segments, by the label of each backend that can run it."""
+        bound = shape.longest if shape.is_graph else max(lengths)
+        padding = max(shape.rows - sum(lengths), 0) if shape.is_graph else 0
+        slots = shape.slots if shape.is_graph else len(lengths)
+        case = AttentionCase(self._heads, self._head_width, self._dtype, lengths, slots, padding, bound)
+        arguments = case.arguments(self._device)
+        readings: dict[str, Reading] = {}
+        found: dict[str, list[float]] = {}
         for label, backend in self._backends.items():
             try:
-                times[label] = sum(self._timer(backend, case, shape.is_graph) for case in self._cases(shape))
+                readings[label] = self._timer(backend, arguments, shape.is_graph)
             except Exception as error:  # whatever a package raises at a shape, the others may still run it
                 logger.info("auto: %s cannot run %s: %s", label, shape, first_line(error))
-        self.plan_build_ms += (time.perf_counter() - started) * 1e3
-        # Where none could be timed alone, the call itself says why.
-        fast_enough = CLOSE * min(times.values(), default=math.inf)
-        best = next((label for label in self._backends if times.get(label, math.inf) <= fast_enough), None)
-        best = best or next(iter(self._backends))
-        return Choice(self._backends[best], times)
+        for _ in range(ROUNDS):
+            for label, read in readings.items():
+                found.setdefault(label, []).append(read())
+            best = min(map(min, found.values()), default=0.0)
+            readings = {label: read for label, read in readings.items() if min(found[label]) <= HOPELESS * best}
+        # What disturbs a host only ever adds to its time.
+        return {label: median(taken) if shape.is_graph else min(taken) for label, taken in found.items()}
 
-    def _cases(self, shape: CallShape) -> list[AttentionCase]:
-        """Inputs that stand for a shape: in a graph what the calls to come will put into it, where they are known."""
+    def _contents(self, shape: CallShape) -> tuple[Mapping[Lengths, int], bool]:
+        """What calls of a shape will hold, and whether that is known; else what a tower may bring there."""
         if not shape.is_graph:
-            contents = [_likely_lengths(shape.rows, shape.slots, shape.longest)]
-        else:
-            bound = min(shape.longest, shape.rows)
-            fitting = {length: rows for length, rows in self._expected.items() if length <= bound}
-            typical = _weighted_median(fitting) if fitting else None
-            lengths = [typical] if typical else [bound, max(shape.rows // shape.slots, 1)]
-            contents = [(length,) * max(1, min(shape.slots, shape.rows // length)) for length in lengths]
-        return [
-            AttentionCase(
-                self._heads, self._head_width, self._dtype, lengths, shape.slots, max(shape.rows - sum(lengths), 0)
-            )
-            for lengths in contents
+            known = self._calls.get(shape)
+            return (known, True) if known else ({_likely_lengths(shape.rows, shape.slots, shape.longest): 1}, False)
+        graphs = [
+            graph
+            for graph in self._replays
+            if (graph.slots, graph.longest) == (shape.slots, shape.longest) and 0 < graph.most_rows <= shape.rows
         ]
-
-    # -- what it took ----------------------------------------------------------------------------------------------
-
-    def costs_ms(self) -> dict[str, float]:
-        """Attention time of one layer over the expected calls: by backend where it alone took all, and `auto`.
-
-        Empty where nothing was prepared for them; backends that could not run every shape are left out.
-        """
-        totals: dict[str, float] = {}
-        timed = [
-            (choice, calls)
-            for shape, calls in self._calls.items()
-            if (choice := self._choices.get(shape.bucket)) is not None and choice.milliseconds
-        ]
-        if not timed:
-            return {}
-        for label in self._backends:
-            if all(label in choice.milliseconds for choice, _ in timed):
-                totals[label] = sum(choice.milliseconds[label] * calls for choice, calls in timed)
-        totals[self.name] = sum(min(choice.milliseconds.values()) * calls for choice, calls in timed)
-        return totals
+        if graphs:
+            # Graphs of several budgets may have the same slots; the fullest that fits is this one's.
+            return max(graphs, key=lambda graph: graph.most_rows).replays, True
+        bound = min(shape.longest, shape.rows)
+        even = max(shape.rows // shape.slots, 1)
+        return Counter({(min(even, bound),) * min(shape.slots, shape.rows): 1, (bound,): 1}), False
 
     def choices(self) -> list[dict[str, Any]]:
-        labels = {id(backend): label for label, backend in self._backends.items()}
         return [
-            {**shape._asdict(), "backend": labels[id(choice.backend)], "milliseconds": dict(choice.milliseconds)}
+            shape._asdict() | {"backend": choice.label, "milliseconds": choice.milliseconds, "calls": choice.calls}
             for shape, choice in sorted(self._choices.items())
         ]
 
-    def __str__(self) -> str:
-        """In a line: who takes which lengths, and what the calls would have cost with each backend alone."""
-        spans: dict[str, list[int]] = {}
-        for row in self.choices():
-            spans.setdefault(row["backend"], []).append(row["longest"])
-        taken = ", ".join(f"{label} (segments of {min(span)} to {max(span)} rows)" for label, span in spans.items())
-        costs = self.costs_ms()
-        if not taken or not costs:
-            return taken or "nothing measured yet"
-        own = costs.pop(self.name)
-        others = ", ".join(f"{label} {cost / own:.2f}x" for label, cost in sorted(costs.items(), key=lambda p: p[1]))
-        return f"{taken}; attention of the calls with one backend alone: {others} of the time"
+
+def _typical(contents: Mapping[Lengths, int], most: int) -> dict[Lengths, int]:
+    """At most `most` of the contents, each with the number of calls that it stands for.
+
+    In the order of their work, a group of equal size is each represented by its middle.
+    """
+    ordered = sorted(contents.items(), key=lambda pair: (sum(length * length for length in pair[0]), pair[0]))
+    total, seen = sum(contents.values()), 0
+    groups: list[list[tuple[Lengths, int]]] = [[] for _ in range(most)]
+    for lengths, count in ordered:
+        groups[min(most - 1, (2 * seen + count) * most // (2 * total))].append((lengths, count))
+        seen += count
+    found: Counter[Lengths] = Counter()
+    for group in filter(None, groups):
+        half, seen = sum(count for _, count in group) / 2, 0
+        for lengths, count in group:
+            seen += count
+            if seen >= half:
+                found[lengths] += sum(count for _, count in group)
+                break
+    return found
 
 
 def _likely_lengths(rows: int, slots: int, longest: int) -> tuple[int, ...]:
@@ -329,24 +356,7 @@ def _likely_lengths(rows: int, slots: int, longest: int) -> tuple[int, ...]:
     return (longest, *([rest // count] * count))
 
 
-def _weighted_median(weights: Mapping[int, int]) -> int:
-    half, seen = sum(weights.values()) / 2, 0
-    for value in sorted(weights):
-        seen += weights[value]
-        if seen >= half:
-            return value
-    raise ValueError("no weights")
-
-
-def _time_case(backend: AttentionBackend, case: AttentionCase, is_graph: bool, device: torch.device) -> float:
-    """Milliseconds of one call: in a graph on the device alone, eagerly the longer of host and device."""
-    call = case_call(backend, case, device)
-    if is_graph:
-        return graph_ms(backend, call, device, GRAPH_CALLS, REPEATS)
-    call()
-    torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    for _ in range(QUEUED_CALLS):
-        call()
-    host_ms = (time.perf_counter() - started) * 1e3 / QUEUED_CALLS
-    return max(host_ms, queued_ms(call, device, QUEUED_CALLS, REPEATS))
+def _reading(device: torch.device, backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+    """Readings of a call: in a graph on the device alone, eagerly the longer of host and device."""
+    call = partial(backend.varlen, *arguments)
+    return graph_reading(backend, call, device, CALLS) if is_graph else eager_reading(call, device, CALLS)

@@ -100,7 +100,7 @@ def create_backend(
         raise BackendError(f"attention backend {name} cannot run on {device}: {reason}. Available: {here}")
     if flash_attn_version is not None and not chosen.has_versions:
         raise BackendError(f"--flash-attn-version {flash_attn_version} was given, but the backend is {name}")
-    backend = chosen.for_device(device, flash_attn_version)
+    backend = chosen.for_device(device, None if flash_attn_version is None else str(flash_attn_version))
     if head_width is not None and dtype is not None:
         reason = backend.unsupported_reason(head_width, dtype)
         if reason is not None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Candidate:
 
     Attributes:
         name: Registry name.
-        version: FlashAttention generation, for backends that have several.
+        variant: Which of a backend's implementations, for those that have several.
         status: `ok`, `incorrect`, `unsupported`, `out_of_memory` or `error`.
         reason: Why it is not `ok`.
         implementation: What ran.
@@ -46,7 +47,7 @@ class Candidate:
     """
 
     name: str
-    version: int | None
+    variant: str | None
     status: str
     reason: str | None = None
     implementation: str | None = None
@@ -56,8 +57,8 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The name, with the generation where one is forced."""
-        return self.name if self.version is None else f"{self.name}:{self.version}"
+        """The name, with the variant where it is not the default."""
+        return self.name if self.variant is None else f"{self.name}:{self.variant}"
 
     def as_record(self) -> dict[str, Any]:
         """The finding as plain values."""
@@ -86,9 +87,10 @@ def try_candidates(
     """
     cases = [AttentionCase(heads, head_width, dtype, segments_of(length, CHECKED_ROWS)) for length in CHECKED_LENGTHS]
     tried = [
-        _try_candidate(backend, version, cases, device)
+        _try_candidate(backend, variant, cases, device)
         for backend in backends.values()
-        for version in _versions(backend, device)
+        # One without any that is usable is tried all the same, so that its reason is recorded.
+        for variant in backend.variants(device) or (None,)
     ]
     if not any(candidate.status == OK for candidate in tried):
         reasons = "; ".join(f"{candidate.name}: {candidate.reason}" for candidate in tried)
@@ -96,13 +98,8 @@ def try_candidates(
     return tried
 
 
-def _versions(backend: type[AttentionBackend], device: torch.device) -> tuple[int | None, ...]:
-    # A backend without a usable version is tried once all the same, so that its reason is recorded.
-    return backend.versions(device) or (None,)
-
-
 def _try_candidate(
-    backend_class: type[AttentionBackend], version: int | None, cases: Sequence[AttentionCase], device: torch.device
+    backend_class: type[AttentionBackend], variant: str | None, cases: Sequence[AttentionCase], device: torch.device
 ) -> Candidate:
     started = time.perf_counter()
     name = backend_class.name
@@ -110,14 +107,14 @@ def _try_candidate(
     if reason is None and not backend_class.is_capture_safe:
         reason = "its call cannot be captured"
     if reason is not None:
-        return Candidate(name, version, UNSUPPORTED, reason)
+        return Candidate(name, variant, UNSUPPORTED, reason)
     try:
-        backend = backend_class.for_device(device, version)
+        backend = backend_class.for_device(device, variant)
     except BackendError as error:
-        return Candidate(name, version, UNSUPPORTED, str(error))
+        return Candidate(name, variant, UNSUPPORTED, str(error))
     found = check_backend(backend, cases, device)
     kept = backend if found["status"] == OK else None
-    candidate = Candidate(name, version, seconds=time.perf_counter() - started, backend=kept, **found)
+    candidate = Candidate(name, variant, seconds=time.perf_counter() - started, backend=kept, **found)
     logger.info("auto: %s", candidate.as_record())
     return candidate
 
@@ -143,18 +140,13 @@ def check_backend(backend: AttentionBackend, cases: Sequence[AttentionCase], dev
 
 def case_call(backend: AttentionBackend, case: AttentionCase, device: torch.device) -> Callable[[], torch.Tensor]:
     """The varlen call of a case on tensors of its own."""
-    query, key, value = case.tensors(device)
-    offsets = case.offsets(device)
-    longest, scale = max(case.lengths), case.head_width**-0.5
-    return lambda: backend.varlen(query, key, value, offsets, longest, scale)
+    return partial(backend.varlen, *case.arguments(device))
 
 
 def check_case(backend: AttentionBackend, case: AttentionCase, device: torch.device) -> float:
     """Relative error of a backend against float32 attention of the same case."""
-    query, key, value = case.tensors(device)
-    offsets = case.offsets(device)
-    scale = case.head_width**-0.5
-    actual = backend.varlen(query, key, value, offsets, max(case.lengths), scale)
+    query, key, value, offsets, longest, scale = case.arguments(device)
+    actual = backend.varlen(query, key, value, offsets, longest, scale)
     return relative_error(actual, reference_attention(query, key, value, offsets, scale), offsets)
 
 

@@ -173,7 +173,7 @@ class TritonAttnBackend(AttentionBackend):
             self.implementation += ", interpreted"
 
     @classmethod
-    def for_device(cls, device: torch.device, version: int | None = None) -> Self:
+    def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
         return cls(device)
 
     @classmethod

@@ -16,10 +16,11 @@ from vitgraph.measure.progress import Progress
 from vitgraph.measure.record_facts import correctness_facts, new_draft, replay_ms_of_path
 from vitgraph.measure.setup import load, resolve_device, resolve_dtype
 from vitgraph.planning.packing import EAGER_IS_FASTER
+from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.draft import Draft
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Samples, SampleWriter
-from vitgraph.records.sections import Latency
+from vitgraph.records.sections import AttentionChoice, Latency
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.records.summary import CPU_REPLAY_REASON, compare_bench, latencies
 
@@ -148,17 +149,15 @@ class BenchRun:
                 manager.clear()
 
     def _execute(self, writer: SampleWriter | None) -> None:
-        from vitgraph.attention.per_shape import PerShapeBackend
         from vitgraph.measure.calls import CallInputs
         from vitgraph.measure.experiment import Control, Experiment, rounds_over
         from vitgraph.measure.record_samples import SampleKeeper
-        from vitgraph.measure.series import call_shapes, prepare_attention
+        from vitgraph.measure.series import prepare_attention
         from vitgraph.measure.timing import CallTimer
 
         prepared, draft, spec = self.prepared, self.draft, self.prepared.spec
         encoder = self._open()
         device = encoder.device
-        encoder.attention.expect(call_shapes(encoder, prepared.calls))
         managers = self._capture_all(encoder)
         inputs = CallInputs(encoder, [*prepared.calls, *prepared.warmups], spec.model.seed)
         series = self._series(encoder, managers)
@@ -168,8 +167,8 @@ class BenchRun:
         if self.ranks is not None:
             self.ranks.wait_prepared()
         draft.environment |= encoder.attention.facts()
-        if isinstance(encoder.attention, PerShapeBackend):
-            self.progress.note(f"attention: {encoder.attention}")
+        if choices := encoder.attention.choices():
+            self.progress.note(f"attention: {choices_text(tuple(map(AttentionChoice.model_validate, choices)))}")
         timer = CallTimer(device) if self.ranks is None else self.ranks.timer
         experiment = Experiment(series, inputs, timer, device, self.ranks)
         self.progress.phase("warming up", len(prepared.warmups))
@@ -238,6 +237,7 @@ class BenchRun:
         """Captures the graphs of every series that has some."""
         from vitgraph.graphs.captured import reserve_together
         from vitgraph.graphs.manager import EncoderCudaGraphManager
+        from vitgraph.measure.series import expect_calls
         from vitgraph.models.monolithic import MonolithicEncoder
 
         prepared, policy = self.prepared, self.prepared.spec.graph.packing
@@ -246,6 +246,7 @@ class BenchRun:
             whole = MonolithicEncoder(encoder, prepared.monolithic.rule.max_crops)
             managers[MONOLITHIC] = EncoderCudaGraphManager(whole, prepared.monolithic.plan, policy=policy)
             reserve_together(list(managers.values()))
+        expect_calls(encoder, managers[GRAPH], prepared.calls)
         self._managers += managers.values()
         for name, manager in managers.items():
             self._capture(manager, self._section(name), f"capturing {'' if name == GRAPH else f'{name} '}graphs")

@@ -21,7 +21,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import Reference, largest_deviation, worst
 from vitgraph.measure.preparation import PreparedBench
-from vitgraph.measure.series import Encode, Series, call_shapes, eager_series, graph_series, prepare_attention
+from vitgraph.measure.series import Encode, Series, eager_series, expect_calls, graph_series, prepare_attention
 from vitgraph.measure.setup import load
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
@@ -190,8 +190,12 @@ class Candidate:
         if GRAPH in self.modes:
             self.row["graphs"] |= counters[self._alone[GRAPH].name].as_dict()
         if self._encoder is not None:
-            self.row["plan_build_ms"] = self._encoder.attention.plan_build_ms
-            self.row["implementation"] = self._encoder.attention.implementation
+            attention = self._encoder.attention
+            self.row |= {
+                "plan_build_ms": attention.plan_build_ms,
+                "implementation": attention.implementation,
+                "choices": attention.choices() or None,
+            }
 
     def counters(self) -> GraphCounters:
         """Hits, misses and the use of the graphs over all calls; with equal graphs every rank can tell it of all."""
@@ -229,8 +233,8 @@ class Candidate:
         else:
             self.row |= {"used": facts["attn_backend"], "implementation": facts["attn_implementation"]}
             graph = self._prepared.spec.graph
-            self._encoder.attention.expect(call_shapes(self._encoder, self._prepared.calls))
             self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
+            expect_calls(self._encoder, self._manager, self._prepared.calls)
             modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
             self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}
             self.series = list(self._alone.values())

@@ -109,8 +109,8 @@ def run_micro(
     for name, chosen in classes.items():
         try:
             reason = chosen.unavailable_reason(device)
-            version = flash_attn_version if chosen.has_versions else None
-            backend = chosen.for_device(device, version) if reason is None else None
+            variant = str(flash_attn_version) if chosen.has_versions and flash_attn_version is not None else None
+            backend = chosen.for_device(device, variant) if reason is None else None
             if backend is not None:
                 reason = backend.unsupported_reason(spec.head_width, spec.dtype)
         except BackendError as error:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.timing import CallTime, CallTimer
-from vitgraph.models.base import EncoderInputs
+from vitgraph.models.base import EncoderInputs, GraphCapacity
 from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
+from vitgraph.models.geometry import ItemGeometry
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH
-from vitgraph.planning.packing import PackedBatch
+from vitgraph.planning.packing import PackedBatch, pack_items
 from vitgraph.records.sample_table import EAGER, GRAPH, HF, ITEMWISE, MONOLITHIC
 
 Encode = Callable[[EncoderInputs], list[torch.Tensor]]
@@ -130,16 +133,50 @@ def encode_stock(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch
     return list(encoder.stock_forward(mm_kwargs).split(rows))
 
 
-def call_shapes(encoder: VisionEncoder, calls: Sequence[EncoderCall]) -> Counter[tuple[int, int, int]]:
-    """Attention calls by `(rows, segment slots, max_seqlen)`, without padding; none of towers of equal tiles."""
-    shapes: Counter[tuple[int, int, int]] = Counter()
+def _segments(
+    encoder: VisionEncoder, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+) -> Iterator[tuple[str, Lengths]]:
+    """Lists of attention segments of some items, by their metadata field."""
+    metadata = encoder.compute_metadata(items, path, axis_key)
+    for name in SEGMENT_OFFSETS.keys() & metadata.keys():
+        yield name, tuple(np.diff(metadata[name]).tolist())
+
+
+def eager_segments(encoder: VisionEncoder, calls: Sequence[EncoderCall]) -> Counter[Lengths]:
+    """How often an eager call attends within which segments; empty for towers of equal tiles."""
+    found: Counter[Lengths] = Counter()
     for items, count in Counter(call.items for call in calls).items() if encoder.calls_varlen else ():
-        metadata = encoder.compute_metadata(items, DEFAULT_PATH, ())
-        scalars = encoder.compute_scalars(metadata)
-        for name in SEGMENT_OFFSETS.keys() & metadata.keys():
-            offsets = metadata[name]
-            shapes[int(offsets[-1]), len(offsets) - 1, scalars[SEGMENT_OFFSETS[name]]] += count
-    return shapes
+        for _, lengths in _segments(encoder, items, DEFAULT_PATH, ()):
+            found[lengths] += count
+    return found
+
+
+def replay_segments(
+    encoder: VisionEncoder, manager: EncoderCudaGraphManager, calls: Sequence[EncoderCall]
+) -> list[GraphContents]:
+    """What the replays of each graph will attend within, as the manager will pack these calls."""
+    found: dict[tuple[GraphKey, str], Counter[Lengths]] = {}
+    specs = {call.items: call.specs for call in calls}
+    for items, count in Counter(call.items for call in calls).items() if encoder.calls_varlen else ():
+        for batch in pack_items(specs[items], manager.plan, manager.policy, manager.cost):
+            for path, run in batch.runs.items():
+                if run.key is not None:
+                    held = [items[index] for index in batch.items]
+                    for name, lengths in _segments(encoder, held, path, run.key.axis_key):
+                        found.setdefault((run.key, name), Counter())[lengths] += count
+    contents = []
+    for (key, name), replays in found.items():
+        capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
+        slots = encoder.metadata_fields(capacity)[name].shape[0] - 1
+        contents.append(GraphContents(slots, encoder.capture_scalars(capacity)[SEGMENT_OFFSETS[name]], replays))
+    return contents
+
+
+def expect_calls(encoder: VisionEncoder, manager: EncoderCudaGraphManager, calls: Sequence[EncoderCall]) -> None:
+    """Tells the attention backend, before anything is captured, what eager calls and the manager's graphs will hold."""
+    attention = encoder.attention
+    if type(attention).expect is not AttentionBackend.expect:
+        attention.expect(eager_segments(encoder, calls), replay_segments(encoder, manager, calls))
 
 
 @torch.inference_mode()
@@ -153,7 +190,7 @@ def prepare_attention(encoder: VisionEncoder, calls: Sequence[EncoderCall], inpu
     """
     if type(encoder.attention).prepare is AttentionBackend.prepare:
         return
-    shapes = call_shapes(encoder, calls)
+    shapes = {(sum(lengths), len(lengths), max(lengths, default=0)) for lengths in eager_segments(encoder, calls)}
     encoder.attention.prepare(sorted(shapes))
     if not shapes:
         for call in {call.input_rows: call for call in calls}.values():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitgraph.attention import flash_attn
-from vitgraph.attention.flash_attn import SHORT_ROWS, FlashAttnBackend, installed_generations
+from vitgraph.attention.flash_attn import SHORT_ROWS, TILES, FlashAttnBackend, installed_generations
 from vitgraph.errors import BackendError
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def test_without_packages_it_is_the_one_in_torch() -> None:
     backend = FlashAttnBackend.for_device(GPU)
     assert backend.version == 2
     assert backend.implementation == f"FlashAttention 2 in torch {torch.__version__}"
-    assert FlashAttnBackend.versions(GPU) == (2,)
+    assert FlashAttnBackend.variants(GPU) == ("2",)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -81,10 +81,10 @@ def test_the_newest_installed_generation_is_taken_and_named(monkeypatch: pytest.
     newest = FlashAttnBackend.for_device(GPU)
     short = f"FlashAttention 2 in torch {torch.__version__} for segments of at most {SHORT_ROWS} rows"
     assert (newest.version, newest.implementation) == (4, f"flash-attn-4 9.9 of flash-attn-4; {short}")
-    assert FlashAttnBackend.for_device(GPU, 4).implementation == "flash-attn-4 9.9 of flash-attn-4"
+    assert FlashAttnBackend.for_device(GPU, "4").implementation == "flash-attn-4 9.9 of flash-attn-4"
     assert installed_generations(GPU) == (2, 3, 4)
     # `auto` tries the mix, as the name alone gives it.
-    assert FlashAttnBackend.versions(GPU) == (None, 3, 2)
+    assert FlashAttnBackend.variants(GPU) == (None, "3", "2", *(f"4:{tile}" for tile in TILES))
 
 
 @pytest.mark.usefixtures("hopper")
@@ -92,7 +92,7 @@ def test_an_older_generation_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> N
     recorder = Recorder(False)
     install(monkeypatch, "flash_attn_interface", flash_attn_varlen_func=Recorder(False))
     install(monkeypatch, "flash_attn", flash_attn_varlen_func=recorder)
-    backend = FlashAttnBackend.for_device(GPU, 2)
+    backend = FlashAttnBackend.for_device(GPU, "2")
     assert (backend.version, backend.implementation) == (2, "flash-attn 9.9 of flash-attn")
     backend.varlen(*ones(3), OFFSETS, 7, 0.5)
     (options,) = recorder.calls
@@ -113,15 +113,15 @@ def test_an_older_generation_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_forced_generation_that_is_not_there_is_refused(version: int, message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        FlashAttnBackend.for_device(GPU, version)
+        FlashAttnBackend.for_device(GPU, str(version))
 
 
 def test_generations_without_kernels_for_the_gpu_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (12, 0))
     with pytest.raises(BackendError, match="kernels for Hopper only"):
-        FlashAttnBackend.for_device(GPU, 3)
+        FlashAttnBackend.for_device(GPU, "3")
     with pytest.raises(BackendError, match="kernels for Hopper and Blackwell only"):
-        FlashAttnBackend.for_device(GPU, 4)
+        FlashAttnBackend.for_device(GPU, "4")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (7, 5))
     assert FlashAttnBackend.unavailable_reason(GPU) == "it needs compute capability 8.0 or newer"
 
@@ -141,7 +141,7 @@ def test_generation_3_leaves_no_nan_in_padded_rows_of_a_graph(
     returns_tuple: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, "flash_attn_interface", flash_attn_varlen_func=Recorder(returns_tuple))
-    backend = FlashAttnBackend.for_device(GPU, 3)
+    backend = FlashAttnBackend.for_device(GPU, "3")
     packed = ones(5)
     eager = backend.varlen(*packed, OFFSETS, 2, 1.0)
     assert eager[3:].isnan().all(), "eager has no padded rows and must not pay for them"
@@ -153,7 +153,7 @@ def test_generation_3_leaves_no_nan_in_padded_rows_of_a_graph(
 @pytest.mark.usefixtures("hopper")
 def test_generation_4_writes_all_layers_of_a_graph_to_one_zeroed_output(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
-    backend = FlashAttnBackend.for_device(GPU, 4)
+    backend = FlashAttnBackend.for_device(GPU, "4")
     packed = ones(5)
     backend.reserve_padding_safe_output(9)
     with backend.graph_path():
@@ -171,7 +171,7 @@ def test_short_segments_go_to_generation_2_unless_one_is_forced(monkeypatch: pyt
     recorder = Recorder(False)
     install(monkeypatch, "flash_attn", flash_attn_varlen_func=recorder)
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
-    free, forced = FlashAttnBackend.for_device(GPU), FlashAttnBackend.for_device(GPU, 4)
+    free, forced = FlashAttnBackend.for_device(GPU), FlashAttnBackend.for_device(GPU, "4")
     packed = ones(5)
     free.varlen(*packed, OFFSETS, SHORT_ROWS + 1, 1.0)
     forced.varlen(*packed, OFFSETS, SHORT_ROWS, 1.0)
@@ -185,6 +185,26 @@ def test_short_segments_go_to_generation_2_unless_one_is_forced(monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("hopper")
+def test_auto_may_give_generation_4_another_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def forward(*tensors: torch.Tensor, tile_mn: Any = None, **_: Any) -> tuple[torch.Tensor, None]:
+        given.append(tile_mn)
+        return tensors[2].clone(), None
+
+    install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
+    tiled = FlashAttnBackend.for_device(GPU, "4:128x176")
+    for backend in (tiled, FlashAttnBackend.for_device(GPU)):
+        backend.varlen(*ones(5), OFFSETS, 500, 1.0)
+    assert given == [(128, 176), None], "the name alone means what an engine would run"
+    assert tiled.implementation.endswith("in tiles of 128x176")
+    assert tiled.unsupported_reason(72, torch.bfloat16) is None
+    assert "heads of 65 to 96" in str(tiled.unsupported_reason(128, torch.bfloat16))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (10, 0))
+    assert FlashAttnBackend.variants(GPU) == (None, "2"), "the tiles are Hopper's"
+
+
+@pytest.mark.usefixtures("hopper")
 def test_generation_4_builds_what_lengths_to_come_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """It keys its kernels on thresholds of its own, and a first call beyond one of them takes seconds."""
     built: list[tuple[int, int]] = []
@@ -195,7 +215,7 @@ def test_generation_4_builds_what_lengths_to_come_need(monkeypatch: pytest.Monke
         return tensors[2].clone(), None
 
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
-    backend = FlashAttnBackend.for_device(GPU, 4)
+    backend = FlashAttnBackend.for_device(GPU, "4")
     shapes = [(rows, 1, rows) for rows in range(100, 3000, 20)] + [(900, 20, 50), (300, 3, 100)]
     backend.prepare(shapes)
     assert not built, "no head shape is known before the first call"
@@ -216,7 +236,7 @@ def test_generation_4_builds_what_lengths_to_come_need(monkeypatch: pytest.Monke
 def test_compiled_code_gets_an_output_of_each_calls_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may keep other values in memory that a call returned: a shared output would overwrite them a layer later."""
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
-    backend = FlashAttnBackend.for_device(GPU, 4)
+    backend = FlashAttnBackend.for_device(GPU, "4")
     backend.returns_fresh_output = True
     packed = ones(5)
     with backend.graph_path():
@@ -242,7 +262,7 @@ def test_equal_tiles_have_no_padded_rows_to_zero(is_compiled: bool, monkeypatch:
         return tensors[2].clone(), None
 
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
-    backend = FlashAttnBackend.for_device(GPU, 4)
+    backend = FlashAttnBackend.for_device(GPU, "4")
     backend.returns_fresh_output = is_compiled
     tiles = torch.randn(2, 1, 5, 8)
     with backend.graph_path():

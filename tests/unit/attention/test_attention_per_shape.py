@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from vitgraph.attention import per_shape
-from vitgraph.attention.base import AttentionBackend
-from vitgraph.attention.measure import AttentionCase, reference_attention
+from vitgraph.attention.base import AttentionBackend, GraphContents
+from vitgraph.attention.measure import Arguments, AttentionCase, Reading, reference_attention
 from vitgraph.attention.per_shape import CallShape, PerShapeBackend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError
+from vitgraph.records.attention_choices import best_alone, choices_text, costs_ms
+from vitgraph.records.sections import AttentionChoice
 
 CPU = torch.device("cpu")
 HEADS, WIDTH = 2, 8
@@ -29,9 +31,10 @@ class LongFake(ShortFake):
     name: ClassVar[str] = "LONG"
 
 
-def cost(backend: AttentionBackend, case: AttentionCase, is_graph: bool) -> float:
+def cost(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
     """SHORT takes 1 ms and 1 ms more for each hundred rows of a segment, LONG 4 ms whatever they are."""
-    return 4.0 if backend.name == "LONG" else 1.0 + max(case.lengths) / 100
+    longest = float(arguments[3].diff().max())
+    return lambda: 4.0 if backend.name == "LONG" else 1.0 + longest / 100
 
 
 def auto(timer: per_shape.Timer = cost) -> PerShapeBackend:
@@ -65,12 +68,64 @@ def test_near_shapes_share_one_timing_and_a_graph_has_its_own() -> None:
     assert {row["is_graph"] for row in backend.choices()} == {False, True}
 
 
-def test_a_graph_is_judged_by_the_segments_that_the_calls_will_bring() -> None:
-    shape = CallShape(rows=1600, slots=8, longest=1600, is_graph=True)
-    assert auto().backend_for(shape).name == "LONG"
-    expecting = auto()
-    expecting.expect({(400, 4, 100): 50, (1600, 1, 1600): 1})
-    assert expecting.backend_for(shape).name == "SHORT"
+def graph_of(rows: int, slots: int = 1) -> CallShape:
+    return CallShape(rows, slots, rows, True)
+
+
+def test_a_graph_is_judged_by_what_its_own_replays_will_hold() -> None:
+    """Smaller calls, however many, go to smaller graphs: what those bring says nothing of this one."""
+    assert auto().backend_for(graph_of(1600)).name == "LONG"
+    backend = auto()
+    replays = [GraphContents(1, 400, {(250,): 5000, (100,): 9}), GraphContents(1, 1600, {(500,): 3, (1500,): 1})]
+    backend.expect({}, replays)
+    assert backend.backend_for(graph_of(400)).name == "SHORT"
+    assert backend.backend_for(graph_of(1600)).name == "LONG", "3 x 6 and 16 ms against 4 x 4"
+    assert [row["calls"] for row in backend.choices()] == [5009, 4]
+    assert backend.choices()[1]["milliseconds"]["SHORT"] == pytest.approx((3 * 6 + 16) / 4)
+
+
+def test_graphs_with_the_same_slots_are_told_apart_by_their_rows() -> None:
+    """Windows of one length have as many slots in two budgets."""
+    backend = auto()
+    backend.expect({}, [GraphContents(9, 64, {(64,) * 3: 2}), GraphContents(9, 64, {(64,) * 9: 7})])
+    backend.backend_for(CallShape(192, 9, 64, True))
+    backend.backend_for(CallShape(576, 9, 64, True))
+    assert [row["calls"] for row in backend.choices()] == [2, 7]
+
+
+def test_a_graph_is_timed_with_the_bound_slots_and_rows_that_it_will_have() -> None:
+    seen: list[Arguments] = []
+
+    def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+        seen.append(arguments)
+        return lambda: 1.0
+
+    backend = auto(timer)
+    backend.expect({}, [GraphContents(4, 900, {(300, 200): 1})])
+    backend.backend_for(CallShape(1000, 4, 900, True))
+    query, _, _, offsets, longest, _ = seen[0]
+    assert (len(query), offsets.tolist(), longest) == (1000, [0, 300, 500, 500, 500], 900)
+    assert all(arguments is seen[0] for arguments in seen), "all backends get the same tensors"
+
+
+@pytest.mark.parametrize(("times", "taken"), [((1.0, 0.995), "SHORT"), ((1.0, 0.9), "LONG"), ((0.9, 1.0), "SHORT")])
+def test_the_first_of_those_that_are_equally_fast_is_taken(times: tuple[float, float], taken: str) -> None:
+    backend = auto(lambda backend, arguments, is_graph: lambda: times[backend.name == "LONG"])
+    assert backend.backend_for(graph_of(64)).name == taken
+
+
+def test_backends_are_read_in_turns_and_hopeless_ones_once() -> None:
+    order: list[str] = []
+
+    def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+        def read() -> float:
+            order.append(backend.name)
+            return 9.0 if backend.name == "LONG" else 1.0
+
+        return read
+
+    auto(timer).backend_for(graph_of(64))
+    assert order == ["SHORT", "LONG", *["SHORT"] * (per_shape.ROUNDS - 1)]
 
 
 def test_tiles_are_chosen_for_by_their_length() -> None:
@@ -83,10 +138,10 @@ def test_tiles_are_chosen_for_by_their_length() -> None:
 
 
 def test_a_backend_that_fails_at_a_shape_is_left_out_there() -> None:
-    def timer(backend: AttentionBackend, case: AttentionCase, is_graph: bool) -> float:
-        if backend.name == "SHORT" and case.rows > 500:
+    def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+        if backend.name == "SHORT" and len(arguments[0]) > 500:
             raise BackendError("no plan")
-        return 1.0 if backend.name == "SHORT" else 2.0
+        return lambda: 1.0 if backend.name == "SHORT" else 2.0
 
     backend = auto(timer)
     assert backend.backend_for(CallShape(100, 1, 100, False)).name == "SHORT"
@@ -106,14 +161,28 @@ def test_when_measuring_took_its_time_the_nearest_known_shape_decides(
 
 def test_what_one_backend_alone_would_have_cost_is_said() -> None:
     backend = auto()
-    assert backend.costs_ms() == {}
-    calls = {(128, 2, 64): 10, (1024, 1, 1024): 5}
-    backend.expect(calls)
-    backend.prepare(calls)
-    costs = backend.costs_ms()
-    assert costs["auto"] < min(costs["SHORT"], costs["LONG"])
-    assert "SHORT (segments of 64 to 64 rows), LONG (segments of 1024 to 1024 rows)" in str(backend)
-    assert "with one backend alone: LONG 1." in str(backend)
+    replays = [GraphContents(1, 512, {(64,): 8}), GraphContents(1, 2048, {(1024,): 2})]
+    backend.expect({(64, 64): 10, (1024,): 5}, replays)
+    backend.prepare([(128, 2, 64), (1024, 1, 1024)])
+    for rows in (512, 2048):
+        backend.backend_for(graph_of(rows))
+    choices = [AttentionChoice.model_validate(row) for row in backend.choices()]
+    assert costs_ms(choices, is_graph=False) == pytest.approx(
+        {"SHORT": 10 * 1.64 + 5 * 11.24, "LONG": 60, "auto": 36.4}
+    )
+    assert costs_ms(choices, is_graph=True) == pytest.approx({"SHORT": 8 * 1.64 + 2 * 11.24, "LONG": 40, "auto": 21.12})
+    assert best_alone(choices) == "SHORT"
+    assert choices_text(choices) == (
+        "graphs: SHORT at 512 rows, LONG at 2,048 rows (one backend alone: SHORT 1.69x, LONG 1.89x); "
+        "eager calls: SHORT at 128 rows, LONG at 1,024 rows (one backend alone: LONG 1.65x, SHORT 1.99x)"
+    )
+
+
+def test_a_layer_of_a_call_that_was_met_before_only_looks_its_backend_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = auto()
+    run(backend, (300,))
+    monkeypatch.setattr(PerShapeBackend, "backend_for", lambda *_: pytest.fail("it was resolved in the first layer"))
+    run(backend, (300,))
 
 
 def test_what_compiled_blocks_need_reaches_every_backend() -> None:

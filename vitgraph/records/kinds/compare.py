@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from vitgraph.records.sections import (
+    AttentionChoice,
     Compared,
     Compiled,
     Count,
@@ -87,6 +88,8 @@ class Candidate(Outcome):
     """Its graphs; null where none were captured."""
     dropped: tuple[DroppedGraph, ...] = ()
     """Graphs that could not be captured, where that ended its graph mode."""
+    choices: tuple[AttentionChoice, ...] | None = None
+    """Of `auto`: which backend each shape of a call went to, in graphs and eagerly."""
     plan_build_ms: Time | None = None
     """Time that the backend spent building plans, in ms."""
     compiled: Compiled | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.kinds.compare import Candidate, CandidateMode, Reference
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.sections import Latency
@@ -266,6 +267,7 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     yield "Slower requests", f"{slower} slower than the backend's own eager by more than 2%" if slower else None
     yield "Capture", _per_backend(measured, _capture_text)
     yield "Ran", "; ".join(f"{one.name}: {one.implementation}" for one in measured if one.implementation)
+    yield "Chosen", "; ".join(choices_text(one.choices) for one in measured if one.choices)
     yield "Skipped inputs", skipped_text(record.workload)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.record import Record
 from vitgraph.records.sections import DroppedGraph, Environment, GpuState, GraphKey, Resolved, Workload
 from vitgraph.report.columns import NO_VALUE, budgets_text, bytes_text, count_text, number_text
@@ -197,6 +198,7 @@ def environment_facts(record: Record) -> Facts:
             ("While measuring", _states_text(environment.gpu_states)),
             ("Matrix rate", f"{number_text(rate, 0)} TFLOP/s measured" if rate else None),
             ("Attention", _joined(*dict.fromkeys((backend_of(record), implementation)))),
+            ("Chosen", choices_text(encoder.attn_choices) if encoder and encoder.attn_choices else None),
             ("Dtype", dtype_of(record)),
             ("Compiled", _compiled_text(environment) or compiled_of(record)),
             ("Libraries", _joined(*(f"{name} {of}" for name, of in environment.libraries.items() if of))),
