@@ -13,7 +13,7 @@ from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.timing import CallTime, CallTimer
-from vitgraph.models.base import EncoderInputs, GraphCapacity
+from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.planning.budgets import GraphKey
@@ -166,9 +166,8 @@ def replay_segments(
                         found.setdefault((run.key, name), Counter())[lengths] += count
     contents = []
     for (key, name), replays in found.items():
-        capacity = GraphCapacity(key.path, key.token_budget, key.segment_slots, key.axis_key)
-        slots = encoder.metadata_fields(capacity)[name].shape[0] - 1
-        contents.append(GraphContents(slots, encoder.capture_scalars(capacity)[SEGMENT_OFFSETS[name]], replays))
+        slots = encoder.metadata_fields(key)[name].shape[0] - 1
+        contents.append(GraphContents(slots, encoder.capture_scalars(key)[SEGMENT_OFFSETS[name]], replays))
     return contents
 
 
