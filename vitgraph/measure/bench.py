@@ -11,13 +11,14 @@ import numpy as np
 
 from vitgraph.errors import NothingReplayedError
 from vitgraph.measure.calls import EncoderCall
-from vitgraph.measure.preparation import PreparedBench, prepare_bench, shared_facts
+from vitgraph.measure.preparation import EAGER_ALONE, PreparedBench, prepare_bench, shared_facts
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.record_facts import correctness_facts, new_draft, replay_ms_of_path
 from vitgraph.measure.setup import load, resolve_device, resolve_dtype
 from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.draft import Draft
+from vitgraph.records.kinds.bench import BenchComparison
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Samples, SampleWriter
 from vitgraph.records.sections import AttentionChoice, Latency
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["PreparedBench", "follow_bench", "prepare_bench", "run_bench"]
 
 CUDA, CPU_REPLAY = "cuda", "cpu-replay"
+
+_NOTHING_CAPTURED = {"captured": (), "dropped": (), "pool_bytes": 0, "buffer_bytes": 0, "capture_s": 0.0}
 
 
 def run_bench(
@@ -72,7 +75,7 @@ def run_bench(
     record = draft.record()
     assert isinstance(record, BenchRecord)
     graph = record.result.graph
-    if record.status == "complete" and not graph.replays:
+    if record.status == "complete" and not graph.replays and not prepared.is_eager_alone:
         if set(graph.misses_by_reason) != {EAGER_IS_FASTER}:
             raise NothingReplayedError(
                 f"graph mode replayed nothing: all {graph.items} items went eager ({graph.misses_by_reason}); the "
@@ -196,7 +199,7 @@ class BenchRun:
             draft.end("interrupted", "stopped by the user while measuring")
             return
         self.is_measured = True
-        if writer is not None and managers[GRAPH].is_cuda:
+        if writer is not None and device.type == "cuda":
             # First what is done at once: a stop while replays are timed, which takes much longer, leaves it.
             self._speed_of_light(device, encoder.dtype)
             for name, manager in managers.items():
@@ -234,14 +237,16 @@ class BenchRun:
         return section
 
     def _capture_all(self, encoder: VisionEncoder) -> dict[str, EncoderCudaGraphManager]:
-        """Captures the graphs of every series that has some."""
+        """Captures the graphs of every series that has some; none where eager alone is measured."""
         from vitgraph.graphs.captured import reserve_together
         from vitgraph.graphs.manager import EncoderCudaGraphManager
         from vitgraph.measure.series import expect_calls
         from vitgraph.models.monolithic import MonolithicEncoder
 
         prepared, policy = self.prepared, self.prepared.spec.graph.packing
-        managers = {GRAPH: EncoderCudaGraphManager(encoder, prepared.plan, policy=policy, cost=prepared.cost)}
+        managers: dict[str, EncoderCudaGraphManager] = {}
+        if not prepared.is_eager_alone:
+            managers[GRAPH] = EncoderCudaGraphManager(encoder, prepared.plan, policy=policy, cost=prepared.cost)
         if prepared.monolithic is not None:
             whole = MonolithicEncoder(encoder, prepared.monolithic.rule.max_crops)
             managers[MONOLITHIC] = EncoderCudaGraphManager(whole, prepared.monolithic.plan, policy=policy)
@@ -251,7 +256,7 @@ class BenchRun:
         for name, manager in managers.items():
             self._capture(manager, self._section(name), f"capturing {'' if name == GRAPH else f'{name} '}graphs")
         if self.ranks is not None:
-            environment, graph = self.draft.environment, self.draft.result["graph"]
+            environment, graph = self.draft.environment, _NOTHING_CAPTURED | self.draft.result["graph"]
             held = {name: graph[name] for name in ("dropped", "pool_bytes", "buffer_bytes", "capture_s")}
             environment["ranks"] = self.ranks.meet(
                 device_name=environment["device"],
@@ -265,7 +270,7 @@ class BenchRun:
         """What is measured beside one another."""
         from vitgraph.measure.series import BASELINE_SERIES, eager_series, graph_series, monolithic_series
 
-        series = [eager_series(encoder), graph_series(managers[GRAPH])]
+        series = [eager_series(encoder), *map(graph_series, [managers[GRAPH]] if GRAPH in managers else [])]
         make = BASELINE_SERIES.get(self.prepared.spec.run.baseline)
         if make is not None:
             series.append(make(encoder))
@@ -281,6 +286,8 @@ class BenchRun:
         """
         from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation, worst
 
+        if self.prepared.is_eager_alone:
+            return
         self.progress.phase("comparing replay with eager")
         reference = eager_reference(encoder, self.prepared.warmups or self.prepared.calls)
         found: dict[str, float | None] = {}
@@ -330,13 +337,15 @@ class BenchRun:
 
         result, environment = self.draft.result, self.draft.environment
         reasons = [*validity_problems(experiment.gpu_states), *problems]
-        if result["graph"]["mode"] == CPU_REPLAY:
+        if result["graph"].get("mode") == CPU_REPLAY:
             reasons.insert(0, CPU_REPLAY_REASON)
         result["latency"] = latencies(samples, 1 if self.group is None else self.group.size)
-        result["comparison"] = compare_bench(
-            samples, self.prepared.spec.model.seed, reasons, self.prepared.spec.run.same_margin_pct
-        )
-        result["graph"] |= experiment.counters[GRAPH].as_dict()
+        if self.prepared.is_eager_alone:
+            result["comparison"] = BenchComparison(invalid_reasons=tuple(reasons), verdict_reason=EAGER_ALONE)
+        else:
+            margin = self.prepared.spec.run.same_margin_pct
+            result["comparison"] = compare_bench(samples, self.prepared.spec.model.seed, reasons, margin)
+            result["graph"] |= experiment.counters[GRAPH].as_dict()
         if self.prepared.monolithic is not None:
             counters = experiment.counters[MONOLITHIC]
             result["monolithic"] |= self.prepared.monolithic.describe_counters(counters)

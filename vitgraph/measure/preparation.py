@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,8 @@ from vitgraph.workloads.registry import build_workload
 
 AUTO_BACKEND = "auto"
 """What is asked for where the choice of the attention backend is left open."""
+
+EAGER_ALONE = "graphs are switched off (--enforce-eager, or cudagraph_mm_encoder false): eager alone is measured"
 
 HIGH_WASTE = 0.4
 """Waste to warn of. Budgets that double, as automatic ones do, waste a quarter to a third of their rows."""
@@ -71,12 +73,19 @@ class PreparedBench:
     sharing: dict[str, Any] | None = None
     monolithic: MonolithicBench | None = None
 
+    @property
+    def is_eager_alone(self) -> bool:
+        """Nothing is captured, as asked."""
+        return self.spec.graph.enforce_eager
+
     def expected_counters(self, calls: Sequence[EncoderCall] | None = None) -> GraphCounters:
         """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory.
 
         Args:
             calls: Some of the calls; None is all.
         """
+        if self.is_eager_alone:
+            return GraphCounters()
         policy = self.spec.graph.packing
         parts = [part for call in (self.calls if calls is None else calls) for part in self._packed_parts(call)]
         return count_calls([pack_items(part, self.plan, policy, self.cost) for part in parts])
@@ -124,6 +133,8 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     warmups, _ = make_calls(workload.warmups, rule, of_warmups) if workload.warmups else ([], [])
     plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
     warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])
+    if spec.graph.enforce_eager:
+        plan, warnings = replace(plan, path_budgets={}), [EAGER_ALONE]
     has_videos = any(media.frames > 1 for call in calls for media in call.media)
     warnings += engine_notes(source, spec.graph, has_videos=has_videos)
     skipped = [*workload.skipped, *refused]

@@ -56,8 +56,19 @@ class BenchSpec(Spec):
         if self.run.requests_per_call is not None and self.traffic.request_rate is not None:
             raise UsageError("--requests-per-call and --request-rate both say which requests a call has; give one")
         self._check_baseline()
+        if self.graph.enforce_eager:
+            self._check_eager_alone()
         if self.compile_rows:
             self._check_compile_rows()
+
+    def _check_eager_alone(self) -> None:
+        given = {
+            "--compile-rows": self.compile_rows,
+            "--fail-on-slower": self.run.fail_on_slower,
+            f"--baseline {MONOLITHIC_BASELINE}": self.run.baseline == MONOLITHIC_BASELINE,
+        }
+        for name in [name for name, is_given in given.items() if is_given]:
+            raise UsageError(f"--enforce-eager measures no graphs, and {name} is about graphs; leave one of them out")
 
     def _check_baseline(self) -> None:
         # The stock forward runs the very blocks that are compiled, so it would be neither stock nor plain.
@@ -107,7 +118,7 @@ class CompareSpec(Spec):
     bench: BenchSpec = part(
         BenchSpec,
         without=(
-            *("attn_backend", "baseline", "monolithic_crops", "same_margin_pct", "fail_on_slower", "compile_rows"),
+            *("attn_backend", "baseline", "monolithic_crops", "fail_on_slower", "compile_rows", "enforce_eager"),
         ),
         rounds=1,
         num_warmups=10,
@@ -152,7 +163,7 @@ class TuneSpec(Spec):
         BenchSpec,
         without=(
             *("compile", "token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "compilation_config"),
-            *("packing", "slot_tiers", "video_pruning_rate", "rounds", "baseline", "monolithic_crops"),
+            *("packing", "enforce_eager", "slot_tiers", "video_pruning_rate", "rounds", "baseline", "monolithic_crops"),
             *("same_margin_pct", "fail_on_slower", "parallel", "compile_rows", "num_warmups"),
         ),
         num_warmups=0,
@@ -249,7 +260,7 @@ class PlanSpec(Spec):
         without=(
             *("load_format", "dtype", "device", "attn_backend", "flash_attn_version", "compile", "compile_rows"),
             *("rounds", "baseline", "monolithic_crops", "fail_on_slower", "output_dir", "overwrite", "num_warmups"),
-            *("rank_timeout_s", "same_margin_pct", "dry_run", "quiet"),
+            *("rank_timeout_s", "same_margin_pct", "enforce_eager", "dry_run"),
         ),
         num_warmups=0,
     )

@@ -49,10 +49,19 @@ def read_values(place: str, given: Mapping[Any, Any], options: Mapping[str, Spec
 
 
 def expanded(options: Mapping[str, SpecOption], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values, with what stands for several options spelled out; an option of its own wins over it."""
+    """The values, with what stands for several options spelled out; an option of its own wins over it.
+
+    Raises:
+        UsageError: It stands for one that the command does not have.
+    """
     found: dict[str, Any] = {}
     for name, value in values.items():
         if not options[name].fields:
+            if missing := sorted(value.keys() - options.keys()):
+                raise UsageError(
+                    f"{options[name].names[0]} asks for {', '.join(missing)}, which this command does not take; leave "
+                    "that field out, or use `vitgraph bench`"
+                )
             found |= _read_all(options, value)
     return found | {name: value for name, value in values.items() if options[name].fields}
 

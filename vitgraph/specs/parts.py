@@ -163,6 +163,11 @@ class GraphSpec(Spec):
         panel=GRAPHS,
         rule=lambda rate: None if 0.0 <= rate < 1.0 else "it must be at least 0 and below 1",
     )
+    enforce_eager: bool = option(
+        False,
+        "Measure eager alone, without graphs, as cudagraph_mm_encoder false in a compilation config asks for.",
+        panel=GRAPHS,
+    )
     slot_tiers: bool = option(
         True,
         "Capture each budget with its largest number of segment slots only, as vLLM does.",

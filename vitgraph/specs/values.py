@@ -121,15 +121,12 @@ def options_of_compilation_config(value: Any) -> dict[str, Any]:
     """The options that a compilation config stands for, by name.
 
     Raises:
-        UsageError: See `parse_compilation_config`; or graphs are switched off.
+        UsageError: See `parse_compilation_config`.
     """
     fields = parse_compilation_config(value)
-    if fields.pop(ENABLED_FIELD, True) is False:
-        raise UsageError(
-            f"--compilation-config has {ENABLED_FIELD} false, but graph mode is what this command measures; set it to "
-            "true or leave the option out"
-        )
-    return {ENCODER_FIELDS[name]: entry for name, entry in fields.items()}
+    is_off = fields.pop(ENABLED_FIELD, True) is False
+    found = {ENCODER_FIELDS[name]: entry for name, entry in fields.items()}
+    return found | {"enforce_eager": True} if is_off else found
 
 
 def parse_tokens(value: Any, option: str = "a number of tokens") -> int:

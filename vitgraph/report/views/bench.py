@@ -206,7 +206,7 @@ def verdict_of(record: BenchRecord) -> Verdict:
         return Verdict("failed", "Outputs are wrong: nothing was timed", str(record.status_reason or ""))
     claims = claims_of(record)
     if not claims:
-        return Verdict(NO_VERDICT, "Nothing was compared", record.status_reason or "no request was measured in both")
+        return Verdict(NO_VERDICT, "Nothing was compared", record.status_reason or reason)
     if is_cpu_replay(record):
         return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", CPU_REPLAY_REASON)
     word, mean, tail = result.comparison.verdict, claims["mean"], claims["p99"]

@@ -60,10 +60,12 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
     return Document(
         name="vitgraph, dry run",
         title=f"{model['model']} ({resolved['architecture']}, {resolved['config_source']})",
-        what=tuple(map(str, what)),
+        what=tuple(str(part) for part in what if part),
         sections=sections(
             section("What would run", Facts.of(_plan_facts(description))),
-            section("Expected", Facts.of(counter_facts(counters, graph["packing"])), *_use_tables(counters)),
+            section("Expected", Facts.of(counter_facts(counters, graph["packing"])), *_use_tables(counters))
+            if resolved["graphs"]
+            else None,
             _monolithic_section(resolved, counters, expected.get("monolithic")),
             sharing_section(description["sharing"]),
             section("Backends", availability_facts(backends)) if backends else None,
