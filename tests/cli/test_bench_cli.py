@@ -63,6 +63,34 @@ def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
         assert (folder / name).stat().st_size > 0
 
 
+@pytest.mark.parametrize("asked", [["-cc", '{"cudagraph_mm_encoder": false}'], ["--enforce-eager"]])
+def test_graphs_that_are_switched_off_leave_eager_alone_and_it_says_so(folder: Path, asked: list[str]) -> None:
+    result = run("--output-dir", str(folder), *asked)
+    assert result.exit_code == 0, result.output
+    assert "graphs are switched off" in " ".join(result.stdout.split())
+    record = read_record(folder)
+    assert isinstance(record, BenchRecord)
+    assert (record.status, set(record.result.latency)) == ("complete", {"eager"})
+    assert (record.result.latency["eager"].requests, record.result.graph.captured) == (6, ())
+    assert record.result.comparison.pairs == ()
+    assert "0" in next(line for line in run(*asked, "--dry-run").stdout.splitlines() if "Graphs to capture" in line)
+
+
+@pytest.mark.parametrize("other", [["--fail-on-slower"], ["--compile-rows"], ["--baseline", "monolithic"]])
+def test_eager_alone_is_refused_beside_what_is_about_graphs(other: list[str]) -> None:
+    result = run("--enforce-eager", *other)
+    assert result.exit_code == 2
+    assert f"{' '.join(other)} is about graphs" in result.stderr
+
+
+def test_commands_about_graphs_refuse_to_switch_them_off(folder: Path) -> None:
+    words = ["compare-backends", *TINY[1:], "-cc", '{"cudagraph_mm_encoder": false}', "--output-dir", str(folder)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 2
+    assert "--compilation-config asks for enforce_eager, which this command does not take" in result.stderr
+    assert not folder.exists()
+
+
 def test_json_prints_one_object_and_nothing_else(folder: Path) -> None:
     result = run("--output-dir", str(folder), "--json", "--quiet")
     assert result.exit_code == 0

@@ -192,8 +192,12 @@ def test_plan_shows_the_ranks_and_what_sharing_by_cost_changes() -> None:
     text = " ".join(by_cost.stdout.split())
     assert "rank 0: items" in text and "rank 1: items" in text
     assert "size, as vLLM" in text and "slowest rank gains" in text
+    assert "No predicted times" not in text and text.count("Predicted ms") == 2
     found = json.loads(run("plan", *options, "--dp-assignment", "cost", "--json").stdout)
     assert sorted(item for rank in found["ranks"] for item in rank["items"]) == [0, 1, 2, 3]
+    for rank in found["ranks"]:
+        assert sorted(n for batch in rank["explanation"]["batches"] for n in batch["items"]) == rank["items"]
+        assert [item["index"] for item in rank["explanation"]["items"]] == rank["items"]
     predicted = found["sharing"]["by_cost"]["predicted_slowest_ms"]
     assert 0 < predicted["cost"] <= predicted["size"]
     by_size = json.loads(run("plan", *options, "--json").stdout)

@@ -55,7 +55,7 @@ def _compare(spec: ExportSpec, sides: tuple[str, str], formats: Sequence[str]) -
     runs = open_runs([path for side in paths for path in side])
     firsts, seconds = runs[: len(paths[0])], runs[len(paths[0]) :]
     names = tuple(name.strip() for name in (spec.across or "").split(",") if name.strip())
-    comparison = compare_sides(firsts, seconds, names)
+    comparison = compare_sides(firsts, seconds, names, margin_pct=spec.same_margin_pct)
     for run in runs:
         _print_notes(run.notes)
     resolved = firsts[0].record.resolved

@@ -53,12 +53,16 @@ def _prepare(spec: PlanSpec) -> PreparedBench:
 def _explain(
     spec: PlanSpec, prepared: PreparedBench, calls: Sequence[Sequence[EncoderItemSpec]], requests: Sequence[int] | None
 ) -> dict[str, Any]:
+    from vitgraph.predict.find_profile import packing_cost
     from vitgraph.tuning.explain import explain_plan, explain_workload
 
-    policy = spec.bench.graph.packing
+    policy, cost = spec.bench.graph.packing, prepared.cost
+    if cost is None and spec.bench.parallel.ranks > 1 and spec.bench.parallel.assignment == "cost":
+        # What the items are shared by predicts each rank's replays too.
+        cost = packing_cost(None, prepared.source)
     if spec.items:
-        return explain_plan(calls[0], prepared.plan, policy, prepared.cost)
-    return explain_workload(calls, prepared.plan, policy, prepared.cost, requests)
+        return explain_plan(calls[0], prepared.plan, policy, cost)
+    return explain_workload(calls, prepared.plan, policy, cost, requests)
 
 
 def _plan_ranks(spec: PlanSpec, prepared: PreparedBench) -> Shown:
@@ -72,7 +76,14 @@ def _plan_ranks(spec: PlanSpec, prepared: PreparedBench) -> Shown:
         parts = [tuple(specs[index] for index in shares[rank]) for specs, shares in zip(calls, shared, strict=True)]
         parts = [part for part in parts if part]
         found = _explain(spec, prepared, parts, None) if parts else None
-        explained.append({"rank": rank, "items": list(shared[0][rank]) if spec.items else None, "explanation": found})
+        own = list(shared[0][rank]) if spec.items else None
+        if found is not None and own is not None:
+            # Items are numbered as in the call, not as in the share.
+            for item in found["items"]:
+                item["index"] = own[item["index"]]
+            for batch in found["batches"]:
+                batch["items"] = [own[index] for index in batch["items"]]
+        explained.append({"rank": rank, "items": own, "explanation": found})
     data = {"sharing": prepared.sharing, "ranks": explained}
     return Shown(data, lambda console: _render(data, console))
 

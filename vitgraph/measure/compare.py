@@ -226,7 +226,8 @@ class Comparison:
         for candidate in self.live:
             candidate.count(experiment.counters)
         seed, ranks = self.prepared.spec.bench.model.seed, 1 if self.group is None else self.group.size
-        result["recommendation"] = derive_results(self.rows, comparison, samples, seed, ranks)
+        margin = self.prepared.spec.bench.run.same_margin_pct
+        result["recommendation"] = derive_results(self.rows, comparison, samples, seed, ranks, margin)
         self.draft.environment["gpu_states"] += experiment.gpu_states
 
     def _diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall], samples: Sequence[Sample]) -> None:

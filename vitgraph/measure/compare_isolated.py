@@ -56,8 +56,9 @@ def run_isolated(
                 if is_interrupted:
                     break
                 progress.step()
-            seed = prepared.spec.bench.model.seed
-            draft.result["recommendation"] = derive_results(rows, comparison, Samples.joined(samples), seed)
+            seed, margin = prepared.spec.bench.model.seed, prepared.spec.bench.run.same_margin_pct
+            together = Samples.joined(samples)
+            draft.result["recommendation"] = derive_results(rows, comparison, together, seed, margin_pct=margin)
             if is_interrupted:
                 draft.end("interrupted", STOPPED)
             else:

@@ -68,6 +68,6 @@ def _agreement(profile: CalibrationProfile, wanted: Mapping[str, str | None]) ->
     return sum(value is not None and facts.get(name) == value for name, value in wanted.items() if name in ASKED)
 
 
-def packing_cost(calibration: str, source: ModelSource) -> TargetCost:
+def packing_cost(calibration: str | None, source: ModelSource) -> TargetCost:
     """Predicted times of vitgraph's own manager under a profile, for the packing policy `optimal`."""
     return TargetCost(CostModel(find_profile(calibration, source)), target_named("vitgraph"), DOUBT)

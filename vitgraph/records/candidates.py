@@ -70,7 +70,12 @@ def measured_series(rows: Sequence[Json]) -> list[str]:
 
 
 def derive_results(
-    rows: Sequence[Json], comparison: Json, samples: Samples, seed: int, ranks: int = 1
+    rows: Sequence[Json],
+    comparison: Json,
+    samples: Samples,
+    seed: int,
+    ranks: int = 1,
+    margin_pct: float = stats.MARGIN_PCT,
 ) -> Recommendation:
     """Fills what the samples tell into the rows and the comparison; nothing else in them is changed.
 
@@ -81,6 +86,7 @@ def derive_results(
         samples: All samples of the run.
         seed: Seed of the bootstraps.
         ranks: Processes that shared every call.
+        margin_pct: Within which `same` is claimed.
     """
     series = measured_series(rows)
     wall, gpu = samples.paired(series), samples.paired(series, "gpu_ms")
@@ -115,10 +121,11 @@ def derive_results(
                 GAIN_METRICS,
                 request_noise_pct=request_noise,
                 is_invalid=is_invalid,
+                margin_pct=margin_pct,
                 seed=seed,
             )
             row["gain"] = found.model_copy(update={"base": EAGER, "series": GRAPH})
-    standings = _standings(wall, series, noises, is_invalid, seed) if len(wall.calls) else ()
+    standings = _standings(wall, series, noises, is_invalid, margin_pct, seed) if len(wall.calls) else ()
     comparison["standings"] = standings
     return _recommend(standings, wall, comparison.get("invalid_reasons", ()), seed)
 
@@ -200,6 +207,7 @@ def _standings(
     series: Sequence[str],
     noises: Mapping[str, tuple[Noise, float | None]],
     is_invalid: bool,
+    margin_pct: float,
     seed: int,
 ) -> tuple[Standing, ...]:
     """Every series against the one with the smallest mean, the best first."""
@@ -210,7 +218,8 @@ def _standings(
         against = None
         if name != best:
             noise = Noise.largest([noises[mode][0] for mode in {mode_of(best), mode_of(name)}])
-            judged = noise.judge(wall.times[best], wall.times[name], "mean", wall.requests, seed=seed)
+            both = wall.times[best], wall.times[name]
+            judged = noise.judge(*both, "mean", wall.requests, margin_pct=margin_pct, seed=seed)
             against = improvement_from(judged, is_invalid)
         candidate, _, mode = name.rpartition("/")
         entry = {"name": candidate, "mode": mode, "mean_ms": means[name], "against_best": against}

@@ -86,6 +86,7 @@ class RunComparison:
         rows: Deltas by mode and metric.
         noise_source: Where the noise floors come from, in words.
         invalid_reasons: Why no verdict can be given; empty where one can.
+        margin_pct: Within which `same` is claimed.
     """
 
     firsts: tuple[SavedRun, ...]
@@ -95,6 +96,7 @@ class RunComparison:
     rows: tuple[DeltaRow, ...]
     noise_source: str
     invalid_reasons: tuple[str, ...]
+    margin_pct: float
 
     @property
     def first(self) -> SavedRun:
@@ -129,14 +131,20 @@ class RunComparison:
         if len(self.runs) > 2 and row.ci95 is not None:
             interval = "the 95% interval of the mean over runs and calls"
             return {
-                "same": f"{interval} lies wholly within ±{stats.MARGIN_PCT:g}%",
+                "same": f"{interval} lies wholly within ±{self.margin_pct:g}%",
                 "undecided": f"{interval} is too wide for a claim: measure more runs of either side",
             }.get(row.verdict, f"{interval} excludes zero, the noise between processes included")
         found = stats.Improvement(row.improvement_pct, row.ci95)
-        return stats.Judgement(found, row.noise_floor_pct, stats.MARGIN_PCT, row.n).reason()
+        return stats.Judgement(found, row.noise_floor_pct, self.margin_pct, row.n).reason()
 
 
-def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), seed: int = 0) -> RunComparison:
+def compare_runs(
+    first: SavedRun,
+    second: SavedRun,
+    across: Sequence[str] = (),
+    seed: int = 0,
+    margin_pct: float = stats.MARGIN_PCT,
+) -> RunComparison:
     """Compares two runs of the same requests on the same device.
 
     Args:
@@ -144,6 +152,7 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
         second: The run to judge.
         across: Factors that may differ, by name; empty allows any one of them.
         seed: Seed of the bootstrap.
+        margin_pct: Within which `same` is claimed.
 
     Raises:
         UsageError: The runs are unlike; the message names every difference that stands in the way.
@@ -166,7 +175,7 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
     series = {EAGER: common, GRAPH: common, **({HF: stock} if len(stock.calls) else {})}
     floors = {metric: _noise_floor(tables, metric, common, is_controlled, seed) for metric in stats.METRICS}
     rows = tuple(
-        _delta_row(mode, metric, both, floors[metric], bool(reasons), is_controlled and mode != GRAPH, seed)
+        _delta_row(mode, metric, both, floors[metric], bool(reasons), is_controlled and mode != GRAPH, margin_pct, seed)
         for mode, both in series.items()
         for metric in stats.METRICS
     )
@@ -177,10 +186,13 @@ def compare_runs(first: SavedRun, second: SavedRun, across: Sequence[str] = (), 
         "their eager modes differ too"
     )
     source += f"; {ONE_RUN}"
-    return RunComparison((first,), (second,), differing, int(common.requests.sum()), rows, source, reasons)
+    requests = int(common.requests.sum())
+    return RunComparison((first,), (second,), differing, requests, rows, source, reasons, margin_pct)
 
 
-def compare_sides(firsts: Side, seconds: Side, across: Sequence[str] = (), seed: int = 0) -> RunComparison:
+def compare_sides(
+    firsts: Side, seconds: Side, across: Sequence[str] = (), seed: int = 0, margin_pct: float = stats.MARGIN_PCT
+) -> RunComparison:
     """Compares runs of the same settings with runs of others, so that the noise between processes is measured.
 
     Args:
@@ -188,12 +200,13 @@ def compare_sides(firsts: Side, seconds: Side, across: Sequence[str] = (), seed:
         seconds: The runs to judge.
         across: Factors that may differ between the sides, by name; empty allows any one of them.
         seed: Seed of the bootstrap.
+        margin_pct: Within which `same` is claimed.
 
     Raises:
         UsageError: Runs of one side differ in something, or the sides are unlike.
     """
     if len(firsts) == len(seconds) == 1:
-        return compare_runs(firsts[0], seconds[0], across, seed)
+        return compare_runs(firsts[0], seconds[0], across, seed, margin_pct)
     for side in (firsts, seconds):
         for other in side[1:]:
             _refuse_unlike(side[0], other)
@@ -210,12 +223,15 @@ def compare_sides(firsts: Side, seconds: Side, across: Sequence[str] = (), seed:
             names = ", ".join(run.name for run in (*firsts, *seconds))
             raise UsageError(f"{names} have no request that all of them measured in eager and graph mode")
         is_control = is_controlled and mode != GRAPH
-        rows += [_row_of_sides(mode, metric, weights, times, bool(reasons), is_control, seed) for metric in METRICS]
+        rows += [
+            _row_of_sides(mode, metric, weights, times, bool(reasons), is_control, margin_pct, seed)
+            for metric in METRICS
+        ]
     source = (
         f"the spread of the runs of one side, {len(firsts)} and {len(seconds)} of them; every interval holds it, so "
         "that a verdict asks for no more"
     )
-    return RunComparison(tuple(firsts), tuple(seconds), differing, requests, tuple(rows), source, reasons)
+    return RunComparison(tuple(firsts), tuple(seconds), differing, requests, tuple(rows), source, reasons, margin_pct)
 
 
 def _refuse_unlike(first: SavedRun, other: SavedRun) -> None:
@@ -249,6 +265,7 @@ def _row_of_sides(
     times: tuple[FloatArray, FloatArray],
     is_invalid: bool,
     is_control: bool,
+    margin_pct: float,
     seed: int,
 ) -> DeltaRow:
     found = compare_samples(*times, requests, metric, seed)
@@ -262,7 +279,7 @@ def _row_of_sides(
         ci95=found.improvement.ci95,
         noise_floor_pct=found.spread_pct,
         # The interval holds the noise between processes: beyond zero is beyond noise.
-        verdict="invalid" if is_invalid else stats.verdict(found.improvement, 0.0),
+        verdict="invalid" if is_invalid else stats.verdict(found.improvement, 0.0, margin_pct),
         is_control=is_control,
     )
 
@@ -329,7 +346,14 @@ def _floor(pair: Pair, requests: IntArray, metric: Metric, seed: int) -> float |
 
 
 def _delta_row(
-    mode: str, metric: Metric, both: _InBoth, floor: float | None, is_invalid: bool, is_control: bool, seed: int
+    mode: str,
+    metric: Metric,
+    both: _InBoth,
+    floor: float | None,
+    is_invalid: bool,
+    is_control: bool,
+    margin_pct: float,
+    seed: int,
 ) -> DeltaRow:
     first, second = both.times[mode]
     found = stats.improvement(first, second, metric, both.requests, seed)
@@ -343,6 +367,6 @@ def _delta_row(
         improvement_pct=found.improvement_pct,
         ci95=found.ci95,
         noise_floor_pct=floor,
-        verdict="invalid" if is_invalid else stats.verdict(found, floor),
+        verdict="invalid" if is_invalid else stats.verdict(found, floor, margin_pct),
         is_control=is_control,
     )

@@ -117,9 +117,7 @@ class CompareSpec(Spec):
 
     bench: BenchSpec = part(
         BenchSpec,
-        without=(
-            *("attn_backend", "baseline", "monolithic_crops", "fail_on_slower", "compile_rows", "enforce_eager"),
-        ),
+        without=(*("attn_backend", "baseline", "monolithic_crops", "fail_on_slower", "compile_rows", "enforce_eager"),),
         rounds=1,
         num_warmups=10,
     )

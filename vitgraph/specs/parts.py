@@ -42,6 +42,21 @@ def folder_option() -> Any:
     return option(None, "Folder of the record; default: a new one under runs/.", panel=RUN)
 
 
+SAME_MARGIN_PCT = 2.0
+"""Differences that nobody would change a server for: within it two things are the same, unless asked otherwise."""
+
+
+def same_margin_option() -> Any:
+    """The field of the margin of the verdict `same`."""
+    return option(
+        SAME_MARGIN_PCT,
+        "Percent within which the whole interval must lie for the verdict `same`.",
+        "--same-margin",
+        panel=RUN,
+        rule=between(0, 100, "a share in percent above 0 and below 100, for example 2", open_ends=True),
+    )
+
+
 def overwrite_option(what: str = "a record in that folder") -> Any:
     """The field that lets a result replace one."""
     return option(False, f"Replace {what}.", panel=RUN)
@@ -252,10 +267,6 @@ EAGER_BASELINE, ITEMWISE_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES 
 forward, or one graph of both paths."""
 
 
-SAME_MARGIN_PCT = 2.0
-"""Differences that nobody would change a server for: within it two things are the same, unless asked otherwise."""
-
-
 @dataclass(frozen=True)
 class RunSpec(Spec):
     """How the measuring is done and where its result goes."""
@@ -283,13 +294,7 @@ class RunSpec(Spec):
     )
     output_dir: Path | None = folder_option()
     overwrite: bool = overwrite_option()
-    same_margin_pct: float = option(
-        SAME_MARGIN_PCT,
-        "Percent within which the whole interval must lie for the verdict `same`.",
-        "--same-margin",
-        panel=RUN,
-        rule=between(0, 100, "a share in percent above 0 and below 100, for example 2", open_ends=True),
-    )
+    same_margin_pct: float = same_margin_option()
     fail_on_slower: bool = option(False, "Exit with 5 when graphs are slower.", panel=RUN)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from vitgraph.specs.parts import (
     MODEL,
     NO_MODEL,
     RUN,
+    SAME_MARGIN_PCT,
     TRACE,
     GraphSpec,
     ModelSpec,
@@ -22,6 +23,7 @@ from vitgraph.specs.parts import (
     TrafficSpec,
     WorkloadSpec,
     overwrite_option,
+    same_margin_option,
 )
 from vitgraph.specs.values import parse_log_fields, parse_percent
 
@@ -147,6 +149,7 @@ class ExportSpec(Spec):
         metavar="PERCENT",
         parse=parse_percent,
     )
+    same_margin_pct: float = same_margin_option()
     across: str | None = option(
         None, "What may differ between the two, for example backend,dtype; unset: any one thing."
     )
@@ -164,10 +167,13 @@ class ExportSpec(Spec):
         super().__post_init__()
         if bool(self.runs) == (self.compare is not None):
             raise UsageError("give one or more runs, or --compare with two of them (and not both)")
-        if self.across is not None and self.compare is None:
-            raise UsageError(f"--across is {self.across!r}, but only --compare compares runs")
-        if self.fail_on_slower is not None and self.compare is None:
-            raise UsageError("--fail-on-slower judges a comparison; give it with --compare")
+        of_comparisons = {
+            f"--across is {self.across!r}": self.across is not None,
+            "--fail-on-slower is given": self.fail_on_slower is not None,
+            f"--same-margin is {self.same_margin_pct:g}": self.same_margin_pct != SAME_MARGIN_PCT,
+        }
+        for given in [given for given, is_given in of_comparisons.items() if is_given and self.compare is None]:
+            raise UsageError(f"{given}, but only --compare compares runs; add it, or leave the option out")
         if self.markdown and (self.compare or self.formats or self.output_dir or self.overwrite or self.shell.json):
             raise UsageError("--markdown prints one table of the runs and writes no files; give it runs alone")
 

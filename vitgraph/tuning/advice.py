@@ -10,7 +10,7 @@ from typing import Any
 
 from vitgraph.errors import InputError
 from vitgraph.measure.calls import EncoderCall
-from vitgraph.models.registry import ModelSource
+from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.items import VIDEO
 from vitgraph.predict.engine_families import ENGINE, WITHOUT_GRAPHS
 from vitgraph.predict.engine_rules import EngineRules
@@ -133,8 +133,11 @@ def tune_budgets(
 def _notes(task: TuneTask, found: Searched) -> list[str]:
     profile, source = task.profile, task.source
     notes = list(profile.notes)
-    if profile.model.get("name") not in (None, source.name):
-        notes.append(f"the profile was measured with {profile.model['name']}, the model asked for is {source.name}")
+    name = str(profile.model.get("name") or source.name)
+    measured = resolve_preset(name)
+    is_it = name == source.name or (measured is not None and measured.weights == source.weights is not None)
+    if not is_it:
+        notes.append(f"the profile was measured with {name}, the model asked for is {source.name}")
     if profile.is_cpu:
         notes.append("the profile was measured on a CPU, where a replay saves no launches: it says nothing about a GPU")
     if profile.is_synthetic:

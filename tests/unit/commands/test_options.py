@@ -56,12 +56,11 @@ SAMPLES: dict[str, Any] = {
 BESIDE = {
     "monolithic_crops": ["--baseline", "monolithic"],
     "tensor_parallel_size": ["--mm-encoder-tp-mode", "data"],
-    "across": ["--compare", "a", "b"],
-    "fail_on_slower": ["--compare", "a", "b"],
     "debug_size": ["--all"],
+    **{f"export {key}": ["--compare", "a", "b"] for key in ("across", "fail_on_slower", "same_margin")},
 }
 WITHOUT_NEEDED = {("verify", "all"), ("verify", "debug_size"), ("export", "compare"), ("export", "across")}
-WITHOUT_NEEDED |= {("export", "fail_on_slower")}
+WITHOUT_NEEDED |= {("export", "fail_on_slower"), ("export", "same_margin")}
 
 OPTIONS = [
     (command, key, entry)
@@ -109,7 +108,7 @@ def test_every_option_reaches_every_field_of_its_spec(command: str, key: str, en
         needed = [word for pair in paired.items() if pair[0] not in left_out for word in pair]
     if command == "calibrate" and key == "output":
         needed = MODEL
-    beside = [] if (command, key) == ("bench", "fail_on_slower") else BESIDE.get(key, [])
+    beside = BESIDE.get(f"{command} {key}", BESIDE.get(key, []))
     spec = asked(command, *needed, *words, *beside)
     for path in entry.fields:
         value: Any = spec

@@ -60,6 +60,16 @@ def test_two_that_differ_by_less_than_the_noise_are_undecided() -> None:
     assert advice.fastest_in_share is not None and 0.3 < advice.fastest_in_share < 0.99
 
 
+def test_the_margin_of_same_is_asked_for() -> None:
+    verdicts = []
+    for margin in (0.001, 50.0):
+        comparison: dict[str, Any] = {"invalid_reasons": []}
+        derive_results(make_rows(TWO), comparison, Samples.of(make_samples(TWO, noise=0.02)), seed=0, margin_pct=margin)
+        near = min(comparison["standings"][1:], key=lambda entry: abs(entry.against_best.improvement_pct))
+        verdicts.append(near.against_best.verdict)
+    assert verdicts == ["undecided", "same"]
+
+
 def test_too_few_calls_measured_twice_leave_the_noise_unknown_and_nothing_is_clear() -> None:
     result = made_up(samples=[sample for sample in make_samples() if not sample.series.endswith("_repeat")])
     assert result.comparison.noise_floor["graph"].mean is None

@@ -31,6 +31,17 @@ def test_a_run_and_its_copy_are_the_same(tmp_path: Path) -> None:
     assert "lies wholly within ±2%" in comparison.verdict_reason
 
 
+def test_the_margin_of_same_is_asked_for(tmp_path: Path) -> None:
+    """Three percent, known to be three: no sameness within 2 %, and sameness within 4 %."""
+    second = write_run(tmp_path / "second", DEFER, scale(eager=1.04, graph=1.03))
+    runs = open_runs([EXAMPLE, second])
+    assert compare_sides(runs[:1], runs[1:]).verdict == "undecided"
+    wide = compare_sides(runs[:1], runs[1:], margin_pct=4.0)
+    assert (wide.verdict, "±4%" in wide.verdict_reason) == ("same", True)
+    several = compare_sides(runs[:1] * 2, runs[1:] * 2, margin_pct=4.0)
+    assert several.margin_pct == 4.0
+
+
 def test_a_factor_on_every_request_is_found_as_it_is(tmp_path: Path) -> None:
     second = write_run(tmp_path / "second", DEFER, scale(graph=0.9))
     comparison = compare(EXAMPLE, second)

@@ -95,6 +95,16 @@ def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_lis
     assert data.beyond_vllm is not None and data.beyond_vllm.loss_pct > 0
 
 
+def test_a_profile_is_not_called_that_of_another_model_under_the_models_other_name() -> None:
+    profile = synthetic_profile(Machine())
+    said = "the profile was measured with"
+    profile.model = {**profile.model, "name": "qwen3-vl-30b-a3b"}
+    names = {"qwen3-vl-30b-a3b": False, "Qwen/Qwen3-VL-30B-A3B-Instruct": False, "qwen3-vl-8b": True}
+    for name, differs in names.items():
+        found = tuned(trace_calls(prompts=20), profile, resolve_source(ModelSpec(name)))
+        assert any(note.startswith(said) for note in found.notes) is differs
+
+
 def test_target_vllm_packs_as_it_does() -> None:
     data = tuned(trace_calls(prompts=200, requests_per_call=2), target="vllm")
     assert data.best.settings.packing == "greedy-defer"

@@ -105,7 +105,8 @@ def sharing_section(sharing: Mapping[str, Any] | None) -> Section | None:
         f"Sharing by cost gives some rank other items in {by_cost['changed_calls']} of {by_cost['calls']} calls; "
         f"the slowest rank gains {gain} (positive = faster)"
     )
-    title = f"Predicted for {count_text(by_cost['calls'], 'call')} on {sharing['ranks']} ranks"
+    calls = count_text(by_cost["calls"], "call")
+    title = f"Predicted for {calls} on {sharing['ranks']} ranks, in graphs of exactly their size"
     return section(title, table, Text(text))
 
 
