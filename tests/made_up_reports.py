@@ -18,8 +18,7 @@ from vitgraph.records.two_runs import compare_runs
 from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.bench import bench_document
-from vitgraph.report.views.doctor import doctor_document
-from vitgraph.report.views.models import models_document
+from vitgraph.report.views.machine import doctor_document, models_document
 from vitgraph.report.views.plan import explanation_document
 from vitgraph.report.views.runs import runs_document
 from vitgraph.report.views.two_runs import two_runs_document

@@ -19,7 +19,7 @@ def doctor(spec: DoctorSpec) -> Shown:
     """
     from vitgraph.commands.examine import examine
     from vitgraph.errors import VitgraphError
-    from vitgraph.report.views.doctor import doctor_document
+    from vitgraph.report.views.machine import doctor_document
 
     facts = examine()
     failure = None if facts["can_run"] else VitgraphError("nothing can run here; the lines above say what to install")
@@ -47,7 +47,7 @@ def models(spec: ModelsSpec) -> Shown:
     """List the supported models, their presets, and what was verified where."""
     from vitgraph.models.catalog import catalog
     from vitgraph.report.to_terminal import render as show
-    from vitgraph.report.views.models import families_markdown, matrix_markdown, models_document
+    from vitgraph.report.views.machine import families_markdown, matrix_markdown, models_document
 
     entries = [entry.as_dict() for entry in catalog()]
 

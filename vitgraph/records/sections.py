@@ -480,19 +480,19 @@ class PathUse(Section):
     path: str
     """Encoder path."""
     items: Count
-    """Items that have rows on it."""
+    """Items that have rows on the path."""
     hits: Count
-    """Those of them that were replayed on it."""
+    """Items whose rows on the path were replayed."""
     runs: Count
     """Executions of it, replayed or eager."""
     replays: Count
-    """Executions of it that were replayed."""
+    """Executions of the path that were replayed."""
     tokens_replayed: Count
     """Real output rows of its replays."""
     budget_tokens_replayed: Count
     """Rows that its replays computed, padding included."""
     waste: Number | None
-    """Share of these that was padding."""
+    """Share of the rows of its replays that was padding."""
     replay_ms: Time | None = None
     """Its graphs' replays alone, in ms a request; null unless each of them was timed."""
 
@@ -507,22 +507,22 @@ class PartUse(Section):
     budget_tokens_replayed: Count
     """Rows that the replays computed, padding included."""
     waste: Number | None
-    """Share of these that was padding."""
+    """Share of the rows of the replays that was padding."""
 
 
 class GraphUse(GraphKey):
     """How one graph was used; times are of a replay alone."""
 
     replays: Count
-    """Its replays."""
+    """Replays of the graph."""
     items: Count
-    """Items in them."""
+    """Items in its replays."""
     tokens: Count
-    """Real output rows in them."""
+    """Real output rows of its replays."""
     segments: Count
     """Real segments in them."""
     waste: Number | None
-    """Share of its rows that was padding."""
+    """Share of the rows of its replays that was padding."""
     replay_ms: Time | None = None
     """Wall time of a replay, in ms."""
     gpu_busy_ms: Time | None = None
@@ -561,7 +561,7 @@ class Counters(Section):
     budget_tokens_replayed: Count = 0
     """Rows that the replays computed, padding included."""
     waste: Number | None = None
-    """Share of these that was padding; null where nothing was replayed."""
+    """Share of the rows of the replays that was padding; null where nothing was replayed."""
     per_path: tuple[PathUse, ...] = ()
     """One entry an encoder path."""
     per_budget: tuple[GraphUse, ...] = ()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Kind = Literal["text", "integer", "number", "truth"]
 Row = Mapping[str, Any]
@@ -92,14 +97,9 @@ def error_text(value: Any) -> str:
     return f"{value:.1e}" if is_number(value) else NO_VALUE if value is None else str(value)
 
 
-def count_text(number: int, noun: str) -> str:
+def count_text(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun, in the plural but for one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def misses_text(number: int) -> str:
-    """How many items missed."""
-    return "1 miss" if number == 1 else f"{number:,} misses"
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def interval_text(ci95: Sequence[float] | None) -> str:
@@ -140,6 +140,7 @@ class Column:
         meaning: What it holds, for the reference.
         header: Its header for readers; empty where it is for files alone.
         text: Turns a value into a cell for readers; None does so by the unit.
+        of: Where its value is in what a row is of: names with dots between, or a function; empty for its own name.
     """
 
     name: str
@@ -148,10 +149,15 @@ class Column:
     meaning: str
     header: str = ""
     text: Callable[[Any], str] | None = None
+    of: str | Callable[[Any], Any] = ""
 
     @property
     def is_numeric(self) -> bool:
         return self.kind in ("integer", "number")
+
+    def value(self, thing: Any) -> Any:
+        """Its value of one thing; None where something on the way to it is missing."""
+        return self.of(thing) if callable(self.of) else value_at(thing, self.of or self.name)
 
     def cell(self, value: Any) -> Cell:
         """The cell of a value, as a reader sees it."""
@@ -161,11 +167,85 @@ class Column:
             return Cell(NO_VALUE)
         if self.text is not None:
             return Cell(self.text(value))
-        if self.kind == "integer":
+        if self.kind == "integer" and self.unit != "bytes":
             return Cell(f"{value:,}")
-        if self.kind == "number":
+        if self.is_numeric:
             return Cell(_UNIT_TEXTS.get(self.unit, lambda number: number_text(number, 2))(value))
         return Cell(("no", "yes")[value] if self.kind == "truth" else str(value))
+
+
+def value_at(thing: Any, path: str) -> Any:
+    """What stands at names with dots between; None where one of them is missing."""
+    for name in path.split("."):
+        thing = thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+    return thing
+
+
+_UNITS = (
+    ("ms|milliseconds", "ms"),
+    ("bytes", "bytes"),
+    ("pct", "%"),
+    ("s|seconds", "s"),
+    ("share|rate|waste|fill", "share"),
+    ("gap|light|imbalance|l2|error|float32", "ratio"),
+    ("budget|tokens", "tokens"),
+    ("slots|segments", "segments"),
+    ("hits|misses|items|images|videos|vision_items_per_batch", "items"),
+    ("length|rows", "rows"),
+    ("frames_per_batch", "frames"),
+    ("call|requests|outliers", "requests"),
+    ("calls|replays|runs|graphs|ranks|rounds|kernels", r"\1"),
+)
+"""Units by the last word of a field's name."""
+_TEXTS: dict[str, Callable[[Any], str]] = {"launch_gap": gap_text, "token_budget": str}
+
+
+def unit_of(name: str) -> str:
+    """The unit of a field, which its name ends with; empty where it has none."""
+    for words, unit in _UNITS:
+        if found := re.fullmatch(f"(?:.*_)?({words})", name):
+            return found.expand(unit)
+    return ""
+
+
+def fields(
+    section: type[BaseModel], at: str = "", *unseen: str, **headers: str | tuple[str, Callable[[Any], str]]
+) -> tuple[Column, ...]:
+    """Columns of a record's fields, with the meaning, kind and unit that the record gives them.
+
+    Args:
+        section: The part of a record.
+        at: Where it is in what a row is of: names with dots between; empty where the row is of it.
+        unseen: Fields for files alone.
+        headers: By the field's name, the header for readers, or it and what turns a value into a cell.
+    """
+    found = []
+    for name, header in {**dict.fromkeys(unseen, ""), **headers}.items():
+        field = section.model_fields[name]
+        kind = _kind_of(field.annotation)
+        title, text = (header, _TEXTS.get(name)) if isinstance(header, str) else header
+        words = " ".join((field.description or "").split()).rstrip(".")
+        meaning = words[:1].lower() + words[1:]
+        unit = unit_of(name) if kind in ("integer", "number") else ""
+        found.append(Column(name, kind, unit, meaning, title, text, f"{at}.{name}" if at else ""))
+    return tuple(found)
+
+
+def texts(**headers: str) -> tuple[Column, ...]:
+    """Columns of text that only readers see, with their headers by name."""
+    return tuple(Column(name, "text", "", "", header) for name, header in headers.items())
+
+
+_KINDS: dict[Any, Kind] = {int: "integer", float: "number", bool: "truth"}
+
+
+def _kind_of(annotation: Any) -> Kind:
+    """The kind of a field, which may be optional or have rules; what is none of numbers and truths is a text."""
+    parts = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType, Annotated):
+        kinds = {_kind_of(part) for part in parts[: 1 if get_origin(annotation) is Annotated else None]}
+        return max(kinds, key=lambda kind: kind != "text")
+    return _KINDS.get(annotation, "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +270,7 @@ class TableSpec:
     Attributes:
         name: Name of its files.
         title: Its title for readers; may be empty.
-        one_row: What a row stands for.
+        one_row: What a row stands for; empty where only readers see the table.
         columns: Its columns, in order.
         counts: What its counts and means are over: `calls`, `requests`, `items`; empty where it has none.
         digits: Significant digits of its numbers in CSV; Parquet holds them whole.
@@ -198,9 +278,9 @@ class TableSpec:
     """
 
     name: str
-    title: str
-    one_row: str
-    columns: tuple[Column, ...]
+    title: str = ""
+    one_row: str = ""
+    columns: tuple[Column, ...] = ()
     counts: str = ""
     digits: int = 6
     is_optional: bool = False
@@ -208,6 +288,10 @@ class TableSpec:
     def table(self, rows: Iterable[Row], **options: Any) -> Table:
         """The table of some rows."""
         return Table(self, tuple(rows), **options)
+
+    def of(self, things: Iterable[Any], **options: Any) -> Table:
+        """The table of some things, a row each, whose values the columns find in them."""
+        return self.table(({column.name: column.value(one) for column in self.columns} for one in things), **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +330,13 @@ class Table:
 
     def without_empty(self, *names: str) -> Table:
         """The table without those of the named columns that have a value in no row."""
-        empty = {name for name in names if all(row.get(name) in (None, "", Cell("")) for row in self.rows)}
-        return replace(self, hidden=self.hidden | empty)
+        return self.without(
+            *(name for name in names if all(row.get(name) in (None, "", Cell("")) for row in self.rows))
+        )
+
+    def without(self, *names: str) -> Table:
+        """The table without the named columns."""
+        return replace(self, hidden=self.hidden.union(names))
 
     def of_rows(self, keep: Callable[[Row], bool]) -> Table:
         """The table with the rows that pass."""

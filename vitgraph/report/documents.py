@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError, VitgraphError
-from vitgraph.records.record import (
-    BenchRecord,
-    CalibrateRecord,
-    CompareRecord,
-    MicroRecord,
-    ProfileRecord,
-    Record,
-    TuneRecord,
-    VerifyRecord,
-)
+from vitgraph.records.record import BenchRecord, CalibrateRecord, Record
 from vitgraph.records.sample_table import Samples
 from vitgraph.records.saved_runs import BENCH_KIND, open_runs
 from vitgraph.records.store import RUN_FILE, read_record, record_kind
@@ -37,40 +28,6 @@ DERIVED = ("csv", "plots")
 """What a command writes beside its record; `export` makes the rest."""
 
 
-def document_of(
-    record: Record, samples: Samples | None = None, notes: Sequence[str] = (), sharing: Mapping[str, Any] | None = None
-) -> Document:
-    """The report of a record.
-
-    Args:
-        record: A record of any kind but a calibration, which needs its cost model to be described.
-        samples: The samples of a bench run, for its charts.
-        notes: What had to be left out when it was read.
-        sharing: What assigning by cost would change, as predicted.
-    """
-    document = _built(record, samples, notes)
-    predicted = sharing_section(sharing)
-    return document if predicted is None else dataclasses.replace(document, sections=(*document.sections, predicted))
-
-
-def _built(record: Record, samples: Samples | None, notes: Sequence[str]) -> Document:
-    if isinstance(record, BenchRecord):
-        return bench_document(record, samples, notes)
-    if isinstance(record, CompareRecord):
-        return compare_document(record) if record.kind == "compare-backends" else compile_rows_document(record)
-    if isinstance(record, MicroRecord):
-        return micro_document(record)
-    if isinstance(record, TuneRecord):
-        return tune_document(record)
-    if isinstance(record, VerifyRecord):
-        return verify_document(record)
-    if isinstance(record, ProfileRecord):
-        return profile_document(record)
-    if isinstance(record, CalibrateRecord):
-        return _calibration(record)
-    raise TypeError(f"a record of kind {record.kind!r} has no view")
-
-
 def _calibration(record: CalibrateRecord) -> Document:
     from vitgraph.predict.profile import profile_of
     from vitgraph.predict.profile_summary import describe_profile
@@ -79,29 +36,48 @@ def _calibration(record: CalibrateRecord) -> Document:
     return calibrate_document(describe_profile(profile_of(record)))
 
 
-def saved_document(path: Path) -> Document:
-    """The report of one saved record, which may be of any kind.
+_VIEWS: Mapping[str, Callable[[Any], Document]] = {
+    "compare-backends": compare_document,
+    COMPILE_ROWS: compile_rows_document,
+    "compare-backends-micro": micro_document,
+    "tune-budgets": tune_document,
+    "verify": verify_document,
+    "profile": profile_document,
+    "calibrate": _calibration,
+}
 
-    Raises:
-        UsageError: There is no record, or none that can be shown.
+
+def document_of(
+    record: Record, samples: Samples | None = None, notes: Sequence[str] = (), sharing: Mapping[str, Any] | None = None
+) -> Document:
+    """The report of a record.
+
+    Args:
+        record: A record of any kind.
+        samples: The samples of a bench run, for its charts.
+        notes: What had to be left out when it was read.
+        sharing: What assigning by cost would change, as predicted.
     """
-    if record_kind(path) in (None, BENCH_KIND):
-        (run,) = open_runs([path])
-        return run_document(run)
-    return document_of(read_record(path))
+    if isinstance(record, BenchRecord):
+        document = bench_document(record, samples, notes)
+    else:
+        document = _VIEWS[record.kind](record)
+    predicted = sharing_section(sharing)
+    return document if predicted is None else dataclasses.replace(document, sections=(*document.sections, predicted))
 
 
 def document_of_paths(paths: Sequence[Path]) -> tuple[Document, list[str]]:
     """The report of one saved record of any kind or of several that go together, and what had to be left out.
 
     Raises:
-        UsageError: There is no record, or they do not go together.
+        UsageError: There is no record, none that can be shown, or they do not go together.
     """
     kinds = [record_kind(path) or BENCH_KIND for path in paths]
     if set(kinds) == {BENCH_KIND}:
-        return documents_of_runs(paths)
+        runs = open_runs(paths)
+        return runs_document(runs), [note for run in runs for note in run.notes]
     if len(paths) == 1:
-        return saved_document(paths[0]), []
+        return document_of(read_record(paths[0])), []
     if set(kinds) == {COMPILE_ROWS}:
         return compile_rows_table([read_record(path) for path in paths]), []
     other, kind = next((path, kind) for path, kind in zip(paths, kinds, strict=True) if kind != BENCH_KIND)
@@ -111,14 +87,11 @@ def document_of_paths(paths: Sequence[Path]) -> tuple[Document, list[str]]:
     )
 
 
-def documents_of_runs(paths: Sequence[Path]) -> tuple[Document, list[str]]:
-    """The report of several bench runs, and what had to be left out of them.
-
-    Raises:
-        UsageError: One of them cannot be read.
-    """
-    runs = open_runs(paths)
-    return runs_document(runs), [note for run in runs for note in run.notes]
+def saved_document(path: Path) -> Document:
+    """The report of one saved record, of a bench run without the tables of an export; raises as `document_of_paths`."""
+    if record_kind(path) in (None, BENCH_KIND):
+        return run_document(open_runs([path])[0])
+    return document_of(read_record(path))
 
 
 def write_derived(folder: Path, say: Callable[[str], None]) -> list[Path]:

@@ -18,7 +18,6 @@ from vitgraph.report.views import (
     profile,
     ranks,
     runs,
-    scaling,
     tune,
     two_runs,
     verify,
@@ -29,7 +28,7 @@ PAGE = Path("docs/tables.md")
 TABLES: dict[str, tuple[TableSpec, ...]] = {
     "bench": (
         *(runs.RUNS, bench.SUMMARY, graph_tables.PER_BUDGET, graph_tables.PER_PATH, monolithic.MONOLITHIC_SPEC),
-        *(graph_tables.MISSES, graph_tables.DROPPED, ranks.RANKS, runs.SAMPLES, scaling.SCALING),
+        *(graph_tables.MISSES, graph_tables.DROPPED, ranks.RANKS, runs.SAMPLES, ranks.SCALING),
     ),
     "export --compare": (two_runs.COMPARISON,),
     "compare-backends, and bench --compile-rows": (compare.BACKENDS, ranks.RANKS, compile_rows.MANY),

@@ -25,7 +25,7 @@ from vitgraph.commands import examine as doctor
 from vitgraph.measure import environment
 from vitgraph.records.sections import GpuState
 from vitgraph.report.to_terminal import render as render_document
-from vitgraph.report.views.doctor import doctor_document
+from vitgraph.report.views.machine import doctor_document
 
 
 @pytest.fixture(autouse=True)

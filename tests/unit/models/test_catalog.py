@@ -15,7 +15,7 @@ from vitgraph.models.catalog import catalog, verifications
 from vitgraph.models.registry import ROWS, resolve_preset, row_presets
 from vitgraph.report.columns import Table
 from vitgraph.report.to_terminal import render
-from vitgraph.report.views.models import MATRIX_BEGIN, MATRIX_END, families_markdown, matrix_markdown, models_document
+from vitgraph.report.views.machine import MATRIX_BEGIN, MATRIX_END, families_markdown, matrix_markdown, models_document
 
 ROOT = Path(__file__).parents[3]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import Samples
-from vitgraph.records.sections import Latency
+from vitgraph.records.sections import Improvement, Latency
 from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.report.charts import CPU_NOTE
 from vitgraph.report.charts_of_bars import draw_paths
@@ -25,53 +25,29 @@ from vitgraph.report.columns import (
     TableSpec,
     count_text,
     error_text,
+    fields,
     gap_text,
     ms_text,
     share_text,
+    texts,
 )
-from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section, sections
+from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section
+from vitgraph.report.views import graph_tables
 from vitgraph.report.views.claims import (
     GAP_MEANING,
     IMPROVEMENT_NOTE,
     TAIL_OF_FEW,
     Claim,
-    claim_of,
-    floors_text,
+    claims_of,
+    floor_text,
     headline_of,
-    improvement_cells,
     improvement_columns,
+    measured_text,
     moved_by_one,
     slower_text,
 )
-from vitgraph.report.views.conditions import (
-    backend_of,
-    conditions,
-    device_of,
-    dropped_lines,
-    environment_facts,
-    model_of,
-    skipped_text,
-    subtitle_of,
-    warning_of,
-    workload_of,
-)
-from vitgraph.report.views.graph_tables import (
-    MONOLITHIC,
-    Sides,
-    budgets_chart,
-    capture_text,
-    captured_table,
-    counter_facts,
-    dropped_table,
-    idle_text,
-    memory_text,
-    misses_table,
-    per_budget_table,
-    per_path_table,
-    replayed_table,
-    shown_paths,
-    sides_of,
-)
+from vitgraph.report.views.conditions import Ran, dropped_lines, skipped_text
+from vitgraph.report.views.graph_tables import MONOLITHIC, Sides, sides_of
 from vitgraph.report.views.monolithic import monolithic_section, monolithic_table
 from vitgraph.report.views.ranks import rank_section, ranks_table
 
@@ -86,33 +62,23 @@ _SLOWING_WASTE = 0.2
 """Waste that likely explains slower graphs: they compute a quarter more rows than eager."""
 _GRAPHS_UNFOLDED = 24
 _METRICS = ("mean", "p50", "p90", "p99", "max", "std", "gpu_mean")
+_SERIES = Column("series", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for the stock transformers forward")
 
 IMPROVEMENTS = TableSpec(
     "improvements",
-    "",
-    "an attention backend",
-    (
-        Column("backend", "text", "", "attention backend that ran", "Backend"),
-        Column("mean", "text", "", "improvement of the mean, with its interval", "Mean latency improvement"),
-        Column("p99", "text", "", "improvement of the P99", "P99 latency improvement"),
-    ),
-    "requests",
+    columns=texts(backend="Backend", mean="Mean latency improvement", p99="P99 latency improvement"),
+    counts="requests",
 )
 LATENCY = TableSpec(
     "latency",
     "Milliseconds a request",
     "a series",
     (
-        Column("series", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for stock transformers", "Series"),
-        Column("mean_ms", "number", "ms", "mean wall time", "Mean"),
-        Column("p50_ms", "number", "ms", "median", "P50"),
-        Column("p90_ms", "number", "ms", "90th percentile", "P90"),
+        Column("series", "text", "", _SERIES.meaning, "Series"),
+        *fields(Latency, "of", mean_ms="Mean", p50_ms="P50", p90_ms="P90"),
         Column("p99_ms", "number", "ms", "99th percentile; of too few requests left out", "P99"),
-        Column("max_ms", "number", "ms", "largest", "Max"),
-        Column("gpu_mean_ms", "number", "ms", "mean time between device events", "GPU mean"),
-        Column("times_speed_of_light", "number", "ratio", "mean over the arithmetic of a mean request", "Of the limit"),
-        Column("requests", "integer", "requests", "requests that it describes", "Requests"),
-        Column("outliers", "integer", "requests", "requests far from the rest; kept", "Outliers kept"),
+        *fields(Latency, "of", max_ms="Max", gpu_mean_ms="GPU mean", times_speed_of_light="Of the limit"),
+        *fields(Latency, "of", requests="Requests", outliers="Outliers kept"),
     ),
     "requests",
 )
@@ -121,14 +87,13 @@ SUMMARY = TableSpec(
     "",
     "a series and metric",
     (
-        Column("series", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for the stock transformers forward"),
+        _SERIES,
         Column("metric", "text", "", "`mean`, `p50`, `p90`, `p99`, `max`, `std`, `gpu_mean` or `outliers`"),
-        Column("value", "number", "see `unit`", "the figure"),
+        Column("value", "number", "see `unit`", "the figure; a P99 of fewer than 300 requests is a maximum"),
         Column("unit", "text", "", "`ms` a request, or `requests`"),
-        Column("requests", "integer", "requests", "requests that it describes; a P99 of fewer than 300 is a maximum"),
-        Column("calls", "integer", "calls", "encoder calls that these requests were measured in"),
-        *improvement_columns(" over eager; series of graphs only"),
-        Column("noise_floor_pct", "number", "%", "what eager differs from itself in the metric"),
+        *fields(Latency, "of", "requests", "calls"),
+        *improvement_columns("found", " over eager; series of graphs only"),
+        *fields(Improvement, "found", "noise_floor_pct"),
     ),
     "requests",
 )
@@ -144,27 +109,23 @@ def bench_document(record: BenchRecord, samples: Samples | None = None, notes: S
     """
     result = record.result
     sides = sides_of(result.graph, result.monolithic)
-    return Document(
-        name="vitgraph bench",
-        title=f"{model_of(record)} on {device_of(record)}, workload {workload_of(record)}",
-        what=conditions(record),
-        verdict=verdict_of(record),
-        warning=warning_of(record),
-        sections=sections(
-            _latency_section(record),
-            section("Charts", *_latency_charts(record, samples)),
-            section("What the graphs did", Facts.of(_graph_facts(record)), shown_paths(result.graph)),
-            _use_section(record, sides),
-            monolithic_section(record),
-            rank_section(result.latency, record),
-            section("Checks", Facts.of(_check_facts(record))),
-            _memory_section(record, sides),
-            section("Environment", environment_facts(record), is_detail=True),
-            section("All settings", _settings(record), is_detail=True, is_folded=True),
+    settings = Code(json.dumps(record.settings, indent=1, ensure_ascii=False))
+    return Ran(record).document(
+        "vitgraph bench",
+        _latency_section(record),
+        section("Charts", *_latency_charts(record, samples)),
+        section("What the graphs did", Facts.of(_graph_facts(record)), graph_tables.shown_paths(result.graph)),
+        _use_section(record, sides),
+        monolithic_section(record),
+        rank_section(result.latency, record),
+        section("Checks", Facts.of(_check_facts(record))),
+        _memory_section(record, sides),
+        after=(
+            section("All settings", settings, is_detail=True, is_folded=True),
             section("", *(Text(note, "dim") for note in notes)),
         ),
+        verdict=verdict_of(record),
         tables=bench_tables(record),
-        command=record.command,
         explanation="how_to_read.html",
     )
 
@@ -174,29 +135,24 @@ def bench_tables(record: BenchRecord) -> tuple[Table, ...]:
     result = record.result
     sides = sides_of(result.graph, result.monolithic)
     return (
-        SUMMARY.table(_summary_rows(record)),
-        per_budget_table(sides),
-        per_path_table(result.graph, result.monolithic),
+        SUMMARY.of(_summary_rows(record)),
+        graph_tables.per_budget_table(sides),
+        graph_tables.per_path_table(result.graph, result.monolithic),
         monolithic_table(record),
-        misses_table(result.graph),
-        dropped_table(sides),
+        graph_tables.misses_table(result.graph),
+        graph_tables.dropped_table(sides),
         ranks_table(result.latency),
     )
 
 
-def is_cpu_replay(record: BenchRecord) -> bool:
-    """True when graph mode stood in for graphs on a CPU, where there are no launches to save."""
-    return record.result.graph.mode == "cpu-replay"
-
-
-def claims_of(record: BenchRecord, base: str = "eager", series: str = "graph") -> dict[str, Claim]:
-    """What one series gains over another, by metric; empty where they were not compared."""
-    latency, comparison = record.result.latency, record.result.comparison
-    pair = comparison.pair(base, series)
-    if pair is None or not comparison.requests or base not in latency or series not in latency:
-        return {}
-    both = latency[base], latency[series]
-    return {metric: claim_of(pair, metric, *both, is_cpu=is_cpu_replay(record)) for metric in ("mean", "p50", "p99")}
+def _summary_rows(record: BenchRecord) -> Iterable[dict[str, Any]]:
+    """Rows of `summary.csv`, with None for what was not measured."""
+    for series, of in record.result.latency.items():
+        pair = record.result.comparison.pair("eager", series)
+        for metric in _METRICS:
+            found, value = getattr(pair, metric, None), getattr(of, f"{metric}_ms")
+            yield {"series": series, "of": of, "metric": metric, "value": value, "unit": "ms", "found": found}
+        yield {"series": series, "of": of, "metric": "outliers", "value": of.outliers, "unit": "requests"}
 
 
 def verdict_of(record: BenchRecord) -> Verdict:
@@ -207,7 +163,7 @@ def verdict_of(record: BenchRecord) -> Verdict:
     claims = claims_of(record)
     if not claims:
         return Verdict(NO_VERDICT, "Nothing was compared", record.status_reason or reason)
-    if is_cpu_replay(record):
+    if Ran(record).is_cpu:
         return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", CPU_REPLAY_REASON)
     word, mean, tail = result.comparison.verdict, claims["mean"], claims["p99"]
     slower = slower_text(result.comparison.pair("eager", "graph"))
@@ -243,27 +199,22 @@ def _cause_of_slower(record: BenchRecord) -> str:
 
 
 def _latency_section(record: BenchRecord) -> Section:
-    result, claims = record.result, claims_of(record)
+    latency, claims = record.result.latency, claims_of(record)
     blocks: list[Any] = []
     if claims:
-        row = {"backend": backend_of(record), "mean": claims["mean"].cell, "p99": claims["p99"].cell}
-        blocks.append(Table(IMPROVEMENTS, (row,), notes=(IMPROVEMENT_NOTE,)))
-    elif not result.latency:
+        row = {"backend": Ran(record).backend, "mean": claims["mean"].cell, "p99": claims["p99"].cell}
+        blocks.append(IMPROVEMENTS.table([row], notes=(IMPROVEMENT_NOTE,)))
+    elif not latency:
         blocks.append(Text("No request was measured in both modes, so there is nothing to compare."))
-    table = Table(LATENCY, tuple(_latency_rows(result.latency)), notes=tuple(_latency_notes(record)))
+    rows = (
+        {"series": SERIES_NAMES.get(series, series), "of": of, "p99_ms": of.p99_ms if of.p99_supported else None}
+        for series, of in latency.items()
+    )
+    table = LATENCY.of(rows, notes=tuple(_latency_notes(record)))
     blocks.append(table.without_empty("p99_ms", "gpu_mean_ms", "times_speed_of_light"))
-    for series, text in moved_by_one(result.latency).items():
+    for series, text in moved_by_one(latency).items():
         blocks.append(Text(f"{series}: {text}, which alone moves its mean.", "warning"))
     return section("Latency", *blocks, Facts.of(_measured_facts(record)))
-
-
-def _latency_rows(latency: Mapping[str, Latency]) -> Iterable[dict[str, Any]]:
-    for series, entry in latency.items():
-        row = {column.name: getattr(entry, column.name, None) for column in LATENCY.columns}
-        yield row | {
-            "series": SERIES_NAMES.get(series, series),
-            "p99_ms": entry.p99_ms if entry.p99_supported else None,
-        }
 
 
 def _latency_notes(record: BenchRecord) -> Iterable[str]:
@@ -279,14 +230,13 @@ def _measured_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
     comparison = record.result.comparison
     if not comparison.requests:
         return
-    left_out = comparison.unpaired_samples
-    note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
-    size = f"{count_text(comparison.requests, 'request')} in {count_text(comparison.calls, 'call')}"
-    yield "Measured", f"{size} × {count_text(comparison.rounds, 'round')}, series interleaved{note}"
+    yield "Measured", measured_text(comparison, "series interleaved")
     pair = comparison.pair("eager", "graph")
     if pair is not None:
         yield "Slower requests", slower_text(pair)
-        yield "Noise floor", f"{floors_text((('mean', pair.mean), ('P99', pair.p99)))} (eager against eager)"
+        found = (("mean", pair.mean), ("P99", pair.p99))
+        floors = ", ".join(f"{name} {floor_text(of.noise_floor_pct if of else None)}" for name, of in found)
+        yield "Noise floor", f"{floors} (eager against eager)"
 
 
 def _latency_charts(record: BenchRecord, samples: Samples | None) -> Iterable[Chart]:
@@ -296,7 +246,7 @@ def _latency_charts(record: BenchRecord, samples: Samples | None) -> Iterable[Ch
     pair = samples.paired(compared)
     if not pair.calls.size:
         return
-    subtitle = subtitle_of(record, CPU_NOTE if is_cpu_replay(record) else "")
+    subtitle = Ran(record).subtitle(CPU_NOTE if Ran(record).is_cpu else "")
     rows = samples.calls[samples.calls["series"] == "graph"].drop_duplicates("call").set_index("call").loc[pair.calls]
     budgets = sorted({graph.token_budget for graph in record.result.graph.captured})
     draw = partial(
@@ -322,7 +272,7 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
     graph = record.result.graph
     if not (graph.items or graph.captured):
         return
-    yield from counter_facts(graph, graph.policy)
+    yield from graph_tables.counter_facts(graph, graph.policy)
     gap = graph.launch_gap
     yield "Launch gap", NOT_MEASURED if gap is None else f"{gap_text(gap)} ({GAP_MEANING})"
     if graph.host_steps_ms:
@@ -333,22 +283,24 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
         parts = f"{shape}: whole {ms_text(call.call_ms)}, replays {ms_text(call.replays_ms)} ms"
         overhead = f"{ms_text(call.overhead_ms)} ms" if call.overhead_ms >= 0 else WITHIN_NOISE
         yield "Call overhead", f"{overhead} outside the replays of the most frequent call ({parts})"
-    yield "Memory", memory_text(graph)
-    yield "Capture", capture_text(graph)
+    yield "Memory", graph_tables.memory_text(graph)
+    yield "Capture", graph_tables.capture_text(graph)
 
 
 def _use_section(record: BenchRecord, sides: Sides) -> Section:
     graph = record.result.graph
-    replayed = replayed_table(sides)
+    replayed = graph_tables.replayed_table(sides)
     blocks: list[Any] = []
     if graph.items:
         title = "Hits, misses and waste by token budget"
-        blocks.append(budgets_chart("budgets", title, subtitle_of(record), "Items replayed", graph, sides))
-        if shown_paths(graph) is not None:
+        blocks.append(
+            graph_tables.budgets_chart("budgets", title, Ran(record).subtitle(), "Items replayed", graph, sides)
+        )
+        if graph_tables.shown_paths(graph) is not None:
             blocks.append(Chart("paths", "Waste and time of each encoder path", partial(_draw_paths, record)))
         if not replayed.rows:
             blocks.append(Text("Nothing was replayed.", "warning"))
-    idle = idle_text(sides) if replayed.rows else ""
+    idle = graph_tables.idle_text(sides) if replayed.rows else ""
     dropped = [
         Text(line, "warning") for facts in sides.values() for line in dropped_lines(getattr(facts, "dropped", ()))
     ]
@@ -360,15 +312,15 @@ def _draw_paths(record: BenchRecord) -> Any:
     waste = {"two paths": {path.path: path.waste for path in graph.per_path}}
     if monolithic is not None:
         waste[MONOLITHIC] = {part.path: part.waste for part in monolithic.parts}
-    return draw_paths(subtitle_of(record), waste, {path.path: path.replay_ms for path in graph.per_path})
+    return draw_paths(Ran(record).subtitle(), waste, {path.path: path.replay_ms for path in graph.per_path})
 
 
 def _memory_section(record: BenchRecord, sides: Sides) -> Section:
-    table = captured_table(sides)
-    graph = record.result.graph
-    total = Text(f"Total: {capture_text(graph)}; {memory_text(graph)}.") if table.rows else None
+    table, graph = graph_tables.captured_table(sides), record.result.graph
+    total = Text(f"Total: {graph_tables.capture_text(graph)}; {graph_tables.memory_text(graph)}.")
+    blocks = (table, total) if table.rows else ()
     is_folded = len(table.rows) > _GRAPHS_UNFOLDED
-    return section(f"Memory of {len(table.rows)} graphs", table, total, is_detail=True, is_folded=is_folded)
+    return section(f"Memory of {len(table.rows)} graphs", *blocks, is_detail=True, is_folded=is_folded)
 
 
 # -- checks and files --------------------------------------------------------------------------------------------------
@@ -385,21 +337,3 @@ def _check_facts(record: BenchRecord) -> Iterable[tuple[str, str | Cell | None]]
         )
         yield "Correctness", Cell(text, tone="" if found.status == "ok" else "failed")
     yield "Skipped inputs", skipped_text(record.workload)
-
-
-def _settings(record: BenchRecord) -> Code:
-    return Code(json.dumps(record.settings, indent=1, ensure_ascii=False))
-
-
-def _summary_rows(record: BenchRecord) -> Iterable[dict[str, Any]]:
-    """Rows of `summary.csv`; None where nothing was measured, keys left out where a column does not apply."""
-    comparison = record.result.comparison
-    for series, entry in record.result.latency.items():
-        pair = comparison.pair("eager", series)
-        counted = {"series": series, "requests": entry.requests, "calls": entry.calls}
-        for metric in _METRICS:
-            found = getattr(pair, metric, None) if pair else None
-            floor = {"noise_floor_pct": found.noise_floor_pct} if found else {}
-            value = {"metric": metric, "value": getattr(entry, f"{metric}_ms"), "unit": "ms"}
-            yield {**counted, **value, **improvement_cells(found), **floor}
-        yield {**counted, "metric": "outliers", "value": entry.outliers, "unit": "requests"}

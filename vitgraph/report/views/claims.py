@@ -5,14 +5,28 @@ Improvements are positive where the second is faster, as everywhere in reports a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from vitgraph.records.sections import Improvement, Latency, Pair
+from vitgraph.records.record import BenchRecord
+from vitgraph.records.sections import Compared, Improvement, Latency, Pair
 from vitgraph.records.stats import P99_MIN_SAMPLES
-from vitgraph.report.columns import Cell, Column, interval_text, ms_text, pct_text, share_text, short_number
+from vitgraph.report.columns import (
+    NOT_MEASURED,
+    Cell,
+    Column,
+    count_text,
+    interval_text,
+    ms_text,
+    number_text,
+    pct_text,
+    share_text,
+    short_number,
+    value_at,
+)
 from vitgraph.report.document import NO_VERDICT
 
 TAIL_OF_FEW = f"max (n<{P99_MIN_SAMPLES})"
@@ -90,6 +104,16 @@ def claim_of(pair: Pair, metric: str, base: Latency, series: Latency, *, is_cpu:
     return Claim(label, found.improvement_pct, base_ms, series_ms, verdict, ci95)
 
 
+def claims_of(record: BenchRecord, base: str = "eager", series: str = "graph") -> dict[str, Claim]:
+    """What one series gains over another, by metric; empty where they were not compared."""
+    latency, comparison = record.result.latency, record.result.comparison
+    pair = comparison.pair(base, series)
+    if pair is None or not comparison.requests or base not in latency or series not in latency:
+        return {}
+    is_cpu = record.result.graph.mode == "cpu-replay"
+    return {metric: claim_of(pair, metric, latency[base], latency[series], is_cpu=is_cpu) for metric in METRICS}
+
+
 def headline_of(verdict: str, subject: str, both: str) -> str:
     """A verdict in a sentence.
 
@@ -141,43 +165,39 @@ def slower_text(pair: Pair | None) -> str:
     return f"{fixed}; {slower.count:,} ({share_text(slower.share)}) by more than {threshold}"
 
 
-def improvement_columns(of: str = "", suffix: str = "", *, verdict_of: str = "") -> tuple[Column, ...]:
+def improvement_columns(at: str, of: str = "", suffix: str = "") -> tuple[Column, ...]:
     """The columns of an improvement in a tidy table.
 
     Args:
+        at: Where it is in what a row is of: names with dots between.
         of: What it is of, in words.
         suffix: Goes after their names where a row has several improvements.
-        verdict_of: Who is judged, in words.
     """
-    judged = f", of {verdict_of}" if verdict_of else ""
-    name = f"improvement{suffix}"
+    name = f"improvement{suffix}_pct"
+    end = f"end of the 95 % interval of `{name}`"
+    kept = f"improvement{of}: (base - other) / base, positive = faster"
+    words = "`faster`, `slower`, `same`, `undecided` or `invalid`"
     return (
-        Column(
-            f"{name}_pct", "number", "%", f"improvement{of}: (base - other) / base, positive = faster", "Improvement"
-        ),
-        Column(f"{name}_low_pct", "number", "%", f"lower end of the 95 % interval of `{name}_pct`"),
-        Column(f"{name}_high_pct", "number", "%", f"upper end of the 95 % interval of `{name}_pct`"),
-        Column(
-            f"verdict{suffix}", "text", "", f"`faster`, `slower`, `same`, `undecided` or `invalid`{judged}", "Verdict"
-        ),
+        Column(name, "number", "%", kept, of=f"{at}.improvement_pct"),
+        Column(f"improvement{suffix}_low_pct", "number", "%", f"lower {end}", of=partial(_end, at, 0)),
+        Column(f"improvement{suffix}_high_pct", "number", "%", f"upper {end}", of=partial(_end, at, 1)),
+        Column(f"verdict{suffix}", "text", "", words, of=f"{at}.verdict"),
     )
 
 
-def improvement_cells(found: Improvement | None, suffix: str = "") -> dict[str, object]:
-    """The cells of an improvement under `improvement_columns`."""
-    if found is None:
-        return {}
-    low, high = found.ci95 or (None, None)
-    values = (found.improvement_pct, low, high, found.verdict)
-    names = (f"improvement{suffix}_pct", f"improvement{suffix}_low_pct", f"improvement{suffix}_high_pct")
-    return dict(zip((*names, f"verdict{suffix}"), values, strict=True))
+def _end(at: str, place: int, thing: Any) -> float | None:
+    ends = value_at(thing, f"{at}.ci95")
+    return ends[place] if ends else None
 
 
-def floors_text(improvements: Iterable[tuple[str, Improvement | None]]) -> str:
-    """Noise floors by metric: `mean ±0.26%, P99 ±1.66%`."""
-    return ", ".join(f"{name} {floor_text(found)}" for name, found in improvements)
-
-
-def floor_text(found: Improvement | None) -> str:
+def floor_text(pct: float | None) -> str:
     """A noise floor, or that none was measured."""
-    return "not measured" if found is None or found.noise_floor_pct is None else f"±{found.noise_floor_pct:.2f}%"
+    return NOT_MEASURED if pct is None else f"±{number_text(pct, 2)}%"
+
+
+def measured_text(compared: Compared, how: str) -> str:
+    """On how much the series of a run were compared."""
+    left_out = compared.unpaired_samples
+    note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
+    size = f"{count_text(compared.requests, 'request')} in {count_text(compared.calls, 'call')}"
+    return f"{size} × {count_text(compared.rounds, 'round')}, {how}{note}"

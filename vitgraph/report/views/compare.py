@@ -9,7 +9,7 @@ from typing import Any
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.kinds.compare import Candidate, CandidateMode, Reference
 from vitgraph.records.record import CompareRecord
-from vitgraph.records.sections import Latency
+from vitgraph.records.sections import GraphFacts, Latency
 from vitgraph.report.charts import CPU_NOTE
 from vitgraph.report.charts_of_bars import Series, draw_backends
 from vitgraph.report.columns import (
@@ -23,6 +23,7 @@ from vitgraph.report.columns import (
     bytes_text,
     count_text,
     error_text,
+    fields,
     gap_text,
     interval_text,
     ms_text,
@@ -30,85 +31,59 @@ from vitgraph.report.columns import (
     pct_text,
     share_text,
 )
-from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section, sections
+from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section
 from vitgraph.report.views.claims import (
     GAP_MEANING,
     NOT_A_GPU,
     TAIL_OF_FEW,
     claim_of,
-    improvement_cells,
+    floor_text,
     improvement_columns,
+    measured_text,
     moved_by_one,
 )
-from vitgraph.report.views.conditions import (
-    conditions,
-    device_of,
-    dropped_lines,
-    environment_facts,
-    model_of,
-    skipped_text,
-    subtitle_of,
-    warning_of,
-    workload_of,
-)
-from vitgraph.report.views.ranks import ranks_table
+from vitgraph.report.views.conditions import Ran, dropped_lines, skipped_text
+from vitgraph.report.views.ranks import MODES, ranks_table
 
-MODES = ("eager", "graph")
-_TIMES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms", "gpu_mean_ms")
 _NOTE = "Positive = graph faster than the same backend's eager; milliseconds a request, eager→graph."
 _BEST_NOTE = "Against the best: negative = slower than the fastest backend and mode."
 
 CANDIDATES = TableSpec(
     "candidates",
-    "",
-    "an attention backend",
-    (
+    columns=(
         Column("name", "text", "", "attention backend", "Backend"),
         Column("mean", "text", "", "improvement of the mean over its own eager", "Mean latency improvement"),
-        Column(
-            "p99", "text", "", "improvement of the P99, or of the maximum of few requests", "P99 latency improvement"
-        ),
+        Column("p99", "text", "", "improvement of the P99, or of the maximum", "P99 latency improvement"),
         Column("best", "text", "", "its faster mode against the fastest of all", "Against the best"),
         Column("gpu_busy_ms", "number", "ms", "GPU-busy time of a replay", "GPU-busy ms"),
         Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", gap_text),
         Column("memory", "integer", "bytes", "pool and buffers of its graphs", "Graph memory", bytes_text),
         Column("error", "number", "ratio", "largest relative L2 distance from float32", "Error", error_text),
     ),
-    "requests",
+    counts="requests",
 )
 BACKENDS = TableSpec(
     "backends",
     "",
     "a backend and mode",
     (
-        Column("backend", "text", "", "attention backend, or `plain` and `compiled`"),
+        Column("backend", "text", "", "attention backend, or `plain` and `compiled`", of="candidate.name"),
         Column("mode", "text", "", "`eager` or `graph`"),
-        Column("status", "text", "", "`ok`, or why there are no figures"),
-        Column("reason", "text", "", "the same in words"),
-        Column("implementation", "text", "", "what ran behind the name"),
-        Column("requests", "integer", "requests", "requests that the times describe"),
-        Column("mean_ms", "number", "ms", "mean latency of a request, wall clock"),
-        Column("p50_ms", "number", "ms", "median"),
-        Column("p90_ms", "number", "ms", "90th percentile"),
-        Column("p99_ms", "number", "ms", "99th percentile; below 300 requests a maximum in disguise"),
-        Column("max_ms", "number", "ms", "largest"),
-        Column("gpu_mean_ms", "number", "ms", "mean time between device events around the call"),
-        *improvement_columns(" of the mean over the same backend's eager; graph rows only", "_mean"),
-        *improvement_columns(" of the P99", "_p99"),
-        *improvement_columns(" of the mean over the fastest of all, negative = slower", "_best"),
-        Column("call_busy_ms", "number", "ms", "GPU-busy time of some whole calls"),
-        Column("call_busy_share", "number", "share", "its share of their latency"),
-        Column("replay_ms", "number", "ms", "a replay alone, wall clock; graph rows only"),
-        Column("replay_busy_ms", "number", "ms", "GPU-busy time of a replay"),
-        Column("launch_gap", "number", "ratio", GAP_MEANING),
-        Column("error_vs_float32", "number", "ratio", "largest relative L2 distance from float32"),
-        Column("hits", "integer", "items", "items replayed on every path; graph rows only"),
-        Column("misses", "integer", "items", "items with an eager path"),
-        Column("replays", "integer", "replays", "graph replays of one round"),
-        Column("waste", "number", "share", "padding among the replayed rows"),
-        Column("pool_bytes", "integer", "bytes", "memory of the graphs' pool"),
-        Column("buffer_bytes", "integer", "bytes", "memory of their static buffers"),
-        Column("capture_s", "number", "s", "time of all captures"),
+        *fields(CandidateMode, "state", "status", "reason"),
+        *fields(Candidate, "candidate", "implementation"),
+        *fields(Latency, "state.latency", "requests", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms"),
+        *fields(Latency, "state.latency", "gpu_mean_ms"),
+        *improvement_columns("gain.mean", " of the mean over the same backend's eager; graph rows only", "_mean"),
+        *improvement_columns("gain.p99", " of the P99", "_p99"),
+        *improvement_columns("best", " of the mean over the fastest of all, negative = slower", "_best"),
+        Column("call_busy_ms", "number", "ms", "GPU-busy time of some whole calls", of="state.busy.gpu_busy_ms"),
+        Column("call_busy_share", "number", "share", "its share of their latency", of="state.busy.share"),
+        *fields(GraphFacts, "graphs", "replay_ms"),
+        Column("replay_busy_ms", "number", "ms", "GPU-busy time of a replay", of="graphs.gpu_busy_ms"),
+        *fields(GraphFacts, "graphs", "launch_gap"),
+        *fields(CandidateMode, "state", "error_vs_float32"),
+        *fields(GraphFacts, "graphs", "hits", "misses", "replays", "waste"),
+        *fields(GraphFacts, "graphs", "pool_bytes", "buffer_bytes", "capture_s"),
     ),
     "requests",
 )
@@ -116,65 +91,52 @@ BACKENDS = TableSpec(
 
 def compare_document(record: CompareRecord) -> Document:
     """The report of one comparison; an incomplete one shows what it has and why it ended."""
-    result = record.result
-    charts = _chart(record) if any(_measured(one) for one in result.candidates) else None
-    ranks = [table for one in result.candidates for table in [_ranks_of(one)] if table.rows]
-    return Document(
-        name="vitgraph compare-backends",
-        title=f"{model_of(record)} on {device_of(record)}, workload {workload_of(record)}",
-        what=conditions(record, with_backend=False),
-        verdict=_verdict(record),
-        warning=warning_of(record),
-        sections=sections(
-            section("Backends", _candidate_table(record), *_outlier_lines(record)),
-            section("", Facts.of([*reasons_of(result.candidates), *_facts(record)])),
-            section("", *(Text(line, "warning") for line in _dropped(result.candidates))),
-            section("Charts", charts),
-            section("Ranks", *ranks),
-            section("Environment", environment_facts(record), is_detail=True),
-        ),
-        tables=(backends_table(record), *ranks),
-        command=record.command,
-    )
-
-
-def is_cpu(record: CompareRecord) -> bool:
-    """True where graphs were stood in for on a CPU, which saves no launches."""
-    return record.result.comparison.mode == "cpu-replay"
-
-
-def _verdict(record: CompareRecord) -> Verdict:
-    advice = record.result.recommendation
+    candidates, advice, ran = record.result.candidates, record.result.recommendation, Ran(record)
     word = NO_VERDICT if advice.name is None else "best" if advice.sure == "clear" else "undecided"
-    return Verdict(word, advice.text)
+    ranks = [table for one in candidates if (table := ranks_table(_latencies(one), f"{one.name}, ")).rows]
+    moved = (
+        Text(f"{name} {mode}: {text}, which alone moves its mean and its maximum.", "warning")
+        for (name, mode), text in moved_by_one(_all_latencies(record)).items()
+    )
+    return ran.document(
+        "vitgraph compare-backends",
+        section("Backends", _candidate_table(record), *moved),
+        section("", Facts.of([*reasons_of(candidates), *_facts(record)])),
+        section("", *(Text(line, "warning") for line in _dropped(candidates))),
+        section("Charts", _chart(record) if any(map(_latencies, candidates)) else None),
+        section("Ranks", *ranks),
+        what=ran.conditions("backend"),
+        verdict=Verdict(word, advice.text),
+        tables=(backends_table(record), *ranks),
+    )
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
 def _candidate_table(record: CompareRecord) -> Table:
-    rows = [_candidate_row(record, one) for one in record.result.candidates]
     notes = [_NOTE, _BEST_NOTE]
     if not _has_p99(record):
         notes.append(f"P99 latency improvement: of the {TAIL_OF_FEW}, of which nothing is claimed.")
-    return Table(CANDIDATES, tuple(rows), notes=tuple(notes))
+    return CANDIDATES.table((_candidate_row(record, one) for one in record.result.candidates), notes=tuple(notes))
 
 
 def _has_p99(record: CompareRecord) -> bool:
-    return any(latency.p99_supported for one in record.result.candidates for latency in _latencies(one).values())
+    return any(latency.p99_supported for latency in _all_latencies(record).values())
 
 
 def _latencies(candidate: Candidate) -> dict[str, Latency]:
+    """Latency by mode; empty where nothing was measured."""
     modes = {"eager": candidate.eager.latency, "graph": candidate.graph.latency}
     return {mode: latency for mode, latency in modes.items() if latency is not None}
 
 
-def _measured(candidate: Candidate) -> bool:
-    return bool(_latencies(candidate))
+def _all_latencies(record: CompareRecord) -> dict[tuple[str, str], Latency]:
+    return {(one.name, mode): of for one in record.result.candidates for mode, of in _latencies(one).items()}
 
 
 def _candidate_row(record: CompareRecord, one: Candidate) -> Row:
-    if not _measured(one):
+    if not _latencies(one):
         return {"name": one.name, "mean": Cell(status_text(one.eager), tone="warning")}
     graphs = one.graphs
     sizes = [graphs.pool_bytes, graphs.buffer_bytes] if graphs else [None]
@@ -207,13 +169,13 @@ def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
         return Cell(f"{mode} {ms_text(value)} ms", f"{missing} {status}" if metric == "mean" else "", "warning")
     if one.gain is None:
         return Cell(NO_VALUE)
-    claim = claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=is_cpu(record))
+    claim = claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=Ran(record).is_cpu)
     return Cell(claim.headline) if claim.is_tail_of_few else claim.cell
 
 
 def _standing_cell(record: CompareRecord, one: Candidate) -> Cell:
     """The backend's faster mode against the fastest of all."""
-    if is_cpu(record):
+    if Ran(record).is_cpu:
         return Cell(NOT_A_GPU)
     own = next((standing for standing in record.result.comparison.standings if standing.name == one.name), None)
     if own is None:
@@ -249,15 +211,12 @@ def _dropped(candidates: Sequence[Candidate]) -> Iterable[str]:
 
 def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     comparison = record.result.comparison
-    measured = [one for one in record.result.candidates if _measured(one)]
+    measured = [one for one in record.result.candidates if _latencies(one)]
     if comparison.requests:
-        size = f"{count_text(comparison.requests, 'request')} in {count_text(comparison.calls, 'call')}"
-        ranks = record.resolved.ranks if record.resolved else 1
-        left_out = comparison.unpaired_samples
-        note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
-        rounds, how = count_text(comparison.rounds, "round"), _processes(comparison.isolated, ranks)
-        yield "Measured", f"{size} × {rounds}, {count_text(len(measured), 'backend')}, {how}{note}"
-        floors = ", ".join(f"{mode} {_floor(record, mode)}" for mode in MODES)
+        how = _processes(comparison.isolated, Ran(record).ranks)
+        yield "Measured", measured_text(comparison, f"{count_text(len(measured), 'backend')}, {how}")
+        found = {mode: comparison.noise_floor.get(mode) for mode in MODES}
+        floors = ", ".join(f"{mode} {floor_text(floor.mean if floor else None)}" for mode, floor in found.items())
         yield "Noise floor", f"mean {floors} (calls measured twice by the same backend in the same mode)"
     yield "Checked", reference_text(comparison.reference)
     yield "Hits", _per_backend(measured, _use_text)
@@ -271,11 +230,6 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     yield "Skipped inputs", skipped_text(record.workload)
 
 
-def _floor(record: CompareRecord, mode: str) -> str:
-    floor = record.result.comparison.noise_floor.get(mode)
-    return NOT_MEASURED if floor is None or floor.mean is None else f"±{number_text(floor.mean, 2)}%"
-
-
 def _processes(is_isolated: bool, ranks: int) -> str:
     """Which processes measured the backends."""
     if is_isolated:
@@ -287,8 +241,7 @@ def _per_backend(candidates: Sequence[Candidate], fact: Callable[[Candidate], st
     """One fact a backend; backends that share it are named together, and not at all where it is everyone's."""
     names: dict[str, list[str]] = {}
     for one in candidates:
-        text = fact(one)
-        if text is not None:
+        if (text := fact(one)) is not None:
             names.setdefault(text, []).append(one.name)
     if len(names) == 1 and len(next(iter(names.values()))) == len(candidates):
         return next(iter(names))
@@ -307,10 +260,10 @@ def reference_text(reference: Reference | None) -> str:
 
 
 def _use_text(one: Candidate) -> str | None:
-    if one.graphs is None or not one.graphs.items:
-        return None
-    waste = f", waste {share_text(one.graphs.waste)}" if one.graphs.waste is not None else ""
     graphs = one.graphs
+    if graphs is None or not graphs.items:
+        return None
+    waste = f", waste {share_text(graphs.waste)}" if graphs.waste is not None else ""
     return f"{graphs.hits:,} of {count_text(graphs.items, 'item')}, {count_text(graphs.replays, 'replay')}{waste}"
 
 
@@ -332,24 +285,11 @@ def _capture_text(one: Candidate) -> str | None:
     return f"{count_text(graphs.graphs, 'graph')}{dropped} in {number_text(graphs.capture_s, 2)} s"
 
 
-def _ranks_of(one: Candidate) -> Table:
-    return ranks_table(_latencies(one), f"{one.name}, ")
-
-
-def _all_latencies(record: CompareRecord) -> dict[tuple[str, str], Latency]:
-    return {(one.name, mode): of for one in record.result.candidates for mode, of in _latencies(one).items()}
-
-
-def _outlier_lines(record: CompareRecord) -> Iterable[Text]:
-    for (name, mode), text in moved_by_one(_all_latencies(record)).items():
-        yield Text(f"{name} {mode}: {text}, which alone moves its mean and its maximum.", "warning")
-
-
 # -- chart and file ----------------------------------------------------------------------------------------------------
 
 
 def _chart(record: CompareRecord) -> Chart:
-    has_p99 = _has_p99(record)
+    has_p99, ran = _has_p99(record), Ran(record)
     latencies, marks = _all_latencies(record), moved_by_one(_all_latencies(record))
     series = {
         key: Series(of.mean_ms or 0.0, (of.p99_ms if has_p99 else of.max_ms) or 0.0, marks.get(key, ""))
@@ -362,55 +302,28 @@ def _chart(record: CompareRecord) -> Chart:
         for mode in MODES
         if (one.name, mode) not in series
     }
-    subtitle = subtitle_of(record, CPU_NOTE if is_cpu(record) else "", with_backend=False)
+    subtitle = ran.subtitle(CPU_NOTE if ran.is_cpu else "", without="backend")
     tail = "P99" if has_p99 else f"M{TAIL_OF_FEW[1:]}"
-    title = "Attention backends, eager and graph"
-    draw = partial(draw_backends, title, subtitle, names, series, missing, tail)
+    draw = partial(draw_backends, "Attention backends, eager and graph", subtitle, names, series, missing, tail)
     return Chart("backends", "Mean and tail latency of every backend, eager and graph", draw)
 
 
 def backends_table(record: CompareRecord) -> Table:
     """One row a backend and mode."""
-    return BACKENDS.table(_backend_rows(record))
-
-
-def _backend_rows(record: CompareRecord) -> Iterable[Mapping[str, Any]]:
     standings = {(entry.name, str(entry.mode)): entry for entry in record.result.comparison.standings}
+    rows = []
     for one in record.result.candidates:
         for mode, state in (("eager", one.eager), ("graph", one.graph)):
             standing = standings.get((one.name, mode))
-            cells: dict[str, Any] = {
-                "backend": one.name,
-                "mode": mode,
-                "status": state.status,
-                "reason": state.reason,
-                "implementation": one.implementation,
-                "requests": state.latency.requests if state.latency else None,
-                **{name: getattr(state.latency, name, None) for name in _TIMES},
-                **({"verdict_best": "best", "improvement_best_pct": 0.0} if standing else {}),
-                **improvement_cells(standing.against_best if standing else None, "_best"),
-                "call_busy_ms": state.busy.gpu_busy_ms if state.busy else None,
-                "call_busy_share": state.busy.share if state.busy else None,
-                "error_vs_float32": state.error_vs_float32,
-            }
-            if mode == "graph":
-                cells |= improvement_cells(one.gain.mean if one.gain else None, "_mean")
-                cells |= improvement_cells(one.gain.p99 if one.gain else None, "_p99")
-                cells |= {name: getattr(one.graphs, name, None) for name in _GRAPH_ONLY}
-                cells["replay_busy_ms"] = one.graphs.gpu_busy_ms if one.graphs else None
-            yield cells
-
-
-_GRAPH_ONLY = (
-    *("replay_ms", "launch_gap", "hits", "misses", "replays", "waste"),
-    *("pool_bytes", "buffer_bytes", "capture_s"),
-)
+            best = standing and (standing.against_best or {"verdict": "best", "improvement_pct": 0.0})
+            row = {"candidate": one, "mode": mode, "state": state, "best": best}
+            rows.append(row | ({"gain": one.gain, "graphs": one.graphs} if mode == "graph" else {}))
+    return BACKENDS.of(rows)
 
 
 def availability_facts(backends: Sequence[Mapping[str, Any]]) -> Facts:
     """Which backends could run on this device, for a dry run; rows as `describe_backends` gives them."""
-    here = [(str(row["name"]), "available") for row in backends if not row["unavailable_reason"]]
-    gone = [
-        (str(row["name"]), f"unavailable: {row['unavailable_reason']}") for row in backends if row["unavailable_reason"]
-    ]
-    return Facts.of([*here, *gone])
+    found = [(str(row["name"]), row["unavailable_reason"]) for row in backends]
+    # Those that can run come first.
+    found.sort(key=lambda pair: bool(pair[1]))
+    return Facts.of((name, f"unavailable: {reason}" if reason else "available") for name, reason in found)

@@ -7,7 +7,7 @@ from typing import Any
 
 from vitgraph.records.kinds.compare import Candidate, CandidateMode
 from vitgraph.records.record import CompareRecord, Record
-from vitgraph.records.sections import Improvement, Pair
+from vitgraph.records.sections import Improvement, Latency, Pair
 from vitgraph.report.columns import (
     NO_VALUE,
     NOT_MEASURED,
@@ -18,15 +18,17 @@ from vitgraph.report.columns import (
     TableSpec,
     count_text,
     error_text,
+    fields,
     gap_text,
     interval_text,
     number_text,
     pct_text,
+    texts,
 )
 from vitgraph.report.document import NO_VERDICT, Document, Facts, Text, Verdict, section, sections
 from vitgraph.report.views.claims import GAP_MEANING, TAIL_OF_FEW, headline_of
-from vitgraph.report.views.compare import backends_table, is_cpu, reasons_of, reference_text, status_text
-from vitgraph.report.views.conditions import conditions, device_of, environment_facts, model_of, warning_of, workload_of
+from vitgraph.report.views.compare import backends_table, reasons_of, reference_text, status_text
+from vitgraph.report.views.conditions import Ran
 
 _SERIES = (
     ("eager", "plain", "eager"),
@@ -44,31 +46,18 @@ _GAIN_NOTE = "Positive = the second is faster; 95% interval in brackets."
 ROWS = TableSpec(
     "rows",
     "Milliseconds a request",
-    "a series",
-    (
+    columns=(
         Column("series", "text", "", "mode, and whether blocks are compiled", "Row"),
-        Column("mean", "number", "ms", "mean", "Mean"),
-        Column("p50", "number", "ms", "median", "P50"),
-        Column("p99", "number", "ms", "99th percentile", "P99"),
-        Column("max", "number", "ms", "largest", "Max"),
-        Column("gpu_mean", "number", "ms", "mean time between device events", "GPU mean"),
+        *fields(Latency, "of", mean_ms="Mean", p50_ms="P50"),
+        Column("p99_ms", "number", "ms", "99th percentile; of too few requests left out", "P99"),
+        *fields(Latency, "of", max_ms="Max", gpu_mean_ms="GPU mean"),
         Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", gap_text),
         Column("limit", "number", "ratio", "mean over the arithmetic of a mean request", "Over the limit"),
-        Column("error", "number", "ratio", "relative L2 distance from float32", "Error", error_text),
+        *fields(CandidateMode, "state", error_vs_float32=("Error", error_text)),
     ),
-    "requests",
+    counts="requests",
 )
-GAINS = TableSpec(
-    "gains",
-    "",
-    "two series",
-    (
-        Column("pair", "text", "", "the two", "Improvement"),
-        Column("mean", "text", "%", "of the mean", "Mean"),
-        Column("p99", "text", "%", "of the P99", "P99"),
-    ),
-    "requests",
-)
+GAINS = TableSpec("gains", columns=texts(pair="Improvement", mean="Mean", p99="P99"), counts="requests")
 MANY = TableSpec(
     "compile_rows",
     "",
@@ -89,69 +78,61 @@ MANY = TableSpec(
 
 def compile_rows_document(record: CompareRecord) -> Document:
     """The report of one record; an incomplete one shows what it has and why it ended."""
-    gains = GAINS.table(_gain_rows(record))
-    cpu = Text("Replay on a CPU is the forward again: no speed-up is claimed.", "warning") if is_cpu(record) else None
-    return Document(
-        name="vitgraph bench --compile-rows",
-        title=f"{model_of(record)} on {device_of(record)}, workload {workload_of(record)}",
-        what=conditions(record, with_compiled=False),
+    ran = Ran(record)
+    gains: Table | Text = GAINS.table(_gain_rows(record), notes=(_GAIN_NOTE,))
+    if ran.is_cpu:
+        gains = Text("Replay on a CPU is the forward again: no speed-up is claimed.", "warning")
+    return ran.document(
+        "vitgraph bench --compile-rows",
+        section("Rows", _row_table(record)),
+        section("Gains", gains),
+        section("", Facts.of(_facts(record))),
+        what=ran.conditions("compiled"),
         verdict=_verdict(record),
-        warning=warning_of(record),
-        sections=sections(
-            section("Rows", _row_table(record)),
-            section("Gains", cpu or Table(GAINS, gains.rows, notes=(_GAIN_NOTE,))),
-            section("", Facts.of(_facts(record))),
-            section("Environment", environment_facts(record), is_detail=True),
-        ),
         tables=(backends_table(record),),
-        command=record.command,
     )
 
 
 def compile_rows_table(records: Sequence[Record]) -> Document:
     """One table of several records, a model a row."""
-    found = [record for record in records if isinstance(record, CompareRecord)]
     note = f"Mean milliseconds a request. {_GAIN_NOTE} Launch gap: {GAP_MEANING}. Error: relative L2 from float32."
-    table = Table(MANY, tuple(map(_many_row, found)), notes=(note,))
-    shared = [set(conditions(record, with_compiled=False)) for record in records]
-    common = [phrase for phrase in conditions(records[0], with_compiled=False) if all(phrase in one for one in shared)]
+    table = MANY.table((_many_row(one) for one in records if isinstance(one, CompareRecord)), notes=(note,))
+    ran = [Ran(record).conditions("compiled") for record in records]
+    plain = ({name: getattr(value, "text", value) for name, value in row.items()} for row in table.rows)
     return Document(
         name="vitgraph bench --compile-rows",
         title=count_text(len(records), "record"),
-        what=tuple(common),
+        what=tuple(phrase for phrase in ran[0] if all(phrase in one for one in ran)),
         sections=sections(section("", table)),
-        tables=(MANY.table({**row, **_plain(row)} for row in table.rows),),
+        tables=(MANY.table(plain),),
     )
-
-
-def _plain(row: Any) -> dict[str, Any]:
-    return {name: value.text for name, value in row.items() if isinstance(value, Cell)}
 
 
 def _candidates(record: CompareRecord) -> dict[str, Candidate]:
     return {one.name: one for one in record.result.candidates}
 
 
-def _mode(record: CompareRecord, name: str, mode: str) -> CandidateMode | None:
-    candidate = _candidates(record).get(name)
-    return None if candidate is None else candidate.eager if mode == "eager" else candidate.graph
-
-
-def _found(record: CompareRecord, base: str, series: str, metric: str) -> Improvement | None:
-    pairs = record.result.comparison.contrasts
-    return next((getattr(pair, metric) for pair in pairs if _names(pair) == (base, series)), None)
+def _modes(record: CompareRecord) -> dict[str, CandidateMode | None]:
+    """What became of each series, by its label."""
+    found = _candidates(record)
+    return {label: getattr(found.get(name), mode, None) for label, name, mode in _SERIES}
 
 
 def _names(pair: Pair) -> tuple[str, str]:
     return _LABELS.get(pair.base, pair.base), _LABELS.get(pair.series, pair.series)
 
 
+def _gain(record: CompareRecord, names: tuple[str, str]) -> Improvement | None:
+    """What the second of two series gains in the mean."""
+    return next((pair.mean for pair in record.result.comparison.contrasts if _names(pair) == names), None)
+
+
 def _verdict(record: CompareRecord) -> Verdict | None:
     """On everything together against plain eager, the question that the rows answer."""
-    found = _found(record, *_GAINS[0], "mean")
+    found = _gain(record, _GAINS[0])
     if found is None:
         return None
-    if is_cpu(record):
+    if Ran(record).is_cpu:
         return Verdict(NO_VERDICT, "No verdict: replayed on a CPU")
     reason = "; ".join(record.result.comparison.invalid_reasons)
     headline = headline_of(found.verdict, "Compiled graphs are", "Compiled graphs and plain eager")
@@ -159,34 +140,33 @@ def _verdict(record: CompareRecord) -> Verdict | None:
 
 
 def _row_table(record: CompareRecord) -> Table:
-    limit = record.result.comparison.speed_of_light_ms
+    limit, candidates = record.result.comparison.speed_of_light_ms, _candidates(record)
     rows: list[Row] = []
-    for label, name, mode in _SERIES:
-        state, candidate = _mode(record, name, mode), _candidates(record).get(name)
-        latency = state.latency if state else None
-        if state is None or latency is None:
+    for (label, name, mode), state in zip(_SERIES, _modes(record).values(), strict=True):
+        of = state.latency if state else None
+        if state is None or of is None:
             rows.append({"series": Cell(label, status_text(state) if state else NOT_MEASURED, "warning")})
             continue
-        graphs = candidate.graphs if candidate and mode == "graph" else None
+        graphs = candidates[name].graphs if mode == "graph" else None
         rows.append(
             {
                 "series": label,
-                **{field: getattr(latency, f"{field}_ms") for field in ("mean", "p50", "max", "gpu_mean")},
-                "p99": latency.p99_ms if latency.p99_supported else None,
+                "of": of,
+                "state": state,
+                "p99_ms": of.p99_ms if of.p99_supported else None,
                 "launch_gap": graphs.launch_gap if graphs else None,
-                "limit": latency.mean_ms / limit if limit and latency.mean_ms is not None else None,
-                "error": state.error_vs_float32,
+                "limit": of.mean_ms / limit if limit and of.mean_ms is not None else None,
             }
         )
     few = f"A P99 takes more requests than were measured; Max: {TAIL_OF_FEW}."
-    notes = (few,) if all(row.get("p99") is None for row in rows) else ()
-    return Table(ROWS, tuple(rows), notes=notes).without_empty("p99", "gpu_mean", "launch_gap", "limit", "error")
+    notes = (few,) if all(row.get("p99_ms") is None for row in rows) else ()
+    table = ROWS.of(rows, notes=notes)
+    return table.without_empty("p99_ms", "gpu_mean_ms", "launch_gap", "limit", "error_vs_float32")
 
 
-def _gain_rows(record: CompareRecord) -> Iterable[dict[str, Any]]:
+def _gain_rows(record: CompareRecord) -> Iterable[Row]:
     for pair in record.result.comparison.contrasts:
-        label = " → ".join(_names(pair))
-        yield {"pair": label, "mean": gain_cell(pair.mean), "p99": gain_cell(pair.p99)}
+        yield {"pair": " → ".join(_names(pair)), "mean": gain_cell(pair.mean), "p99": gain_cell(pair.p99)}
 
 
 def gain_cell(found: Improvement | None) -> Cell:
@@ -198,37 +178,32 @@ def gain_cell(found: Improvement | None) -> Cell:
 
 
 def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
-    compiled = _candidates(record).get("compiled")
+    compiled, comparison = _candidates(record).get("compiled"), record.result.comparison
     did = compiled.compiled if compiled else None
     if did is None or did.seconds is None:
         yield "Compilation", NOT_MEASURED
     else:
         cached = (
-            f", {did.cache.hits} of them from the cache in {did.cache_dir or 'a temporary folder'}" if did.cache else ""
+            f", {did.cache.hits if did.cache else 0} of them from the cache in {did.cache_dir or 'a temporary folder'}"
         )
         count = count_text(did.compilations or 0, "compilation")
-        yield "Compilation", f"{number_text(did.seconds, 1)} s in {count}{cached}"
-    comparison = record.result.comparison
+        yield "Compilation", f"{number_text(did.seconds, 1)} s in {count}{cached if did.cache else ''}"
     yield "Checked", reference_text(comparison.reference)
     yield from reasons_of(record.result.candidates)
-    yield "No verdict", "" if is_cpu(record) else "; ".join(comparison.invalid_reasons)
+    yield "No verdict", "" if Ran(record).is_cpu else "; ".join(comparison.invalid_reasons)
 
 
 def _many_row(record: CompareRecord) -> dict[str, Any]:
-    found = _candidates(record)
-    plain, compiled = found.get("plain"), found.get("compiled")
-    states = {label: _mode(record, name, mode) for label, name, mode in _SERIES}
-    means = {label: state.latency.mean_ms if state and state.latency else None for label, state in states.items()}
-    gaps = [one.graphs.launch_gap if one and one.graphs else None for one in (plain, compiled)]
-    errors = [one.graph.error_vs_float32 if one else None for one in (plain, compiled)]
+    sides = [_candidates(record).get(name) for name in ("plain", "compiled")]
+    compiled = sides[1].compiled if sides[1] else None
     requests = count_text(record.workload.requests, "request") if record.workload else ""
     return {
         "row": record.resolved.row if record.resolved else None,
-        "model": model_of(record),
-        "workload": f"{workload_of(record)}, {requests}",
-        **means,
-        **{f"{base} → {series}": gain_cell(_found(record, base, series, "mean")) for base, series in _GAINS},
-        "gap": "→".join(map(gap_text, gaps)),
-        "error": "→".join(map(error_text, errors)),
-        "seconds": compiled.compiled.seconds if compiled and compiled.compiled else None,
+        "model": Ran(record).model,
+        "workload": f"{Ran(record).workload}, {requests}",
+        **{label: of.latency.mean_ms if of and of.latency else None for label, of in _modes(record).items()},
+        **{f"{base} → {series}": gain_cell(_gain(record, (base, series))) for base, series in _GAINS},
+        "gap": "→".join(gap_text(one.graphs.launch_gap if one and one.graphs else None) for one in sides),
+        "error": "→".join(error_text(one.graph.error_vs_float32 if one else None) for one in sides),
+        "seconds": compiled.seconds if compiled else None,
     }

@@ -3,72 +3,170 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.record import Record
-from vitgraph.records.sections import DroppedGraph, Environment, GpuState, GraphKey, Resolved, Workload
-from vitgraph.report.columns import NO_VALUE, budgets_text, bytes_text, count_text, number_text
-from vitgraph.report.document import Facts, sentence
+from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey, Resolved, Workload
+from vitgraph.report.columns import NO_VALUE, budgets_text, bytes_text, count_text, number_text, value_at
+from vitgraph.report.document import Document, Facts, Section, section, sections, sentence
 
 UNKNOWN_DEVICE = "unknown device"
 GRAPHS_LISTED = 8
 
 
-def device_of(record: Record) -> str:
-    """The device, and how many of them shared the calls."""
-    device = record.environment.device if record.environment else UNKNOWN_DEVICE
-    ranks = record.resolved.ranks if record.resolved else 1
-    return device if ranks == 1 else f"{ranks} × {device}"
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What the run of a record was, each fact as a phrase.
+
+    Attributes:
+        record: The record.
+    """
+
+    record: Record
+
+    @property
+    def device(self) -> str:
+        """The device, and how many of them shared the calls."""
+        device = self.record.environment.device if self.record.environment else UNKNOWN_DEVICE
+        return device if self.ranks == 1 else f"{self.ranks} × {device}"
+
+    @property
+    def ranks(self) -> int:
+        """Processes that shared every call."""
+        return self.record.resolved.ranks if self.record.resolved else 1
+
+    @property
+    def is_cpu(self) -> bool:
+        """True where graphs were stood in for on a CPU, where there are no launches to save."""
+        return "cpu-replay" in (
+            value_at(self.record, "result.graph.mode"),
+            value_at(self.record, "result.comparison.mode"),
+        )
+
+    @property
+    def model(self) -> str:
+        """The model as given."""
+        return self.record.resolved.model if self.record.resolved else "unknown model"
+
+    @property
+    def workload(self) -> str:
+        """Short name of the workload."""
+        return self.record.workload.name if self.record.workload else "no workload"
+
+    @property
+    def backend_used(self) -> str | None:
+        """The attention backend that ran; None where there is not one for all."""
+        encoder = self.record.environment.encoder if self.record.environment else None
+        return encoder.attn_backend if encoder else None
+
+    @property
+    def backend(self) -> str:
+        """The attention backend that ran, and the one asked for where that is another."""
+        return backend_text(self.record.resolved.attn_backend if self.record.resolved else None, self.backend_used)
+
+    @property
+    def dtype(self) -> str | None:
+        """The dtype that ran; None where the run ended before it was chosen and was not told."""
+        encoder = self.record.environment.encoder if self.record.environment else None
+        dtype = encoder.dtype if encoder else self.record.resolved.dtype if self.record.resolved else None
+        return None if dtype == "auto" else dtype
+
+    @property
+    def weights(self) -> str:
+        """What the weights are: `random weights, bfloat16`, or nothing."""
+        is_random = self.record.resolved is not None and self.record.resolved.load_format == "dummy"
+        return _joined("random weights" if is_random else None, self.dtype)
+
+    @property
+    def compiled(self) -> str:
+        """Whether the repeated blocks were compiled, in every series alike."""
+        return compiled_text(self.record.resolved is not None and self.record.resolved.compile)
+
+    @property
+    def packing(self) -> str:
+        """How calls were packed, and how they were shared among ranks."""
+        resolved = self.record.resolved
+        if resolved is None or resolved.packing is None:
+            return ""
+        return _joined(
+            f"{resolved.packing} packing",
+            f"shared by {resolved.assignment}" if resolved.assignment and self.ranks > 1 else "",
+        )
+
+    @property
+    def budgets(self) -> str:
+        """Token budgets in few words."""
+        return budgets_of(self.record.resolved.token_budgets) if self.record.resolved else ""
+
+    @property
+    def per_call(self) -> str:
+        """How many requests are encoded together."""
+        return per_call_of(self.record.resolved) if self.record.resolved else ""
+
+    @property
+    def measured(self) -> str:
+        """How much was measured: the workload, its requests and rounds."""
+        workload, resolved = self.record.workload, self.record.resolved
+        if workload is None:
+            return ""
+        rounds = count_text(resolved.rounds, "round") if resolved and resolved.rounds else ""
+        return _joined(workload.name, count_text(workload.requests, "request"), rounds)
+
+    @property
+    def title(self) -> str:
+        """Model, device and workload."""
+        return f"{self.model} on {self.device}, workload {self.workload}"
+
+    @property
+    def warning(self) -> str:
+        """Why the record is incomplete; empty where it is complete."""
+        status = self.record.status
+        return "" if status == "complete" else f"{status.capitalize()}: {self.record.status_reason}"
+
+    def conditions(self, *without: str) -> tuple[str, ...]:
+        """What was run: device, backend, compiled or not, packing, budgets, requests a call, weights, workload.
+
+        Args:
+            without: Names of those that are left out, as each row of the report has its own.
+        """
+        names = ["device", "backend", "compiled", "packing", "budgets", "per_call", "weights", "measured"]
+        if self.record.workload is None:
+            names.remove("per_call")
+        found = (getattr(self, name) for name in names if name not in without)
+        return tuple(part for part in found if part and part != NO_VALUE)
+
+    def subtitle(self, *more: str, without: str = "") -> str:
+        """What was measured on what, in one line for a chart; `without` as of `conditions`."""
+        names = ("device", "backend", "compiled", "measured")
+        parts = (self.model.rsplit("/", 1)[-1], *(getattr(self, name) for name in names if name != without), *more)
+        return " · ".join(part for part in parts if part and part != NO_VALUE)
+
+    def document(self, name: str, *found: Section | None, after: Sequence[Section] = (), **more: Any) -> Document:
+        """The report of the record: its title, conditions, command and environment, unless `more` says otherwise.
+
+        Args:
+            name: What made it.
+            found: Its sections; those without a block are left out.
+            after: Sections behind that of the environment.
+            more: Further parts of the document.
+        """
+        environment = section("Environment", environment_facts(self.record), is_detail=True)
+        usual: dict[str, Any] = {"title": self.title, "what": self.conditions(), "command": self.record.command}
+        usual |= {"warning": self.warning, "sections": sections(*found, environment, *after)}
+        return Document(name, **{**usual, **more})
 
 
-def model_of(record: Record) -> str:
-    """The model as given."""
-    return record.resolved.model if record.resolved else "unknown model"
-
-
-def workload_of(record: Record) -> str:
-    """Short name of the workload."""
-    return record.workload.name if record.workload else "no workload"
-
-
-def backend_of(record: Record) -> str:
+def backend_text(requested: str | None, used: str | None) -> str:
     """The attention backend that ran, and the one asked for where that is another."""
-    encoder = record.environment.encoder if record.environment else None
-    used = encoder.attn_backend if encoder else None
-    requested = record.resolved.attn_backend if record.resolved else None
-    if requested in (None, used):
-        return used or NO_VALUE
-    return f"{used or 'none ran'} (asked for {requested})"
+    return used or NO_VALUE if requested in (None, used) else f"{used or 'none ran'} (asked for {requested})"
 
 
-def dtype_of(record: Record) -> str | None:
-    """The dtype that ran; None where the run ended before it was chosen and was not told."""
-    encoder = record.environment.encoder if record.environment else None
-    dtype = encoder.dtype if encoder else record.resolved.dtype if record.resolved else None
-    return None if dtype == "auto" else dtype
-
-
-def weights_of(record: Record) -> str:
-    """What the weights are: `random weights, bfloat16`, or nothing."""
-    is_random = record.resolved is not None and record.resolved.load_format == "dummy"
-    return ", ".join(part for part in ("random weights" if is_random else None, dtype_of(record)) if part)
-
-
-def compiled_of(record: Record) -> str:
-    """Whether the repeated blocks were compiled, in every series alike."""
-    is_compiled = record.resolved is not None and record.resolved.compile
+def compiled_text(is_compiled: bool) -> str:
+    """Whether blocks were compiled."""
     return "blocks compiled" if is_compiled else "blocks not compiled"
-
-
-def packing_of(record: Record) -> str:
-    """How calls were packed, and how they were shared among ranks."""
-    resolved = record.resolved
-    if resolved is None or resolved.packing is None:
-        return ""
-    shared = f", shared by {resolved.assignment}" if resolved.assignment and resolved.ranks > 1 else ""
-    return f"{resolved.packing} packing{shared}"
 
 
 def budgets_of(token_budgets: Mapping[str, Sequence[int]]) -> str:
@@ -85,55 +183,6 @@ def per_call_of(resolved: Resolved) -> str:
     """How many requests are encoded together."""
     number = resolved.requests_per_call
     return "calls of several sizes" if number is None else f"{count_text(number, 'request')} a call"
-
-
-def measured_of(record: Record) -> str:
-    """How much was measured: the workload, its requests and rounds."""
-    if record.workload is None:
-        return ""
-    rounds = record.resolved.rounds if record.resolved else None
-    parts = [workload_of(record), count_text(record.workload.requests, "request")]
-    return ", ".join([*parts, *([count_text(rounds, "round")] if rounds else [])])
-
-
-def conditions(record: Record, *, with_backend: bool = True, with_compiled: bool = True) -> tuple[str, ...]:
-    """What was run: device, backend, compiled or not, packing, budgets, requests a call, weights, workload.
-
-    Args:
-        record: The record.
-        with_backend: False where each row has a backend of its own.
-        with_compiled: False where rows are compiled and not.
-    """
-    resolved = record.resolved
-    found = [
-        device_of(record),
-        backend_of(record) if with_backend else None,
-        compiled_of(record) if with_compiled else None,
-        packing_of(record),
-        budgets_of(resolved.token_budgets) if resolved else None,
-        per_call_of(resolved) if resolved and record.workload else None,
-        weights_of(record),
-        measured_of(record),
-    ]
-    return tuple(part for part in found if part and part != NO_VALUE)
-
-
-def subtitle_of(record: Record, *more: str, with_backend: bool = True, with_compiled: bool = True) -> str:
-    """What was measured on what, in one line for a chart."""
-    parts = (
-        model_of(record).rsplit("/", 1)[-1],
-        device_of(record),
-        backend_of(record) if with_backend else "",
-        compiled_of(record) if with_compiled else "",
-        measured_of(record),
-        *more,
-    )
-    return " · ".join(part for part in parts if part and part != NO_VALUE)
-
-
-def warning_of(record: Record) -> str:
-    """Why a record is incomplete; empty where it is complete."""
-    return "" if record.status == "complete" else f"{record.status.capitalize()}: {record.status_reason}"
 
 
 def limits_text(items: int | None, frames: int | None) -> str:
@@ -181,58 +230,47 @@ def items_text(items: Iterable[Sequence[int]]) -> str:
 
 def environment_facts(record: Record) -> Facts:
     """What the figures were measured on and with."""
-    environment, workload, resolved = record.environment, record.workload, record.resolved
+    environment, workload, resolved, ran = record.environment, record.workload, record.resolved, Ran(record)
     if environment is None:
         return Facts(())
-    encoder = environment.encoder
-    driver = environment.gpu_states[0].values.get("driver_version") if environment.gpu_states else None
-    power = environment.gpu_states[0].values.get("power.limit") if environment.gpu_states else None
-    rate = environment.matrix_rate_tflops
-    implementation = encoder.attn_implementation if encoder else None
-    return Facts.of(
-        (
-            ("Device", environment.device),
-            ("GPU memory", bytes_text(environment.gpu_memory_bytes) if environment.gpu_memory_bytes else None),
-            ("Driver, CUDA, cuDNN", _joined(driver, environment.cuda, environment.cudnn)),
-            ("Power limit", f"{power} W" if power else None),
-            ("While measuring", _states_text(environment.gpu_states)),
-            ("Matrix rate", f"{number_text(rate, 0)} TFLOP/s measured" if rate else None),
-            ("Attention", _joined(*dict.fromkeys((backend_of(record), implementation)))),
-            ("Chosen", choices_text(encoder.attn_choices) if encoder and encoder.attn_choices else None),
-            ("Dtype", dtype_of(record)),
-            ("Compiled", _compiled_text(environment) or compiled_of(record)),
-            ("Libraries", _joined(*(f"{name} {of}" for name, of in environment.libraries.items() if of))),
-            ("Python, platform", _joined(environment.python, environment.platform)),
-            ("vitgraph", record.vitgraph_version),
-            ("Measured", record.created_at),
-            *(_workload_facts(workload) if workload else ()),
-            ("Token budgets", budgets_text(resolved.token_budgets) if resolved else None),
-        )
-    )
-
-
-def _workload_facts(workload: Workload) -> Iterable[tuple[str, str | None]]:
-    media = ", ".join(count_text(n, name) for name, n in (("image", workload.images), ("video", workload.videos)))
-    statement = workload.provenance.get("statement")
-    return (
-        ("Workload", f"{workload.name}, fingerprint {workload.fingerprint}"),
-        ("Requests", of_text(workload.requests, workload.requests_brought, "request")),
-        ("Items", f"{of_text(workload.items, workload.items_brought, 'item')}: {media}"),
-        ("Where they come from", sentence(str(statement)) if statement else None),
-    )
+    state = environment.gpu_states[0].values if environment.gpu_states else {}
+    rate, encoder = environment.matrix_rate_tflops, environment.encoder
+    compiled = ran.compiled
+    if encoder and encoder.compiled and encoder.compiled.blocks:
+        seconds = encoder.compiled.seconds
+        compiled = count_text(encoder.compiled.blocks, "block")
+        compiled += f" in {number_text(seconds, 1)} s" if seconds is not None else ""
+    facts: list[tuple[str, str | None]] = [
+        ("Device", environment.device),
+        ("GPU memory", bytes_text(environment.gpu_memory_bytes) if environment.gpu_memory_bytes else None),
+        ("Driver, CUDA, cuDNN", _joined(state.get("driver_version"), environment.cuda, environment.cudnn)),
+        ("Power limit", f"{state['power.limit']} W" if state.get("power.limit") else None),
+        ("While measuring", _states_text(environment.gpu_states)),
+        ("Matrix rate", f"{number_text(rate, 0)} TFLOP/s measured" if rate else None),
+        ("Attention", _joined(*dict.fromkeys((ran.backend, encoder.attn_implementation if encoder else None)))),
+        ("Chosen", choices_text(encoder.attn_choices) if encoder and encoder.attn_choices else None),
+        ("Dtype", ran.dtype),
+        ("Compiled", compiled),
+        ("Libraries", _joined(*(f"{name} {of}" for name, of in environment.libraries.items() if of))),
+        ("Python, platform", _joined(environment.python, environment.platform)),
+        ("vitgraph", record.vitgraph_version),
+        ("Measured", record.created_at),
+    ]
+    if workload is not None:
+        media = ", ".join(count_text(n, name) for name, n in (("image", workload.images), ("video", workload.videos)))
+        statement = workload.provenance.get("statement")
+        facts += [
+            ("Workload", f"{workload.name}, fingerprint {workload.fingerprint}"),
+            ("Requests", of_text(workload.requests, workload.requests_brought, "request")),
+            ("Items", f"{of_text(workload.items, workload.items_brought, 'item')}: {media}"),
+            ("Where they come from", sentence(str(statement)) if statement else None),
+        ]
+    return Facts.of([*facts, ("Token budgets", budgets_text(resolved.token_budgets) if resolved else None)])
 
 
 def of_text(count: int, brought: int | None, name: str) -> str:
     """A count, and of how many where some were left out: `6 of 10 requests`."""
     return count_text(count, name) if brought in (None, count) else f"{count:,} of {count_text(brought or 0, name)}"
-
-
-def _compiled_text(environment: Environment) -> str:
-    compiled = environment.encoder.compiled if environment.encoder else None
-    if compiled is None or not compiled.blocks:
-        return ""
-    seconds = f" in {number_text(compiled.seconds, 1)} s" if compiled.seconds is not None else ""
-    return f"{count_text(compiled.blocks, 'block')}{seconds}"
 
 
 def _joined(*parts: object) -> str:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vitgraph.records.sections import Counters, GraphFacts, GraphUse
+from vitgraph.records.sections import (
+    CapturedGraph,
+    Counters,
+    DroppedGraph,
+    GraphFacts,
+    GraphKey,
+    GraphUse,
+    PartUse,
+    PathUse,
+)
 from vitgraph.report.columns import (
     NOT_MEASURED,
     Cell,
@@ -16,25 +25,17 @@ from vitgraph.report.columns import (
     TableSpec,
     bytes_text,
     count_text,
-    gap_text,
-    misses_text,
+    fields,
     number_text,
     share_text,
 )
 from vitgraph.report.document import Chart
-from vitgraph.report.views.claims import GAP_MEANING
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from vitgraph.report.views.conditions import list_graphs
 
 MONOLITHIC = "monolithic"
 
 GRAPH_KEY = (
-    Column(
-        "path", "text", "", "encoder path; `default` where a model has one, `monolithic` for a graph of both", "Path"
-    ),
-    Column("token_budget", "integer", "tokens", "output tokens that the graph can hold", "Budget", str),
-    Column("segment_slots", "integer", "segments", "attention segments that the graph can hold", "Slots"),
+    *fields(GraphKey, "key", path="Path", token_budget="Budget", segment_slots="Slots"),
     Column(
         "axis_key",
         "text",
@@ -42,26 +43,19 @@ GRAPH_KEY = (
         "key on the model's further capture axes, as `28x36`; empty without any",
         "Axis",
         lambda key: str(key).replace("x", "×"),
+        lambda row: "x".join(map(str, row["key"].axis_key)),
     ),
 )
-
 PER_BUDGET = TableSpec(
     "per_budget",
     "Replays by token budget",
-    "a graph that was captured or replayed",
+    "a graph that was captured or replayed; monolithic ones have the path `monolithic`",
     (
         *GRAPH_KEY,
-        Column("replays", "integer", "replays", "replays of one round", "Replays"),
-        Column("items", "integer", "items", "items in those replays", "Items"),
-        Column("tokens", "integer", "tokens", "output tokens of those items"),
-        Column("fill", "number", "share", "rows of the replays that were used", "Fill"),
-        Column("waste", "number", "share", "rows of the replays that were padding", "Waste"),
-        Column("replay_ms", "number", "ms", "wall time of one replay alone, median", "Replay ms"),
-        Column("gpu_busy_ms", "number", "ms", "time in which the GPU worked during a replay"),
-        Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", gap_text),
-        Column("capture_ms", "number", "ms", "time of warm-up and capture"),
-        Column("pool_bytes", "integer", "bytes", "what the graph added to the shared pool"),
-        Column("buffer_bytes", "integer", "bytes", "static buffers that the graph uses, shared with the others"),
+        *fields(GraphUse, "use", replays="Replays", items="Items", tokens=""),
+        Column("fill", "number", "share", "rows that were used", "Fill", of=lambda row: _fill(row["use"])),
+        *fields(GraphUse, "use", waste="Waste", replay_ms="Replay ms", gpu_busy_ms="", launch_gap="Launch gap"),
+        *fields(CapturedGraph, "graph", "capture_ms", "pool_bytes", "buffer_bytes"),
     ),
 )
 CAPTURED = TableSpec(
@@ -70,12 +64,9 @@ CAPTURED = TableSpec(
     "a captured graph",
     (
         *GRAPH_KEY,
-        Column("pool_bytes", "integer", "bytes", "what the graph added to the shared pool", "Pool added", bytes_text),
-        Column("buffer_bytes", "integer", "bytes", "static buffers that the graph uses", "Buffers used", bytes_text),
-        Column(
-            "capture_ms", "number", "ms", "time of warm-up and capture", "Capture ms", lambda ms: number_text(ms, 1)
-        ),
-        Column("replays", "integer", "replays", "replays of one round", "Replays"),
+        *fields(CapturedGraph, "graph", pool_bytes="Pool added", buffer_bytes="Buffers used"),
+        *fields(CapturedGraph, "graph", capture_ms=("Capture ms", lambda ms: number_text(ms, 1))),
+        *fields(GraphUse, "use", replays="Replays"),
     ),
 )
 PER_PATH = TableSpec(
@@ -85,13 +76,12 @@ PER_PATH = TableSpec(
     (
         Column("series", "text", "", "`graph`, or `monolithic`, whose graphs hold every path"),
         Column("path", "text", "", "encoder path; `all` for the sum", "Path"),
-        Column("items", "integer", "items", "items that have rows on the path", "Items"),
-        Column("hits", "integer", "items", "items whose rows on the path were replayed", "Hits"),
+        *fields(PathUse, "part", items="Items", hits="Hits"),
         Column("runs", "integer", "runs", "executions of the path, replayed or eager", "Runs"),
-        Column("replays", "integer", "replays", "replays of one round", "Replays"),
-        Column("tokens", "integer", "rows", "real output rows of the replays", "Rows used"),
-        Column("budget_tokens", "integer", "rows", "rows that the replays computed", "Computed"),
-        Column("waste", "number", "share", "rows of the replays that were padding", "Waste"),
+        *fields(PathUse, "part", replays="Replays"),
+        Column("tokens", "integer", "rows", "real output rows of the replays", "Rows used", of="part.tokens_replayed"),
+        Column("budget_tokens", "integer", "rows", "rows computed", "Computed", of="part.budget_tokens_replayed"),
+        *fields(PathUse, "part", waste="Waste"),
         Column("replay_ms", "number", "ms", "time of a mean request in replays of the path", "Replay ms"),
     ),
 )
@@ -109,44 +99,46 @@ DROPPED = TableSpec(
     "dropped",
     "Graphs that could not be captured",
     "a graph that could not be captured",
-    (*GRAPH_KEY, Column("reason", "text", "", "why it could not be captured", "Why")),
+    (*GRAPH_KEY, *fields(DroppedGraph, "key", reason="Why")),
 )
 
 Sides = Mapping[str, GraphFacts | Counters]
-Key = tuple[str, int, int, tuple[int, ...]]
 
 
-def sides_of(graph: GraphFacts | Counters, monolithic: GraphFacts | Counters | None) -> Sides:
+def sides_of(graph: GraphFacts | Counters, monolithic: GraphFacts | Counters | None = None) -> Sides:
     """The graphs of each path, and beside them the monolithic ones where there are any."""
     return {"": graph} | ({MONOLITHIC: monolithic} if monolithic is not None else {})
 
 
-def key_of(side: str, graph: Any) -> Key:
-    """What tells a graph from the others of a record; monolithic graphs are of a path of that name."""
-    return (side or graph.path, graph.token_budget, graph.segment_slots, tuple(graph.axis_key))
+def _fill(use: GraphUse) -> float | None:
+    return None if use.waste is None else 1 - use.waste
 
 
-def _key_cells(key: Key) -> dict[str, Any]:
-    path, budget, slots, axis = key
-    return {"path": path, "token_budget": budget, "segment_slots": slots, "axis_key": "x".join(map(str, axis))}
+def _by_key(sides: Sides, name: str) -> dict[tuple[Any, ...], Any]:
+    """The graphs of one list by what tells them apart; monolithic graphs are of a path of that name."""
+    found = {}
+    for side, facts in sides.items():
+        for graph in getattr(facts, name, ()):
+            own = graph.model_copy(update={"path": side}) if side else graph
+            found[own.path, own.token_budget, own.segment_slots, own.axis_key] = own
+    return found
 
 
-def _by_key(sides: Sides, name: str) -> dict[Key, Any]:
-    return {key_of(side, graph): graph for side, facts in sides.items() for graph in getattr(facts, name, ())}
+def _graph_rows(sides: Sides) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """By graph: its key, its use and its capture, for the columns of tables; those that were captured come first."""
+    captured, used = _by_key(sides, "captured"), _by_key(sides, "per_budget")
+    unused: dict[str, Any] = {"replays": 0, "items": 0, "tokens": 0, "segments": 0, "waste": None}
+    rows = {}
+    for key in (*captured, *(key for key in used if key not in captured)):
+        named = dict(zip(GraphKey.model_fields, key, strict=True))
+        use = used.get(key) or GraphUse(**named, **unused)
+        rows[key] = {"key": use, "use": use, "graph": captured.get(key)}
+    return rows
 
 
 def per_budget_table(sides: Sides) -> Table:
     """One row a graph that was captured or replayed."""
-    captured, replayed = _by_key(sides, "captured"), _by_key(sides, "per_budget")
-    rows = []
-    for key in sorted(captured.keys() | replayed.keys()):
-        use, graph = replayed.get(key), captured.get(key)
-        row = _key_cells(key) | {name: getattr(use, name, 0) for name in ("replays", "items", "tokens")}
-        row |= {name: getattr(use, name, None) for name in ("waste", "replay_ms", "gpu_busy_ms", "launch_gap")}
-        row["fill"] = None if row["waste"] is None else 1 - row["waste"]
-        row |= {name: getattr(graph, name, None) for name in ("capture_ms", "pool_bytes", "buffer_bytes")}
-        rows.append(row)
-    return PER_BUDGET.table(rows)
+    return PER_BUDGET.of(row for _, row in sorted(_graph_rows(sides).items(), key=lambda entry: entry[0]))
 
 
 def replayed_table(sides: Sides) -> Table:
@@ -157,38 +149,24 @@ def replayed_table(sides: Sides) -> Table:
 
 def compact(table: Table) -> Table:
     """A table of graphs without path and axis key where none has any."""
-    names = {name for name, none in (("path", "default"), ("axis_key", "")) if _all_are(table, name, none)}
-    return Table(table.spec, table.rows, table.title, table.hidden | names, table.notes)
-
-
-def _all_are(table: Table, name: str, value: str) -> bool:
-    return all(row.get(name) in (value, "", None) for row in table.rows)
+    is_plain = all(row["path"] == "default" for row in table.rows)
+    return table.without_empty("axis_key").without("path" if is_plain else "")
 
 
 def idle_text(sides: Sides) -> str:
     """The captured graphs that nothing replayed, on one line."""
-    from vitgraph.report.views.conditions import list_graphs
-
-    replayed = {key for key, use in _by_key(sides, "per_budget").items() if use.replays}
-    idle = [graph for key, graph in _by_key(sides, "captured").items() if key not in replayed]
+    idle = [row["key"] for row in _graph_rows(sides).values() if row["graph"] and not row["use"].replays]
     return f"Captured and never replayed: {list_graphs(idle)}" if idle else ""
 
 
 def captured_table(sides: Sides) -> Table:
     """Memory and capture time of each graph."""
-    replayed = _by_key(sides, "per_budget")
-    rows = [
-        _key_cells(key)
-        | {name: getattr(graph, name) for name in ("pool_bytes", "buffer_bytes", "capture_ms")}
-        | {"replays": replayed[key].replays if key in replayed else 0}
-        for key, graph in _by_key(sides, "captured").items()
-    ]
-    return compact(CAPTURED.table(rows))
+    return compact(CAPTURED.of(row for row in _graph_rows(sides).values() if row["graph"]))
 
 
 def dropped_table(sides: Sides) -> Table:
     """The graphs that could not be captured."""
-    return DROPPED.table(_key_cells(key) | {"reason": graph.reason} for key, graph in _by_key(sides, "dropped").items())
+    return DROPPED.of({"key": graph} for graph in _by_key(sides, "dropped").values())
 
 
 def misses_table(graph: Counters) -> Table:
@@ -198,48 +176,36 @@ def misses_table(graph: Counters) -> Table:
 
 def per_path_table(graph: Counters, monolithic: Counters | None = None) -> Table:
     """One row a series of graphs and path, and one of all paths."""
-    return PER_PATH.table(_path_rows(graph, monolithic))
-
-
-def _path_rows(graph: Counters, monolithic: Counters | None) -> Iterable[dict[str, Any]]:
-    for series, section, paths in (
-        ("graph", graph, graph.per_path),
-        (MONOLITHIC, monolithic, monolithic.parts if monolithic else ()),
-    ):
-        if section is None or not paths:
-            continue
-        for path in (*paths, section):
-            yield {
-                "series": series,
-                "path": getattr(path, "path", "all"),
-                "runs": getattr(path, "runs", section.path_runs if path is section else None),
-                **{name: getattr(path, name, None) for name in ("items", "hits", "replays", "waste", "replay_ms")},
-                "tokens": path.tokens_replayed,
-                "budget_tokens": path.budget_tokens_replayed,
-                **({"replay_ms": None} if path is section else {}),
-            }
+    series: list[tuple[str, Counters, Sequence[PathUse | PartUse]]] = [("graph", graph, graph.per_path)]
+    series += [(MONOLITHIC, monolithic, monolithic.parts)] if monolithic is not None else []
+    rows: list[dict[str, Any]] = []
+    for name, whole, parts in series:
+        for part in parts:
+            figures = {figure: getattr(part, figure, None) for figure in ("runs", "replay_ms")}
+            rows.append({"series": name, "path": part.path, "part": part, **figures})
+        if parts:
+            rows.append({"series": name, "path": "all", "part": whole, "runs": whole.path_runs})
+    return PER_PATH.of(rows)
 
 
 def shown_paths(graph: Counters) -> Table | None:
     """What was done on each encoder path; None for a model with one."""
     if all(path.path == "default" for path in graph.per_path):
         return None
-    rows = [row for row in _path_rows(graph, None) if row["path"] != "all"]
+    rows = [row for row in per_path_table(graph).rows if row["path"] != "all"]
     timed = any(row["replay_ms"] is not None for row in rows)
     # Of some paths only, a path whose graphs were not all timed says so.
-    rows = [row | ({"replay_ms": Cell(NOT_MEASURED)} if timed and row["replay_ms"] is None else {}) for row in rows]
-    return Table(PER_PATH, tuple(rows), notes=(_PATHS_NOTE,)).without_empty("replay_ms")
+    rows = [{**row, "replay_ms": Cell(NOT_MEASURED)} if timed and row["replay_ms"] is None else row for row in rows]
+    return PER_PATH.table(rows, notes=(_PATHS_NOTE,)).without_empty("replay_ms")
 
 
 def budgets_chart(name: str, title: str, subtitle: str, counted: str, graph: Any, sides: Sides) -> Chart:
     """Hits and misses, and what each token budget replays and wastes, its slots and axis keys together."""
     from vitgraph.report.charts_of_bars import draw_budgets
 
-    uses = budget_uses(sides, counted)
     outcomes = [("hit", graph.hits, False)]
-    reasons = sorted(graph.misses_by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
-    outcomes += [(f"miss: {reason.replace('_', ' ')}", count, True) for reason, count in reasons if count]
-    draw: Callable[[], Figure] = partial(draw_budgets, title, subtitle, counted, uses, outcomes)
+    outcomes += [(f"miss: {reason}", count, True) for reason, count in _reasons(graph)]
+    draw = partial(draw_budgets, title, subtitle, counted, budget_uses(sides, counted), outcomes)
     return Chart(name, "Items that hit and that missed, and what each token budget replays and wastes", draw)
 
 
@@ -247,19 +213,25 @@ def budget_uses(sides: Sides, counted: str) -> list[Any]:
     """The use of each path and budget, ascending; `counted` is `Items replayed` or `Replays`."""
     from vitgraph.report.charts_of_bars import BudgetUse
 
-    def place(entry: tuple[Key, GraphUse]) -> tuple[str, int]:
-        return entry[0][0], entry[0][1]
-
-    used = sorted(((key, use) for key, use in _by_key(sides, "per_budget").items() if use.replays), key=place)
-    has_paths = any(key[0] != "default" for key, _ in used)
+    used = sorted(
+        (use for use in _by_key(sides, "per_budget").values() if use.replays),
+        key=lambda use: (use.path, use.token_budget),
+    )
+    has_paths = any(use.path != "default" for use in used)
     found = []
-    for (path, budget), group in groupby(used, key=place):
-        uses = [use for _, use in group]
-        replays, tokens = sum(use.replays for use in uses), sum(use.tokens for use in uses)
-        count = replays if counted == "Replays" else sum(use.items for use in uses)
+    for (path, budget), group in groupby(used, key=lambda use: (use.path, use.token_budget)):
+        uses = list(group)
+        replays, items, tokens = (sum(getattr(use, name) for use in uses) for name in ("replays", "items", "tokens"))
         name = f"{path} {budget}" if has_paths else str(budget)
+        count = replays if counted == "Replays" else items
         found.append(BudgetUse(name, count, 100 * (1 - tokens / (replays * budget))))
     return found
+
+
+def _reasons(graph: Counters) -> Iterable[tuple[str, int]]:
+    """Reasons of misses in words with their items, the most frequent first."""
+    found = sorted(graph.misses_by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
+    return ((reason.replace("_", " "), count) for reason, count in found if count)
 
 
 def memory_text(graph: GraphFacts) -> str:
@@ -278,13 +250,12 @@ def capture_text(graph: GraphFacts) -> str:
 def counter_facts(graph: Counters, policy: str) -> Sequence[tuple[str, str]]:
     """Hits, misses and replays in words."""
     rate = f" ({share_text(graph.hit_rate)})" if graph.hit_rate is not None else ""
-    partial_hits = f", {graph.partial_hits} of them with some path replayed" if graph.partial_hits else ""
-    reasons = sorted(graph.misses_by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
-    named = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in reasons if count)
+    partly = f", {graph.partial_hits} of them with some path replayed" if graph.partial_hits else ""
     used, rows = graph.tokens_replayed, graph.budget_tokens_replayed
     waste = f", waste {share_text(graph.waste)} ({used:,} of {rows:,} rows used)" if graph.replays else ""
+    misses = count_text(graph.misses, "miss", "misses")
     return (
-        ("Items", f"{graph.items:,}: {count_text(graph.hits, 'hit')}{rate}, {misses_text(graph.misses)}{partial_hits}"),
-        ("Misses by reason", named),
+        ("Items", f"{graph.items:,}: {count_text(graph.hits, 'hit')}{rate}, {misses}{partly}"),
+        ("Misses by reason", ", ".join(f"{count:,} {reason}" for reason, count in _reasons(graph))),
         ("Replays", f"{graph.replays:,} ({policy} packing){waste}"),
     )

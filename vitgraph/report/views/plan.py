@@ -7,18 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from vitgraph.records.sections import Counters
-from vitgraph.report.columns import Column, Table, TableSpec, count_text, misses_text, ms_text, share_text
+from vitgraph.report.columns import Column, Row, Table, TableSpec, count_text, ms_text, share_text, texts
 from vitgraph.report.document import Document, Facts, Section, Text, section, sections
 from vitgraph.report.views.compare import availability_facts
-from vitgraph.report.views.conditions import budgets_of, limits_text, of_text
+from vitgraph.report.views.conditions import budgets_of, compiled_text, limits_text, of_text
 from vitgraph.report.views.graph_tables import counter_facts, per_budget_table, replayed_table, shown_paths, sides_of
 from vitgraph.report.views.ranks import sharing_section
 
 BATCHES = TableSpec(
     "batches",
-    "",
-    "a batch and path",
-    (
+    columns=(
         Column("items", "text", "", "places of its items in the call", "Items"),
         Column("tokens", "integer", "tokens", "output tokens on the path", "Tokens"),
         Column("graph", "text", "", "token budget and slots of its graph, or `eager`", "Graph"),
@@ -30,12 +28,7 @@ BATCHES = TableSpec(
 _TWO_PATHS = TableSpec(
     "two_paths",
     "Two paths against one monolithic graph, expected",
-    "a figure",
-    (
-        Column("figure", "text", "", "what is compared", " "),
-        Column("graph", "text", "", "a graph for each path", "Two paths"),
-        Column("monolithic", "text", "", "one graph of both paths", "Monolithic"),
-    ),
+    columns=texts(figure=" ", graph="Two paths", monolithic="Monolithic"),
 )
 
 
@@ -47,36 +40,32 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
     """
     settings, resolved, expected = (description[name] for name in ("settings", "resolved", "expected"))
     model, graph, counters = settings["model"], settings["graph"], _counters(expected)
-    workload = description["workload"]
-    calls = f"{count_text(workload['requests'], 'request')} in {count_text(workload['calls'], 'call')}"
+    workload, backends = description["workload"], description.get("backends")
     what = (
-        model.get("attn_backend") or "auto",
-        "blocks compiled" if model.get("compile") else "blocks not compiled",
+        str(model.get("attn_backend") or "auto"),
+        compiled_text(bool(model.get("compile"))),
         f"{graph['packing']} packing",
         budgets_of(resolved["token_budgets"]),
-        calls,
+        f"{count_text(workload['requests'], 'request')} in {count_text(workload['calls'], 'call')}",
     )
-    backends = description.get("backends")
+    expectation = (Facts.of(counter_facts(counters, graph["packing"])), *_use_tables(counters))
     return Document(
         name="vitgraph, dry run",
         title=f"{model['model']} ({resolved['architecture']}, {resolved['config_source']})",
-        what=tuple(str(part) for part in what if part),
+        what=tuple(filter(None, what)),
         sections=sections(
-            section("What would run", Facts.of(_plan_facts(description))),
-            section("Expected", Facts.of(counter_facts(counters, graph["packing"])), *_use_tables(counters))
-            if resolved["graphs"]
-            else None,
+            section("What would run", Facts.of(_plan_facts(resolved, workload))),
+            section("Expected", *expectation) if resolved["graphs"] else None,
             _monolithic_section(resolved, counters, expected.get("monolithic")),
             sharing_section(description["sharing"]),
             section("Backends", availability_facts(backends)) if backends else None,
             section("", *(Text(f"note: {warning}") for warning in description["warnings"])),
         ),
-        tables=(per_budget_table(sides_of(counters, None)),),
+        tables=(per_budget_table(sides_of(counters)),),
     )
 
 
-def _plan_facts(description: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    resolved, workload = description["resolved"], description["workload"]
+def _plan_facts(resolved: Mapping[str, Any], workload: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield (
         "Workload",
         f"{workload['name']}: {of_text(workload['requests'], workload['requests_brought'], 'request')}, "
@@ -96,7 +85,7 @@ def _counters(counts: Mapping[str, Any]) -> Counters:
 
 
 def _use_tables(counters: Counters) -> tuple[Table | None, Table]:
-    return shown_paths(counters), replayed_table(sides_of(counters, None))
+    return shown_paths(counters), replayed_table(sides_of(counters))
 
 
 def _monolithic_section(
@@ -123,31 +112,30 @@ def _monolithic_section(
 
 def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | None = None) -> Document:
     """What packing does with one call (`explain_plan`) or with a workload (`explain_workload`)."""
-    counts = _counters(data["counts"])
+    counts, workload = _counters(data["counts"]), data.get("workload") or {}
+    refused = len(workload.get("skipped", ()))
     outcome = (
-        f"{data['policy']}: {count_text(counts.hits, 'hit')}, {misses_text(counts.misses)}, {_refused_text(data)}"
-        f"{count_text(counts.replays, 'replay')}, waste {share_text(counts.waste)}"
+        count_text(counts.hits, "hit"),
+        count_text(counts.misses, "miss", "misses"),
+        f"{refused} refused of {count_text(workload['items_brought'], 'item')}" if refused else "",
+        count_text(counts.replays, "replay"),
+        f"waste {share_text(counts.waste)}",
     )
     paths, used = _use_tables(counts)
-    batches = _batch_table(data["batches"]) if "batches" in data else used
+    batches = (
+        BATCHES.table(_batch_rows(data["batches"])).without_empty("replay_ms", "why") if "batches" in data else used
+    )
     return Document(
         name="vitgraph plan",
         title=f"{data['policy']} packing",
-        what=(outcome,),
+        what=(f"{data['policy']}: {', '.join(filter(None, outcome))}",),
         sections=sections(
             section("", batches, paths),
             section("", *map(Text, _miss_lines(data)), *_prediction(data["predicted"])),
             sharing_section(sharing),
         ),
-        tables=(per_budget_table(sides_of(counts, None)),),
+        tables=(per_budget_table(sides_of(counts)),),
     )
-
-
-def _refused_text(data: Mapping[str, Any]) -> str:
-    """How many of the workload's items were left out; empty where none was."""
-    workload = data.get("workload") or {}
-    refused = len(workload.get("skipped", ()))
-    return f"{refused} refused of {count_text(workload['items_brought'], 'item')}, " if refused else ""
 
 
 def ranks_documents(data: Mapping[str, Any]) -> Iterable[Document]:
@@ -169,25 +157,14 @@ def ranks_documents(data: Mapping[str, Any]) -> Iterable[Document]:
     yield Document("vitgraph plan", title, sections=sections(section("", imbalance), sharing_section(sharing)))
 
 
-def _batch_table(batches: Sequence[Mapping[str, Any]]) -> Table:
-    rows = []
+def _batch_rows(batches: Sequence[Mapping[str, Any]]) -> Iterable[Row]:
     for batch in batches:
+        first = {"items": ", ".join(map(str, batch["items"])), "replay_ms": batch["replay_ms"]}
         for number, run in enumerate(batch["runs"]):
             graph = "eager" if run["token_budget"] is None else f"{run['token_budget']} / {run['segment_slots']}"
-            first = (
-                {"items": ", ".join(map(str, batch["items"])), "replay_ms": batch["replay_ms"]} if not number else {}
-            )
-            rows.append(
-                {
-                    "items": "",
-                    **first,
-                    "tokens": run["tokens"],
-                    "graph": graph if run["path"] == "default" else f"{run['path']} {graph}",
-                    "waste": run["waste"],
-                    "why": run["miss_text"] or "",
-                }
-            )
-    return BATCHES.table(rows).without_empty("replay_ms", "why")
+            path = "" if run["path"] == "default" else f"{run['path']} "
+            kept = {"tokens": run["tokens"], "waste": run["waste"], "why": run["miss_text"] or ""}
+            yield {"graph": f"{path}{graph}", **kept, **({"items": ""} if number else first)}
 
 
 def _miss_lines(data: Mapping[str, Any]) -> Iterable[str]:

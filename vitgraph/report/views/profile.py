@@ -6,23 +6,22 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from vitgraph.records.kinds.profile import ModeTrace, ProfiledCall, ProfileResult
+from vitgraph.records.kinds.profile import KernelTime, ModeTrace, NamedKernel, ProfiledCall, ProfileResult
 from vitgraph.records.record import ProfileRecord
 from vitgraph.report.charts_of_bars import draw_parts
-from vitgraph.report.columns import WITHIN_NOISE, Cell, Column, Row, Table, TableSpec, count_text, number_text
-from vitgraph.report.document import Chart, Document, section, sections
-from vitgraph.report.views.conditions import (
-    backend_of,
-    compiled_of,
-    device_of,
-    environment_facts,
-    items_text,
-    model_of,
-    packing_of,
-    subtitle_of,
-    warning_of,
-    weights_of,
+from vitgraph.report.columns import (
+    WITHIN_NOISE,
+    Cell,
+    Column,
+    Row,
+    Table,
+    TableSpec,
+    count_text,
+    fields,
+    number_text,
 )
+from vitgraph.report.document import Chart, Document, section
+from vitgraph.report.views.conditions import Ran, items_text
 
 KIND_LABELS = {
     "attention": "attention",
@@ -44,48 +43,39 @@ KINDS = TableSpec(
     (
         Column("mode", "text", "", "`eager` or `graph`"),
         Column("kind", "text", "", "kind of kernel, or `gaps`"),
-        Column("ms", "number", "ms", "its time in the call"),
+        Column("ms", "number", "ms", "its time in the call", of="of.ms"),
         Column("share", "number", "share", "of the time from the first kernel to the last"),
-        Column("kernels", "number", "kernels", "kernels of it, a mean over the traces"),
+        *fields(KernelTime, "of", "kernels"),
         Column("limit_ms", "number", "ms", "the arithmetic of the unpadded call"),
     ),
     "calls",
 )
 _TOP = TableSpec(
     "kernels",
-    "",
-    "a kernel",
-    (
-        Column("ms", "number", "ms", "its time in the call", "ms"),
-        Column("kernels", "number", "kernels", "how often it ran", "Times", lambda n: number_text(n, 0)),
-        Column("kind", "text", "", "its kind", "Kind"),
-        Column("name", "text", "", "its name", "Name"),
+    columns=(
+        *fields(NamedKernel, ms="ms", kernels=("Times", lambda n: number_text(n, 0))),
+        Column("kind", "text", "", "its kind", "Kind", of=lambda one: KIND_LABELS.get(one.kind, one.kind)),
+        *fields(NamedKernel, name="Name"),
     ),
-    "calls",
+    counts="calls",
 )
 
 
 def profile_document(record: ProfileRecord) -> Document:
     """The report of one profile."""
-    result = record.result
-    title = f"{model_of(record)} on {device_of(record)}"
-    found = [backend_of(record), compiled_of(record), packing_of(record), weights_of(record)]
+    result, ran = record.result, Ran(record)
+    title = f"{ran.model} on {ran.device}"
+    found = tuple(filter(None, (ran.backend, ran.compiled, ran.packing, ran.weights)))
     if result is None:
-        return Document("vitgraph profile", title, tuple(filter(None, found)), warning=warning_of(record))
-    call = result.call
-    what = (device_of(record), *filter(None, found), f"one call: {items_text(call.items)}", _replays_text(call))
-    return Document(
-        name="vitgraph profile",
+        return Document("vitgraph profile", title, found, warning=ran.warning)
+    tops = ((mode, _TOP.of(of.top[:_LISTED])) for mode, of in result.modes.items())
+    return ran.document(
+        "vitgraph profile",
+        section("Where the time of a call goes", _kind_table(result), _chart(ran, result)),
+        *(section(f"{mode.capitalize()}: what takes longest", top) for mode, top in tops),
         title=title,
-        what=what,
-        warning=warning_of(record),
-        sections=sections(
-            section("Where the time of a call goes", _kind_table(result), _chart(record, result)),
-            *(section(f"{mode.capitalize()}: what takes longest", _top_table(of)) for mode, of in result.modes.items()),
-            section("Environment", environment_facts(record), is_detail=True),
-        ),
-        tables=(KINDS.table(_kind_rows(result)),),
-        command=record.command,
+        what=(ran.device, *found, f"one call: {items_text(result.call.items)}", _replays_text(result.call)),
+        tables=(KINDS.of(_kind_rows(result)),),
     )
 
 
@@ -98,6 +88,12 @@ def _replays_text(call: ProfiledCall) -> str:
     return f"{tokens}; {count_text(len(call.replays), 'replay')} (token budget {budgets}){eager}"
 
 
+def _limits(result: ProfileResult) -> dict[str, float | None]:
+    """The arithmetic of the kinds of work that have any, in ms."""
+    limit = result.speed_of_light
+    return {"attention": limit.attention_ms, "product": limit.product_ms} if limit else {}
+
+
 def _kind_table(result: ProfileResult) -> Table:
     """A row a kind of work, three columns a mode."""
     counted = "Kernels" if result.traced == "GPU kernels" else "Operators"
@@ -107,21 +103,24 @@ def _kind_table(result: ProfileResult) -> Table:
         columns.append(Column(f"{mode}_share", "number", "share", "its share", "Share"))
         columns.append(Column(f"{mode}_n", "number", "", "how many", counted, lambda n: number_text(n, 0)))
     columns.append(Column("limit", "number", "ms", "its arithmetic", "Limit"))
-    spec = TableSpec("profile", "", "a kind of work", tuple(columns))
-    return Table(spec, tuple(_shown_rows(result)), notes=tuple(_notes(result))).without_empty("limit")
+    spec = TableSpec("profile", columns=tuple(columns))
+    return spec.table(_shown_rows(result), notes=tuple(_notes(result))).without_empty("limit")
 
 
 def _shown_rows(result: ProfileResult) -> Iterable[Row]:
-    modes, limit = result.modes, result.speed_of_light
-    limits = {"attention": limit.attention_ms, "product": limit.product_ms} if limit else {}
+    modes, limit, limits = result.modes, result.speed_of_light, _limits(result)
     for kind, label in KIND_LABELS.items():
-        found = {mode: of.kinds.get(kind) for mode, of in modes.items()}
-        if any(one and one.kernels for one in found.values()):
+        found = {mode: of.kinds.get(kind) or KernelTime(ms=0.0, kernels=0.0) for mode, of in modes.items()}
+        if any(one.kernels for one in found.values()):
             cells: dict[str, Any] = {"what": label, "limit": limits.get(kind)}
             for mode, one in found.items():
-                cells |= _cells(mode, modes[mode], one.ms if one else 0.0, one.kernels if one else 0.0)
+                cells |= {f"{mode}_ms": one.ms, f"{mode}_share": _share(modes[mode], one.ms), f"{mode}_n": one.kernels}
             yield cells
-    yield {"what": GAPS} | {name: v for mode, of in modes.items() for name, v in _gap_cells(mode, of).items()}
+    gaps: dict[str, Any] = {"what": GAPS}
+    for mode, of in modes.items():
+        gaps[f"{mode}_ms"] = Cell(WITHIN_NOISE) if of.gap_ms < 0 else of.gap_ms
+        gaps[f"{mode}_share"] = None if of.gap_ms < 0 else _share(of, of.gap_ms)
+    yield gaps
     spans = {name: v for m, of in modes.items() for name, v in ((f"{m}_ms", of.span_ms), (f"{m}_n", of.kernels))}
     yield {"what": "first to last", **spans, "limit": limit.total_ms if limit else None}
     yield {"what": "whole call", **{f"{mode}_ms": of.wall_ms for mode, of in modes.items()}}
@@ -130,25 +129,16 @@ def _shown_rows(result: ProfileResult) -> Iterable[Row]:
         yield {"what": "over the limit", **times}
 
 
-def _cells(mode: str, trace: ModeTrace, ms: float, kernels: float) -> dict[str, Any]:
-    return {f"{mode}_ms": ms, f"{mode}_share": ms / trace.span_ms if trace.span_ms else None, f"{mode}_n": kernels}
-
-
-def _gap_cells(mode: str, trace: ModeTrace) -> dict[str, Any]:
-    if trace.gap_ms < 0:
-        return {f"{mode}_ms": Cell(WITHIN_NOISE)}
-    return {f"{mode}_ms": trace.gap_ms, f"{mode}_share": trace.gap_ms / trace.span_ms if trace.span_ms else None}
+def _share(of: ModeTrace, ms: float) -> float | None:
+    return ms / of.span_ms if of.span_ms else None
 
 
 def _kind_rows(result: ProfileResult) -> Iterable[Row]:
-    limit = result.speed_of_light
-    limits = {"attention": limit.attention_ms, "product": limit.product_ms} if limit else {}
     for mode, of in result.modes.items():
         for kind, one in of.kinds.items():
-            share = one.ms / of.span_ms if of.span_ms else None
-            row = {"mode": mode, "kind": kind, "ms": one.ms, "share": share, "kernels": one.kernels}
-            yield row | {"limit_ms": limits.get(kind)}
-        yield {"mode": mode, "kind": GAPS, "ms": of.gap_ms, "share": of.gap_ms / of.span_ms if of.span_ms else None}
+            limit = _limits(result).get(kind)
+            yield {"mode": mode, "kind": kind, "of": one, "share": _share(of, one.ms), "limit_ms": limit}
+        yield {"mode": mode, "kind": GAPS, "of": {"ms": of.gap_ms}, "share": _share(of, of.gap_ms)}
 
 
 def _notes(result: ProfileResult) -> Iterable[str]:
@@ -167,13 +157,6 @@ def _notes(result: ProfileResult) -> Iterable[str]:
         yield f"Traces for chrome://tracing or Perfetto: {', '.join(result.trace_files)}"
 
 
-def _top_table(trace: ModeTrace) -> Table:
-    return _TOP.table(
-        {"ms": one.ms, "kernels": one.kernels, "kind": KIND_LABELS.get(one.kind, one.kind), "name": one.name}
-        for one in trace.top[:_LISTED]
-    )
-
-
 def profile_bars(result: ProfileResult) -> Mapping[str, Mapping[str, float]]:
     """Milliseconds of each kind and of the gaps by bar; the limit's bar is there where it was measured.
 
@@ -186,18 +169,14 @@ def profile_bars(result: ProfileResult) -> Mapping[str, Mapping[str, float]]:
         scale = min(1.0, of.busy_ms / total) if total else 1.0
         bars[mode] = {KIND_LABELS.get(kind, kind): one.ms * scale for kind, one in of.kinds.items() if one.ms}
         bars[mode][GAPS] = max(0.0, of.gap_ms)
-    limit = result.speed_of_light
-    if limit:
-        known = {"attention": limit.attention_ms, "product": limit.product_ms}
-        divided = {KIND_LABELS[kind]: ms for kind, ms in known.items() if ms is not None}
-        bars["limit"] = divided or {UNDIVIDED: limit.total_ms}
+    if result.speed_of_light:
+        divided = {KIND_LABELS[kind]: ms for kind, ms in _limits(result).items() if ms is not None}
+        bars["limit"] = divided or {UNDIVIDED: result.speed_of_light.total_ms}
     return bars
 
 
-def _chart(record: ProfileRecord, result: ProfileResult) -> Chart:
-    noun = "kernel" if result.traced == "GPU kernels" else "operator"
-    subtitle = subtitle_of(record, f"{items_text(result.call.items)}, {result.traced}")
-    title = "Where the time of a call goes"
-    xlabel = f"ms from the first {noun} to the last"
-    draw = partial(draw_parts, title, subtitle, xlabel, _PARTS, profile_bars(result))
+def _chart(ran: Ran, result: ProfileResult) -> Chart:
+    subtitle = ran.subtitle(items_text(result.call.items), result.traced)
+    xlabel = f"ms from the first {'kernel' if result.traced == 'GPU kernels' else 'operator'} to the last"
+    draw = partial(draw_parts, "Where the time of a call goes", subtitle, xlabel, _PARTS, profile_bars(result))
     return Chart("profile", "Time of a call by kind of work, eager and graph", draw)

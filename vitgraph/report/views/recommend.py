@@ -11,7 +11,7 @@ from vitgraph.records.record import TuneRecord, VerifyRecord
 from vitgraph.records.sections import Improvement
 from vitgraph.report.columns import count_text, interval_text, ms_text, number_text, pct_text, share_text
 from vitgraph.report.document import Code, Document, Facts, Text, Verdict, section, sections, sentence
-from vitgraph.report.views.conditions import measured_of, model_of, warning_of, workload_of
+from vitgraph.report.views.conditions import Ran
 from vitgraph.report.views.tune import by_requests_table
 
 GRAPHS_OFF = '{"cudagraph_mm_encoder": false}'
@@ -59,17 +59,17 @@ def recommend_document(record: TuneRecord, verified: VerifyRecord | None, *, is_
         verified: The comparison of replay with eager; None where none was made.
         is_shipped: The profile is one that comes with vitgraph.
     """
-    result, advice = record.result, advice_of(record, verified)
+    result, advice, ran = record.result, advice_of(record, verified), Ran(record)
     word, headline = _HEADLINES[advice]
     pasted = _pasted(result, advice)
     line = f"\n{result.serve_line}" if advice == result.verdict and result.serve_line else ""
     nothing = Text("Nothing to paste: no list is sure to be faster than eager on this traffic.")
     return Document(
         name="vitgraph recommend",
-        title=f"{model_of(record)}, {workload_of(record)}",
-        what=(result.profile.environment.device, measured_of(record)),
+        title=f"{ran.model}, {ran.workload}",
+        what=(result.profile.environment.device, ran.measured),
         verdict=Verdict(word, headline, _reason(result, advice), _figure(result)),
-        warning=warning_of(record),
+        warning=ran.warning,
         sections=sections(
             section("Paste into vLLM", Code(f"--compilation-config '{pasted}'{line}") if pasted else nothing),
             section("What it gains", Facts.of(_gain_facts(result)), Text(_list_note(result))),

@@ -1,22 +1,28 @@
-"""The documents of a workload: what it is made of, and the trace that was saved of it."""
+"""The documents of a workload: what it is made of, the trace that was saved of it, and an engine's calls of it."""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitgraph.report.charts import BLUE, bar_labels, new_axes, new_figure
 from vitgraph.report.charts_of_times import draw_distribution, draw_sizes
 from vitgraph.report.columns import NO_VALUE, Column, Table, TableSpec, count_text, is_number, share_text
 from vitgraph.report.document import Chart, Code, Document, Section, Text, section, sections
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _QUANTILES = ("min", "p5", "p25", "p50", "p75", "p95", "p99", "max", "mean")
 _LISTED = 5
 _BAR = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_MOST_BARS = 12
 
 DISTRIBUTIONS = TableSpec(
     "distributions",
@@ -30,15 +36,25 @@ DISTRIBUTIONS = TableSpec(
 )
 HISTOGRAM = TableSpec(
     "histogram",
-    "",
-    "a range of output tokens",
-    (
-        Column("tokens", "text", "tokens", "the range", "Tokens"),
+    columns=(
+        Column("tokens", "text", "tokens", "a range of output tokens", "Tokens"),
         Column("items", "integer", "items", "items in it", "Items"),
         Column("share", "number", "share", "share of the items", "Share"),
         Column("bar", "text", "", "the same as a bar", " "),
     ),
-    "items",
+    counts="items",
+)
+CALLS = TableSpec(
+    "calls",
+    "",
+    "a number of requests a call",
+    (
+        Column("requests", "text", "requests", "requests of a call", "Requests a call"),
+        Column("calls", "integer", "calls", "calls with so many", "Calls"),
+        Column("share", "number", "share", "their share of the calls", "Share"),
+        Column("of_requests", "number", "share", "share of the requests that are in such calls", "Of requests"),
+    ),
+    "calls",
 )
 
 
@@ -85,7 +101,6 @@ def saved_trace_document(facts: Mapping[str, Any]) -> Document:
     """
     without = facts["provenance"].get("lines_without_size")
     named = f"{count_text(without, 'line')} of {facts['provenance']['lines']} named no size" if without else ""
-    command = shlex.join(["vitgraph", "bench", "--dataset-name", "trace", "--dataset-path", str(facts["path"])])
     items = f"{count_text(facts['items'], 'item')} ({count_text(facts['videos'], 'video')})"
     return Document(
         name="vitgraph workload",
@@ -93,9 +108,13 @@ def saved_trace_document(facts: Mapping[str, Any]) -> Document:
         what=(count_text(facts["requests"], "request"), items, f"fingerprint {facts['fingerprint']}"),
         sections=sections(
             section("", Text(named, "warning") if named else None, *_left_out(facts["skipped"])),
-            section("", Text("Replay it with:"), Code(command)),
+            section("", Text("Replay it with:"), _bench_of(facts)),
         ),
     )
+
+
+def _bench_of(facts: Mapping[str, Any]) -> Code:
+    return Code(shlex.join(["vitgraph", "bench", "--dataset-name", "trace", "--dataset-path", str(facts["path"])]))
 
 
 _QUANTITIES = (
@@ -192,3 +211,72 @@ def _charts(
     if series:
         of = ("Output tokens of an item", name, "Output tokens of an item", "items", series, "")
         yield Chart("tokens", "Cumulative share of items over their output tokens", partial(draw_distribution, *of))
+
+
+# -- the calls of an engine --------------------------------------------------------------------------------------------
+
+
+def call_facts(sizes: Sequence[int], items: Sequence[int]) -> dict[str, Any]:
+    """How many calls have how many requests and items; the largest sizes are one row."""
+    counts = Counter(sizes)
+    kept = sorted(counts)[:_MOST_BARS]
+    rows: list[dict[str, Any]] = [
+        {"requests": str(size), "calls": counts[size], "weight": size * counts[size]} for size in kept
+    ]
+    rest = [size for size in counts if size > kept[-1]]
+    if rest:
+        calls, weight = sum(counts[size] for size in rest), sum(size * counts[size] for size in rest)
+        rows.append({"requests": f"{min(rest)} to {max(rest)}", "calls": calls, "weight": weight})
+    total = sum(sizes)
+    for row in rows:
+        row |= {"share": row["calls"] / len(sizes), "of_requests": row.pop("weight") / total}
+    return {
+        "calls": len(sizes),
+        "requests": total,
+        "items": sum(items),
+        "mean_requests_per_call": total / len(sizes),
+        "median_items_per_call": float(np.median(items)),
+        "sizes": rows,
+    }
+
+
+def calls_document(facts: Mapping[str, Any]) -> Document:
+    """What was written, how many requests the calls have, and how to run them.
+
+    Args:
+        facts: `call_facts` of the calls, with `path`, `name` and `provenance`.
+    """
+    engine, rate = facts["provenance"].get("engine"), facts["provenance"].get("request_rate")
+    split = facts["provenance"].get("requests_split_over_calls")
+    notes = [f"Arrivals: {rate} requests a second; {engine}." if engine else "", ""]
+    if split:
+        notes[1] = f"{count_text(split, 'part')} of requests whose items are in several calls count as requests."
+    return Document(
+        name="vitgraph workload calls",
+        title=f"saved {facts['path']}",
+        what=(
+            count_text(facts["calls"], "call"),
+            count_text(facts["requests"], "request"),
+            f"{facts['mean_requests_per_call']:.2f} requests a call in the mean",
+        ),
+        sections=sections(
+            section("", *(Text(note, "dim") for note in notes if note), CALLS.table(facts["sizes"])),
+            section("", Text("Run them with:"), _bench_of(facts)),
+            section("Charts", Chart("calls", "Requests a call", partial(draw_calls, facts))),
+        ),
+        tables=(CALLS.table(facts["sizes"]),),
+    )
+
+
+def draw_calls(facts: Mapping[str, Any]) -> Figure:
+    """Share of the calls with so many requests, a row a number."""
+    rows = facts["sizes"]
+    subtitle = f"{facts['name']} · {facts['calls']:,} calls of {facts['requests']:,} requests"
+    figure = new_figure("Requests a call", subtitle, 1.6 + 0.32 * len(rows))
+    (axes,) = new_axes(figure)
+    places = np.arange(len(rows))[::-1]
+    bars = axes.barh(places, [100 * row["share"] for row in rows], height=0.7, color=BLUE)
+    bar_labels(axes, bars, [f"{row['calls']:,}" for row in rows])
+    axes.set(yticks=places, yticklabels=[row["requests"] for row in rows], xlabel="Share of the calls (%)")
+    axes.set_ylabel("Requests a call")
+    return figure
