@@ -19,7 +19,7 @@ from vitgraph.graphs.call_plan import CallPlan
 from vitgraph.graphs.captured import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.correctness import relative_l2, worst
+from vitgraph.measure.correctness import item_limits, relative_l2, worst
 from vitgraph.measure.experiment import Control, Experiment, TimedCall
 from vitgraph.measure.progress import Progress, SilentProgress
 from vitgraph.measure.series import Series, eager_series, encode_eagerly, graph_series
@@ -216,6 +216,7 @@ class Verification:
         ]
         self.calls: list[EncoderCall] = []
         self.max_rel_l2: float | None = None
+        self.is_wrong = False
         self._times: OrderedDict[int, MeasuredCall] = OrderedDict()
         self._made: tuple[EncoderCall, EncoderInputs] | None = None
         self._started = time.perf_counter()
@@ -370,6 +371,8 @@ class Verification:
                 continue
             outputs = strategy.manager.execute(inputs)
             if is_checked and strategy.name == TUNED:
-                pairs = zip(outputs, expected, strict=True)
-                self.max_rel_l2 = worst([self.max_rel_l2, *(relative_l2(*pair) for pair in pairs)])
+                distances = [relative_l2(*pair) for pair in zip(outputs, expected, strict=True)]
+                self.max_rel_l2 = worst([self.max_rel_l2, *distances])
+                limits = item_limits(self.encoder, inputs, expected, distances)
+                self.is_wrong |= not all(one <= limit for one, limit in zip(distances, limits, strict=True))
         self._exact.meet(call, inputs)

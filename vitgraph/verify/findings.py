@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 
+from vitgraph.measure.correctness import OWN_ROUNDING_FACTOR
 from vitgraph.records.kinds.verify import Check
 from vitgraph.verify.probes import Probe
 
@@ -47,10 +48,15 @@ class CheckBook:
 
     Attributes:
         tolerance: Largest relative L2 distance from eager that passes.
+        rounding: What an item's eager output is from float32; `OWN_ROUNDING_FACTOR` times as much passes for an item
+            beyond the tolerance. None where the tolerance holds for all.
+        own_error: The largest such rounding that was asked for.
         checks: Results by name, in the order in which the checks run.
     """
 
     tolerance: float
+    rounding: Callable[[Probe], float] | None = None
+    own_error: float | None = None
     checks: dict[str, Check] = field(default_factory=dict)
 
     @property
@@ -105,13 +111,14 @@ class CheckBook:
         references = [probe.reference for probe in probes]
         same_shape = [index for index, output in enumerate(outputs) if output.shape == references[index].shape]
         measured = dict(zip(same_shape, distances(outputs, references, same_shape), strict=True))
-        passed = True
+        passed, limit = True, self.tolerance
         for index, (output, probe) in enumerate(zip(outputs, probes, strict=True)):
             distance, is_finite = measured.get(index, (math.nan, True))
             place = f"item {index} ({probe.candidate.size}, pixel seed {probe.seed}), {where}, found by {name}"
             if is_finite:
                 self.measure(name, distance)
-                if distance <= self.tolerance:
+                limit = self._limit(probe, distance)
+                if distance <= limit:
                     continue
             passed = False
             if not is_finite:
@@ -119,11 +126,19 @@ class CheckBook:
             elif (owner := self._owner(output, references, index)) is not None:
                 self.fail(ORDER, f"the output holds the rows of item {owner}: {place}")
             elif index in measured:
-                self.fail(name, f"relative L2 {distance:.3g} from eager, above {self.tolerance:g}: {place}")
+                self.fail(name, f"relative L2 {distance:.3g} from eager, above {limit:.3g}: {place}")
             else:
                 shape, wanted = (" x ".join(map(str, tensor.shape)) for tensor in (output, probe.reference))
                 self.fail(name, f"the output is {shape}, eager gives {wanted}: {place}")
         return passed
+
+    def _limit(self, probe: Probe, distance: float) -> float:
+        """Largest distance that passes for an item that was measured."""
+        if distance <= self.tolerance or self.rounding is None:
+            return self.tolerance
+        own_error = self.rounding(probe)
+        self.own_error = max(self.own_error or 0.0, own_error)
+        return max(self.tolerance, OWN_ROUNDING_FACTOR * own_error)
 
     def _owner(self, output: torch.Tensor, references: Sequence[torch.Tensor], index: int) -> int | None:
         """The other item of the call whose reference `output` equals, or None."""

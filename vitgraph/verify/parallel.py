@@ -144,6 +144,7 @@ def merge_ranks(results: Sequence[VerifiedModel]) -> VerifiedModel:
         "status": min((result.status for result in results), key=[ERROR, FAILED, OK].index),
         "error": next(errors, None),
         "max_rel_l2": _largest(results),
+        "own_error": max((one.own_error for one in results if one.own_error is not None), default=None),
         "seconds": max(result.seconds or 0.0 for result in results),
         "ranks": len(results),
         "checks": tuple(checks),

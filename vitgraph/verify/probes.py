@@ -12,6 +12,7 @@ import torch
 
 from vitgraph.errors import IncorrectOutputError, InputError
 from vitgraph.measure import series
+from vitgraph.measure.correctness import own_errors
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
@@ -104,12 +105,14 @@ class Probe:
         seed: Seed of its pixels.
         pixels: Its rows of each pixel buffer.
         reference: Its embedding when it is encoded eagerly and alone.
+        own_error: Relative L2 distance of that from float32; None until it is asked for.
     """
 
     candidate: Candidate
     seed: int
     pixels: dict[str, torch.Tensor]
     reference: torch.Tensor
+    own_error: float | None = None
 
 
 @dataclass(slots=True)
@@ -151,6 +154,12 @@ class ProbeStore:
             probes.append(self.get(candidate, seen[candidate.geometry]))
             seen[candidate.geometry] += 1
         return probes
+
+    def rounding(self, probe: Probe) -> float:
+        """What the dtype alone costs: how far the probe's eager reference is from float32."""
+        if probe.own_error is None:
+            (probe.own_error,) = own_errors(self.encoder, self.inputs([probe]), [probe.reference])
+        return probe.own_error
 
     def shape_inputs(self, candidates: Sequence[Candidate]) -> EncoderInputs:
         """A call without pixel values, to ask the encoder for metadata and scalars."""

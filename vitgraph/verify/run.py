@@ -110,7 +110,8 @@ def verify_row(
         encoder: The encoder, with its weights and backend.
         seed: Seed of pixels and draws.
         calls: Random calls.
-        tolerance: Largest relative L2 distance from eager; None takes the dtype's.
+        tolerance: Largest relative L2 distance from eager; None takes the dtype's, and beyond it what the tower's own
+            rounding explains, measured on the item.
         token_budgets: Budgets to capture; None takes a short list from the model's smallest.
         max_items: Items of a replay, and random calls have up to twice as many; None takes a few, as many as fit.
         max_frames: Attention segments of a replay with videos; None takes a few an item, 0 sends videos to eager.
@@ -131,6 +132,7 @@ def verify_row(
         plan = plan_verification(encoder.rule, effort, token_budgets, max_items, max_frames)
         manager = manager_class(encoder, plan)
         session = _open_session(encoder, manager, book, effort, seed, calls, progress)
+        book.rounding = session.store.rounding if tolerance is None else None
         _capture_and_check(session, found)
     except Exception as error:
         # One encoder's fault must not end the verification of the others; the reason is kept.
@@ -149,6 +151,7 @@ def verify_row(
         tolerance=book.tolerance,
         checks=tuple(book.checks.values()),
         max_rel_l2=book.max_rel_l2,
+        own_error=book.own_error,
         seed=seed,
         **found,
     )

@@ -49,6 +49,9 @@ class VerifiedModel(Section):
     """Largest relative L2 distance from eager of any output; null where none was compared."""
     tolerance: Number | None = None
     """Largest distance that passes."""
+    own_error: Number | None = None
+    """Distance of eager itself from float32 on the items beyond the tolerance, for which 1.5 times as much passes; null
+    where there was none."""
     checks: tuple[Check, ...] = ()
     """The named checks, in the order in which they ran."""
     budgets: dict[str, tuple[Count, ...]] = {}

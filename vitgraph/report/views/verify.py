@@ -98,4 +98,5 @@ def _setting(model: VerifiedModel) -> str:
     backend = backend_text(model.backend_requested, model.backend_used)
     ranks = f" on {model.ranks} ranks" if model.ranks > 1 else ""
     place = f"{model.dtype} on {model.device}, {backend}, {compiled_text(bool(model.compiled_blocks))}{ranks}"
-    return f"Relative L2 distance from eager of at most {model.tolerance:g}; {place}"
+    own = "" if model.own_error is None else f" (or 1.5 times eager's own from float32, {error_text(model.own_error)})"
+    return f"Relative L2 distance from eager of at most {model.tolerance:g}{own}; {place}"
