@@ -126,6 +126,10 @@ class AttentionBackend(ABC):
             shapes: `(rows, segment slots, max_seqlen)` of the calls to come.
         """
 
+    def share_outputs(self, other: AttentionBackend) -> None:
+        """Writes what graphs pad to the outputs that another backend keeps."""
+        self._safe_outputs, self._fresh_outputs = other._safe_outputs, other._fresh_outputs
+
     def reserve_padding_safe_output(self, rows: int) -> None:
         """Called before capturing, with the most patches of any graph."""
         if self.needs_finite_padding:

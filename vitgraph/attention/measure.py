@@ -112,15 +112,24 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor, cu_seqlens: tor
     return float(difference / torch.linalg.vector_norm(wanted))
 
 
-Reading = Callable[[], float]
-"""Takes one reading of what a call takes, in ms."""
+Reading = Callable[[], tuple[float, float]]
+"""Takes one reading of what a call takes on the host and on the GPU, in ms."""
 
 
-def queued_times(call: Callable[[], object], device: torch.device, calls: int) -> tuple[float, float]:
-    """Host and GPU time of one of `calls` launches in ms, which queue up before they run; equal on a CPU."""
+def queued_times(
+    call: Callable[[], object], device: torch.device, calls: int, cycles: int = QUEUE_CYCLES
+) -> tuple[float, float]:
+    """Host and GPU time of one of `calls` launches in ms, which queue up before they run; equal on a CPU.
+
+    Args:
+        call: What is launched.
+        device: Where.
+        calls: How often.
+        cycles: Device cycles that the launches queue up behind.
+    """
     start, end = (torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None for _ in range(2))
     if start is not None:
-        torch.cuda._sleep(QUEUE_CYCLES)
+        torch.cuda._sleep(cycles)
         start.record()
     started = time.perf_counter()
     for _ in range(calls):
@@ -131,12 +140,6 @@ def queued_times(call: Callable[[], object], device: torch.device, calls: int) -
     end.record()
     end.synchronize()
     return host_ms, start.elapsed_time(end) / calls
-
-
-def eager_reading(call: Callable[[], object], device: torch.device, calls: int) -> Reading:
-    """What an eager call takes: the host's time or the GPU's, whichever is longer."""
-    call()
-    return lambda: max(queued_times(call, device, calls))
 
 
 def capture_calls(backend: AttentionBackend, call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
@@ -156,12 +159,12 @@ def capture_calls(backend: AttentionBackend, call: Callable[[], object], calls: 
 
 
 def graph_reading(backend: AttentionBackend, call: Callable[[], object], device: torch.device, calls: int) -> Reading:
-    """GPU time of one call, from replays of a graph that holds `calls` of them; the graph lives as long as this."""
+    """A call in replays of a graph that holds `calls` of them, in which the host has no part; it keeps the graph."""
     with torch.cuda.device(device):
         graph = capture_calls(backend, call, calls)
         graph.replay()
 
-    def read() -> float:
+    def read() -> tuple[float, float]:
         with torch.cuda.device(device):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda._sleep(GRAPH_QUEUE_CYCLES)
@@ -169,7 +172,7 @@ def graph_reading(backend: AttentionBackend, call: Callable[[], object], device:
             graph.replay()
             end.record()
             end.synchronize()
-        return start.elapsed_time(end) / calls
+        return 0.0, start.elapsed_time(end) / calls
 
     return read
 
@@ -184,7 +187,7 @@ def graph_ms(
 ) -> float:
     """The median of `repeats` readings of a graph."""
     read = graph_reading(backend, call, device, calls)
-    return median(read() for _ in range(repeats))
+    return median(read()[1] for _ in range(repeats))
 
 
 def segments_of(length: int, rows: int) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths
-from vitgraph.attention.measure import Arguments, AttentionCase, Reading, eager_reading, graph_reading
+from vitgraph.attention.measure import QUEUE_CYCLES, Arguments, AttentionCase, Reading, graph_reading, queued_times
 from vitgraph.attention.padding import zero_rows_past_end
 from vitgraph.attention.selection import Candidate, first_line
 
@@ -39,6 +39,9 @@ CALLS, ROUNDS = 8, 5
 
 HOPELESS = 1.5
 """What takes so many times the fastest is not read again."""
+
+CYCLES_A_MS = QUEUE_CYCLES
+"""Device cycles that last about a millisecond."""
 
 MOST_CASES = 3
 """Inputs that stand for all that a shape will hold; each is weighted with the calls that are like it."""
@@ -82,14 +85,31 @@ def _half_power(value: int) -> int:
     return round(2 ** (math.ceil(2 * math.log2(max(value, 1)) - 1e-9) / 2))
 
 
+class Layer(NamedTuple):
+    """What an eager layer of the tower takes besides attention, which host and GPU do side by side.
+
+    Attributes:
+        host_ms: On the host.
+        device_ms_a_row: On the GPU, for each packed row.
+    """
+
+    host_ms: float = 0.0
+    device_ms_a_row: float = 0.0
+
+    def added_ms(self, host_ms: float, device_ms: float, rows: int) -> float:
+        """How much longer the layer takes with an attention call of those times."""
+        beside = self.device_ms_a_row * rows
+        return max(self.host_ms + host_ms, beside + device_ms) - max(self.host_ms, beside)
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The backend of a shape.
 
     Attributes:
         label: The fastest.
-        milliseconds: Time of a mean call by the label of each backend that could run it; empty where a near shape
-            decided.
+        milliseconds: Time of a mean call by the label of each backend that could run it, eagerly what it adds to a
+            layer; empty where a near shape decided.
         calls: How many calls of this shape are expected.
     """
 
@@ -137,6 +157,12 @@ class PerShapeBackend(AttentionBackend):
         super().__init__()
         self._heads, self._head_width, self._dtype, self._device = heads, head_width, dtype, device
         self._timer = timer or partial(_reading, device)
+        self._layer = Layer()
+        self._left_out: int | None = None
+        # Rows that a kernel skips are read by the next layer, whichever backend that one has: they share what it keeps.
+        for backend in self._backends.values():
+            backend.share_outputs(self)
+        self._deriving = [one for one in backends.values() if type(one).one_forward is not AttentionBackend.one_forward]
         self._choices: dict[CallShape, Choice] = {}
         self._routes: dict[tuple[int, int, int, bool], AttentionBackend] = {}
         self._calls: dict[CallShape, Counter[Lengths]] = {}
@@ -165,17 +191,13 @@ class PerShapeBackend(AttentionBackend):
 
     def one_forward(self) -> AbstractContextManager[object]:
         stack = ExitStack()
-        for backend in self._backends.values():
+        stack.enter_context(super().one_forward())
+        for backend in self._deriving:
             stack.enter_context(backend.one_forward())
         return stack
 
     def reserve_padding_safe_output(self, rows: int) -> None:
-        for backend in self._backends.values():
-            backend.reserve_padding_safe_output(rows)
-
-    def release_padding_safe_output(self) -> None:
-        for backend in self._backends.values():
-            backend.release_padding_safe_output()
+        self._safe_outputs.reserve(rows)
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
@@ -196,6 +218,9 @@ class PerShapeBackend(AttentionBackend):
         max_seqlen: int,
         scale: float,
     ) -> torch.Tensor:
+        if self._left_out is not None:
+            self._left_out += 1
+            return query.new_empty(query.shape)
         rows, is_graph = query.shape[0], self.is_on_graph_path
         route = rows, cu_seqlens.shape[0] - 1, max_seqlen, is_graph
         backend = self._routes.get(route)
@@ -238,6 +263,26 @@ class PerShapeBackend(AttentionBackend):
             backend.prepare(known)
         for shape in known:
             self.backend_for(CallShape(*shape, False))
+
+    def learn_layer(self, smallest: Callable[[], object], largest: Callable[[], object], rows: int) -> None:
+        """Measures what a layer takes besides attention, which decides how much of a call's time is hidden by it.
+
+        Args:
+            smallest: An eager forward of the tower that the host is slowest in.
+            largest: One that the GPU is slowest in.
+            rows: Packed rows of that one.
+        """
+        self._left_out = 0
+        try:
+            smallest()
+            layers, _ = self._left_out, largest()
+            host_ms = min(queued_times(smallest, self._device, 1)[0] for _ in range(ROUNDS))
+            cycles = round(1.5 * host_ms * CYCLES_A_MS)
+            device_ms = min(queued_times(largest, self._device, 1, cycles)[1] for _ in range(2))
+        finally:
+            self._left_out = None
+        if layers:
+            self._layer = Layer(host_ms / layers, device_ms / layers / rows)
 
     def backend_for(self, shape: CallShape) -> AttentionBackend:
         """The backend that a call of this shape goes to."""
@@ -286,7 +331,8 @@ class PerShapeBackend(AttentionBackend):
         case = AttentionCase(self._heads, self._head_width, self._dtype, lengths, slots, padding, bound)
         arguments = case.arguments(self._device)
         readings: dict[str, Reading] = {}
-        found: dict[str, list[float]] = {}
+        times: dict[str, float] = {}
+        found: dict[str, list[tuple[float, float]]] = {}
         for label, backend in self._backends.items():
             try:
                 readings[label] = self._timer(backend, arguments, shape.is_graph)
@@ -295,10 +341,15 @@ class PerShapeBackend(AttentionBackend):
         for _ in range(ROUNDS):
             for label, read in readings.items():
                 found.setdefault(label, []).append(read())
-            best = min(map(min, found.values()), default=0.0)
-            readings = {label: read for label, read in readings.items() if min(found[label]) <= HOPELESS * best}
+            times = {label: self._cost(shape, taken) for label, taken in found.items()}
+            hopeless = HOPELESS * min(times.values(), default=0.0)
+            readings = {label: read for label, read in readings.items() if times[label] <= hopeless}
+        return times
+
+    def _cost(self, shape: CallShape, readings: Sequence[tuple[float, float]]) -> float:
+        host_ms, device_ms = zip(*readings, strict=True)
         # What disturbs a host only ever adds to its time.
-        return {label: median(taken) if shape.is_graph else min(taken) for label, taken in found.items()}
+        return median(device_ms) if shape.is_graph else self._layer.added_ms(min(host_ms), min(device_ms), shape.rows)
 
     def _contents(self, shape: CallShape) -> tuple[Mapping[Lengths, int], bool]:
         """What calls of a shape will hold, and whether that is known; else what a tower may bring there."""
@@ -357,6 +408,9 @@ def _likely_lengths(rows: int, slots: int, longest: int) -> tuple[int, ...]:
 
 
 def _reading(device: torch.device, backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
-    """Readings of a call: in a graph on the device alone, eagerly the longer of host and device."""
+    """Readings of a call in a graph, or eagerly."""
     call = partial(backend.varlen, *arguments)
-    return graph_reading(backend, call, device, CALLS) if is_graph else eager_reading(call, device, CALLS)
+    if is_graph:
+        return graph_reading(backend, call, device, CALLS)
+    call()
+    return partial(queued_times, call, device, CALLS)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths
+from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.timing import CallTime, CallTimer
@@ -190,6 +191,10 @@ def prepare_attention(encoder: VisionEncoder, calls: Sequence[EncoderCall], inpu
     if type(encoder.attention).prepare is AttentionBackend.prepare:
         return
     shapes = {(sum(lengths), len(lengths), max(lengths, default=0)) for lengths in eager_segments(encoder, calls)}
+    if shapes and isinstance(encoder.attention, PerShapeBackend):
+        ends = (min(calls, key=lambda call: call.input_rows), max(calls, key=lambda call: call.input_rows))
+        smallest, largest = (partial(encode_eagerly, encoder, inputs.make(call)) for call in ends)
+        encoder.attention.learn_layer(smallest, largest, max(rows for rows, _, _ in shapes))
     encoder.attention.prepare(sorted(shapes))
     if not shapes:
         for call in {call.input_rows: call for call in calls}.values():

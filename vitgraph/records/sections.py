@@ -162,7 +162,7 @@ class AttentionChoice(Section):
     backend: str
     """The fastest backend."""
     milliseconds: dict[str, Time]
-    """Time of a mean call in ms, by backend; empty where the choice of a near shape was taken."""
+    """Time of a mean call in ms, by backend, eagerly what it adds to a layer; empty where a near shape decided."""
     calls: Count = 0
     """Calls of this shape that were expected, of which the time is the mean; 0 where none were known."""
 

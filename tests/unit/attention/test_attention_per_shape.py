@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, ClassVar
 
 import pytest
@@ -34,7 +35,7 @@ class LongFake(ShortFake):
 def cost(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
     """SHORT takes 1 ms and 1 ms more for each hundred rows of a segment, LONG 4 ms whatever they are."""
     longest = float(arguments[3].diff().max())
-    return lambda: 4.0 if backend.name == "LONG" else 1.0 + longest / 100
+    return lambda: (0.0, 4.0 if backend.name == "LONG" else 1.0 + longest / 100)
 
 
 def auto(timer: per_shape.Timer = cost) -> PerShapeBackend:
@@ -98,7 +99,7 @@ def test_a_graph_is_timed_with_the_bound_slots_and_rows_that_it_will_have() -> N
 
     def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
         seen.append(arguments)
-        return lambda: 1.0
+        return lambda: (0.0, 1.0)
 
     backend = auto(timer)
     backend.expect({}, [GraphContents(4, 900, {(300, 200): 1})])
@@ -110,7 +111,7 @@ def test_a_graph_is_timed_with_the_bound_slots_and_rows_that_it_will_have() -> N
 
 @pytest.mark.parametrize(("times", "taken"), [((1.0, 0.995), "SHORT"), ((1.0, 0.9), "LONG"), ((0.9, 1.0), "SHORT")])
 def test_the_first_of_those_that_are_equally_fast_is_taken(times: tuple[float, float], taken: str) -> None:
-    backend = auto(lambda backend, arguments, is_graph: lambda: times[backend.name == "LONG"])
+    backend = auto(lambda backend, arguments, is_graph: lambda: (0.0, times[backend.name == "LONG"]))
     assert backend.backend_for(graph_of(64)).name == taken
 
 
@@ -118,14 +119,36 @@ def test_backends_are_read_in_turns_and_hopeless_ones_once() -> None:
     order: list[str] = []
 
     def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
-        def read() -> float:
+        def read() -> tuple[float, float]:
             order.append(backend.name)
-            return 9.0 if backend.name == "LONG" else 1.0
+            return 0.0, 9.0 if backend.name == "LONG" else 1.0
 
         return read
 
     auto(timer).backend_for(graph_of(64))
     assert order == ["SHORT", "LONG", *["SHORT"] * (per_shape.ROUNDS - 1)]
+
+
+def test_eager_calls_are_judged_by_what_the_rest_of_a_layer_leaves_of_their_time() -> None:
+    """Where the host is slower than the GPU a backend that is launched sooner is taken, else the one that is faster."""
+    times = {"SHORT": (0.05, 0.09), "LONG": (0.08, 0.07)}
+    shape = CallShape(2000, 1, 2000, False)
+    alone = auto(lambda backend, arguments, is_graph: lambda: times[backend.name])
+    assert alone.backend_for(shape).name == "LONG"
+    backend = auto(lambda backend, arguments, is_graph: lambda: times[backend.name])
+    tensors = torch.zeros(4, HEADS, WIDTH)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+
+    def forward(seconds: float) -> None:
+        for _ in range(2):
+            backend.varlen(tensors, tensors, tensors, offsets, 4, 1.0)
+        time.sleep(seconds)
+
+    backend.learn_layer(lambda: forward(0.02), lambda: forward(0.002), rows=20000)
+    assert not backend.choices(), "attention was left out"
+    assert backend.backend_for(shape).name == "SHORT"
+    backend.learn_layer(lambda: forward(0.002), lambda: forward(0.2), rows=2000)
+    assert backend.backend_for(CallShape(6000, 1, 6000, False)).name == "LONG"
 
 
 def test_tiles_are_chosen_for_by_their_length() -> None:
@@ -141,7 +164,7 @@ def test_a_backend_that_fails_at_a_shape_is_left_out_there() -> None:
     def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
         if backend.name == "SHORT" and len(arguments[0]) > 500:
             raise BackendError("no plan")
-        return lambda: 1.0 if backend.name == "SHORT" else 2.0
+        return lambda: (0.0, 1.0 if backend.name == "SHORT" else 2.0)
 
     backend = auto(timer)
     assert backend.backend_for(CallShape(100, 1, 100, False)).name == "SHORT"
