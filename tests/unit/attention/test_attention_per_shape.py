@@ -11,7 +11,8 @@ import torch
 from vitgraph.attention import per_shape
 from vitgraph.attention.base import AttentionBackend, GraphContents
 from vitgraph.attention.measure import Arguments, AttentionCase, Reading, reference_attention
-from vitgraph.attention.per_shape import CallShape, PerShapeBackend
+from vitgraph.attention.per_shape import PerShapeBackend
+from vitgraph.attention.shapes import CallShape
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError
 from vitgraph.records.attention_choices import best_alone, choices_text, costs_ms
