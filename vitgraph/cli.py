@@ -19,6 +19,7 @@ from vitgraph.commands.plan import plan
 from vitgraph.commands.profile import profile, profiled_call
 from vitgraph.commands.recommend import recommend
 from vitgraph.commands.shell import first_look
+from vitgraph.commands.sweep import sweep
 from vitgraph.commands.tune_budgets import tune_budgets
 from vitgraph.commands.verify import verify
 from vitgraph.commands.workload import calls, convert, inspect, make
@@ -68,6 +69,7 @@ add_command(app, "calibrate", calibrate, first_look)
 add_command(app, "verify", verify)
 add_command(app, "plan", plan)
 add_command(app, "profile", profile, profiled_call)
+add_command(app, "sweep", sweep)
 add_command(app, "export", export)
 add_command(app, "models", models)
 add_command(app, "doctor", doctor)

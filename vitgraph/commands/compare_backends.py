@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitgraph.commands.bench import described
 from vitgraph.commands.checks import check_run
-from vitgraph.commands.config_file import NOT_IN_FILES
+from vitgraph.commands.config_file import NOT_IN_FILES, command_of_options
 from vitgraph.commands.shell import Shown, command_line, shown_record
 from vitgraph.errors import UsageError
 from vitgraph.measure.progress import Progress
@@ -22,8 +20,6 @@ from vitgraph.specs.fields import as_options
 if TYPE_CHECKING:
     from vitgraph.measure.compare_spec import PreparedCompare
     from vitgraph.records.record import CompareRecord
-
-PART_OPTIONS_FILE = "options.json"
 
 
 def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
@@ -83,15 +79,12 @@ def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> Compare
 
 
 def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:
-    """The command line that measures one backend alone; its options are a config file beside its record."""
+    """The command line that measures one backend alone."""
     run = replace(spec.bench.run, output_dir=part, overwrite=True)
     shell = replace(spec.shell, config=None, quiet=True, json=True, debug=False)
     alone = replace(spec, bench=replace(spec.bench, run=run, shell=shell), backends=(backend,), isolate=False)
-    part.mkdir(parents=True, exist_ok=True)
-    file = part / PART_OPTIONS_FILE
     options = {key: value for key, value in as_options(alone).items() if key not in NOT_IN_FILES}
-    file.write_text(json.dumps(options, indent=1), encoding="utf-8")
-    return [sys.executable, "-m", "vitgraph", "compare-backends", "--config", str(file)]
+    return command_of_options("compare-backends", options, part)
 
 
 def _run_micro(spec: CompareSpec, folder: Path, progress: Progress) -> Shown:

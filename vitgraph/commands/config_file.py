@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from vitgraph.specs.fields import SpecOption
 from vitgraph.specs.given import read_values
 
 NOT_IN_FILES = frozenset({"config", "debug"})
+
+OPTIONS_FILE = "options.json"
 
 MOST_BYTES = 1_000_000
 """A file of settings is a page; a device or a pipe has no end."""
@@ -32,24 +36,42 @@ def read_config(path: Path, options: Mapping[str, SpecOption]) -> dict[str, Any]
         UsageError: The file cannot be read, or a key or a value in it is not what the command takes.
     """
     allowed = {key: entry for key, entry in options.items() if key not in NOT_IN_FILES}
-    return read_values(str(path), _read_mapping(path), allowed)
+    return read_values(str(path), read_mapping(path, "--config", "`num_prompts: 100`"), allowed)
 
 
-def _read_mapping(path: Path) -> dict[Any, Any]:
+def read_mapping(path: Path, option: str, example: str) -> dict[Any, Any]:
+    """The mapping in a YAML or JSON file.
+
+    Args:
+        path: The file.
+        option: What names it, for errors.
+        example: A line of such a file.
+
+    Raises:
+        UsageError: It cannot be read, or holds something else, or a key twice.
+    """
     import yaml
 
     def failure(text: str) -> UsageError:
-        return UsageError(f"--config: {text}; {_files_near(path)}")
+        return UsageError(f"{option}: {text}; {_files_near(path)}")
 
     text = read_text(path, most=MOST_BYTES, failure=failure)
     values = parse_yaml(text, str(path), failure=failure)
     _refuse_repeated_keys(path, yaml.compose(text, Loader=yaml.SafeLoader))
     if not isinstance(values, dict) or not values:
         raise UsageError(
-            f"--config {path} holds {'nothing' if not values else f'a {type(values).__name__}'}; it must be a mapping "
-            "from option names to values, for example `num_prompts: 100`"
+            f"{option} {path} holds {'nothing' if not values else f'a {type(values).__name__}'}; it must be a mapping "
+            f"from names to values, for example {example}"
         )
     return values
+
+
+def command_of_options(command: str, options: Mapping[str, Any], folder: Path) -> list[str]:
+    """The command line of a process of its own that runs a command; its options are a config file in its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / OPTIONS_FILE
+    file.write_text(json.dumps(options, indent=1), encoding="utf-8")
+    return [sys.executable, "-m", "vitgraph", command, "--config", str(file)]
 
 
 def _refuse_repeated_keys(path: Path, node: Any) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitgraph.measure.compare import STOPPED
 from vitgraph.measure.compare_spec import PreparedCompare, new_draft
+from vitgraph.measure.processes import last_line, run_process
 from vitgraph.measure.progress import Progress
 from vitgraph.records.candidates import COMPARE_KIND, COMPARED_MODES, ERROR, OK, derive_results, empty_row, set_status
 from vitgraph.records.draft import Draft, facts_of
@@ -18,10 +17,6 @@ from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
 from vitgraph.records.store import RUN_FILE, ResultFolder, beside, read_record, refuse_to_replace
 
 PARTS_FOLDER = "parts"
-STDERR_FILE = "stderr.txt"
-STOP_WAIT_S = 60.0
-"""What a process that is asked to stop gets to save what it has."""
-
 PartCommand = Callable[[str, Path], Sequence[str]]
 """Given a backend and its folder: the command line that measures it alone and leaves its record there."""
 
@@ -48,7 +43,7 @@ def run_isolated(
     with ResultFolder(folder, prepared.spec.bench.run.overwrite) as results, SampleWriter(results) as writer:
         try:
             for index, name in enumerate(prepared.spec.backends):
-                is_interrupted, status = _run_process(part_command(name, parts / name), parts / name)
+                is_interrupted, status = run_process(part_command(name, parts / name), parts / name)
                 rows[index], found = _read_part(draft, name, parts / name, status)
                 if found is not None:
                     samples.append(found)
@@ -69,42 +64,13 @@ def run_isolated(
     return record
 
 
-def _run_process(command: Sequence[str], part: Path) -> tuple[bool, int]:
-    """Runs one process to its end; returns whether the user stopped it, and its exit status."""
-    part.mkdir(parents=True, exist_ok=True)
-    (part / RUN_FILE).unlink(missing_ok=True)
-    with (part / STDERR_FILE).open("wb") as errors:
-        # In a session of its own it gets one interrupt, from here, and not a second from the terminal while it saves.
-        process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-        )
-        try:
-            return False, process.wait()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            try:
-                return True, process.wait(STOP_WAIT_S)
-            except subprocess.TimeoutExpired:
-                return True, _kill(process)
-        except BaseException:
-            _kill(process)
-            raise
-
-
-def _kill(process: subprocess.Popen[bytes]) -> int:
-    process.kill()
-    return process.wait()
-
-
 def _read_part(draft: Draft, name: str, part: Path, status: int) -> tuple[dict[str, Any], Samples | None]:
     """The row and the samples that a process left; what all rows share goes into `draft`."""
     row = empty_row(name)
     if not (part / RUN_FILE).exists():
         ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        # A process that died may have left anything there.
-        lines = (part / STDERR_FILE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        last = f": {lines[-1]}" if lines else ""
-        return _failed(row, f"its process {ended} and left no record{last}"), None
+        last = last_line(part)
+        return _failed(row, f"its process {ended} and left no record{f': {last}' if last else ''}"), None
     found = read_record(part, COMPARE_KIND)
     assert isinstance(found, CompareRecord)
     row, theirs, ours = found.result.candidates[0].model_dump(), found.result.comparison, draft.result["comparison"]

@@ -179,6 +179,22 @@ class ExportSpec(Spec):
 
 
 @dataclass(frozen=True)
+class SweepSpec(Spec):
+    """A `sweep`."""
+
+    file: Path = option(
+        MISSING,
+        "YAML or JSON file: `command` (bench where it is left out), `settings` of all runs, `axes` (option: list of "
+        "values) whose combinations are runs, `runs` (list of settings) for others.",
+        is_argument=True,
+    )
+    output_dir: Path | None = option(
+        None, "Folder with one folder a run; unset: runs/sweep-NAME of the file's name, so that it goes on.", panel=RUN
+    )
+    shell: ShellSpec = part(ShellSpec, without=("config",))
+
+
+@dataclass(frozen=True)
 class ModelsSpec(Spec):
     """A `models` list."""
 

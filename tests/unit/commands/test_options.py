@@ -35,6 +35,7 @@ NEEDED = {
         ("bench", "recommend", "tune-budgets", "compare-backends", "calibrate", "verify", "plan", "profile"), MODEL
     ),
     "export": ["a-run"],
+    "sweep": ["a.yaml"],
     "import": ["vllm serve m/m"],
     "workload make": ["--output", "a.csv"],
     "workload calls": [*MODEL, "--output", "a.csv", "--request-rate", "3"],
@@ -133,7 +134,7 @@ def test_a_shell_completes_the_presets() -> None:
 
 def test_every_command_of_settings_takes_a_config_file() -> None:
     without = {name for name, spec in specs_of_commands(app).items() if "config" not in options_of(spec)}
-    assert without == {"models", "doctor", "import"}
+    assert without == {"models", "doctor", "import", "sweep"}
 
 
 def test_a_spec_is_said_as_options_and_made_of_them_again() -> None:
