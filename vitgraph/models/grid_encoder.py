@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -152,7 +153,7 @@ def cut_patches(image: torch.Tensor, patch: int, merge: int = 1) -> torch.Tensor
 
 
 def preprocess_patches(
-    encoder: VisionEncoder, processor_class: type[Any], images: Sequence[Any]
+    encoder: VisionEncoder, processor_class: type[Any], images: Sequence[Any], **settings: Any
 ) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
     """Runs an image processor that packs patches, with the settings of the encoder's rule.
 
@@ -160,6 +161,7 @@ def preprocess_patches(
         encoder: Gives the settings, the device and the dtype.
         processor_class: transformers' class; its output has `pixel_values` and `image_grid_thw`.
         images: PIL images.
+        settings: Settings that the rule has under other names.
 
     Returns:
         Grids, and packed pixels `[N, 3 * temporal * patch**2]` on the encoder's device.
@@ -172,10 +174,9 @@ def preprocess_patches(
 
     rule: GeometryRule = encoder.rule
     expected = [rule.image_geometry(image.width, image.height) for image in images]
-    settings = {name: rule.processor[name] for name in PROCESSOR_SETTINGS if name in rule.processor}
+    own = {name: rule.processor[name] for name in PROCESSOR_SETTINGS if name in rule.processor}
     # The processor's constructor writes into `size`.
-    settings |= {"size": dict(rule.processor["size"]), **rule.processor.get("pixels", {})}
-    processor = processor_class(**settings)
+    processor = processor_class(**copy.deepcopy({**own, **rule.processor.get("pixels", {}), **settings}))
     batch = processor(images=list(images), return_tensors="np")
     grids: list[ItemGeometry] = [GridGeometry(IMAGE, int(t), int(h), int(w)) for t, h, w in batch["image_grid_thw"]]
     if grids != expected:

@@ -46,8 +46,10 @@ WITHOUT_EFFECT = frozenset(
         "image_processor_type",
         "image_seq_length",
         "input_data_format",
+        "max_num_patches",
         "processor_class",
         "return_metadata",
+        "return_row_col_info",
         "return_tensors",
         "video_metadata",
         "video_processor_type",
@@ -59,10 +61,10 @@ WITHOUT_EFFECT = frozenset(
 
 
 OF_TOWER = {
-    "size": "image_size",
-    "patch_size": "patch_size",
-    "temporal_patch_size": "temporal_patch_size",
-    "merge_size": "spatial_merge_size",
+    "size": ("image_size",),
+    "patch_size": ("patch_size",),
+    "temporal_patch_size": ("temporal_patch_size",),
+    "merge_size": ("spatial_merge_size", "merge_kernel_size"),
 }
 """Settings of processors that must agree with the tower, and its names for them."""
 
@@ -141,6 +143,11 @@ def _with_size(processor: Mapping[str, Any], changed: Mapping[str, Any]) -> dict
     return {**changed, **size}
 
 
+def _of_tower(setting: str, vision_config: Mapping[str, Any]) -> Any:
+    """What the tower has for a setting of its processor; None where that is not the tower's."""
+    return next((vision_config[name] for name in OF_TOWER.get(setting, ()) if vision_config.get(name)), None)
+
+
 def side_of(size: Any) -> Any:
     """Pixels on a side of a square that files give as a number, a pair, or an object with height and width."""
     sides = (
@@ -175,7 +182,7 @@ def _read(
         rule = _broken_rule(setting, given[setting], defaults.get(setting)) if given[setting] is not None else None
         if rule is not None:
             raise ModelError(f"{name}: its processor sets {setting} to {given[setting]!r}; it must be {rule}")
-        own = vision_config.get(OF_TOWER[setting]) if setting in OF_TOWER and setting != "size" else None
+        own = _of_tower(setting, vision_config) if setting != "size" else None
         if own is not None and side_of(settings[setting]) != side_of(own):
             raise ModelError(
                 f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
@@ -186,7 +193,7 @@ def _read(
     strange = []
     for setting in given.keys() - settings.names - WITHOUT_EFFECT:
         value = settings.get(setting, given[setting])
-        own = vision_config.get(OF_TOWER.get(setting, ""))
+        own = _of_tower(setting, vision_config)
         if _is_same(value, defaults.get(setting)) or value is None or side_of(value) == side_of(own):
             continue
         if setting in PIXELS and follows_pixels:

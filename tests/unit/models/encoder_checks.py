@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +30,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.metadata import MetadataLayout
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ROWS, ModelSource, all_presets, resolve_model, row_presets
 from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 
@@ -262,29 +261,10 @@ def assert_imports_without_torch(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def transformers_functions(module: str, names: Sequence[str], **namespace: Any) -> dict[str, Any]:
-    """Functions (`name`) and methods (`Class.name`) of a transformers module that needs torchvision to be imported.
-
-    Only the named definitions are executed, with `namespace` as their globals.
-    """
-    spec = find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
-    found = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        members = node.body if isinstance(node, ast.ClassDef) else [node]
-        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        for member in members:
-            if isinstance(member, ast.FunctionDef) and prefix + member.name in names:
-                member.decorator_list = []
-                for argument in ast.walk(member.args):
-                    if isinstance(argument, ast.arg):
-                        argument.annotation = None
-                member.returns = None
-                exec(compile(ast.Module([member], []), str(path), "exec"), namespace)
-                found[prefix + member.name] = namespace[member.name]
-    assert sorted(found) == sorted(names)
-    return found
+def transformers_processor(name: str) -> tuple[type[Any], Any]:
+    """A processor class of transformers by `module:class` under `transformers.models`, and its module."""
+    found = transformers_class(name)
+    return found, sys.modules[found.__module__]
 
 
 @torch.inference_mode()

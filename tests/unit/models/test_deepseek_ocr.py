@@ -48,18 +48,17 @@ def encoder() -> DeepseekOCREncoder:
 
 @pytest.mark.parametrize(("fewest", "most"), [(2, 6), (2, 9), (2, 32)])
 def test_crops_are_those_of_transformers_processor(fewest: int, most: int) -> None:
-    names = ["get_all_supported_aspect_ratios", "get_optimal_tiled_canvas"]
-    method = "UnlimitedOcrImageProcessor.get_number_of_image_patches"
-    functions = checks.transformers_functions("models.unlimited_ocr.image_processing_unlimited_ocr", [*names, method])
-    processor = SimpleNamespace(min_patches=fewest, max_patches=most, tile_size=640, crop_to_patches=True)
+    name = "unlimited_ocr.image_processing_unlimited_ocr:UnlimitedOcrImageProcessor"
+    processor_class, module = checks.transformers_processor(name)
+    processor = processor_class(min_patches=fewest, max_patches=most, tile_size=640)
     rule = full_rule(min_crops=fewest, max_crops=most)
     for width, height in (*checks.SIZES, *checks.random_sizes(400, 8000)):
         if max(width, height) > 2000 * min(width, height):
             continue
         item = rule.image_geometry(width, height)
-        assert 1 + item.crops == functions[method](processor, height, width), (width, height)
+        assert 1 + item.crops == processor.get_number_of_image_patches(height, width), (width, height)
         if item.crops:
-            canvas = functions["get_optimal_tiled_canvas"]((height, width), (640, 640), fewest, most)
+            canvas = module.get_optimal_tiled_canvas((height, width), (640, 640), fewest, most)
             assert (item.columns, item.rows) == canvas, (width, height)
 
 

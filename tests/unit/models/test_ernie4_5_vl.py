@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
     Ernie4_5_VLMoeImageProcessorPil,
-    smart_resize,
 )
 
 from vitgraph.errors import InputError, ModelError
@@ -27,7 +26,8 @@ from vitgraph.planning.items import IMAGE, VIDEO
 IMAGES = (GridGeometry(IMAGE, 1, 4, 6), GridGeometry(IMAGE, 1, 2, 2), GridGeometry(IMAGE, 1, 8, 2))
 VIDEOS = (GridGeometry(VIDEO, 2, 4, 4), GridGeometry(VIDEO, 6, 2, 6), GridGeometry(VIDEO, 8, 2, 2))
 MIXED = (IMAGES[0], VIDEOS[0], IMAGES[1], VIDEOS[1], VIDEOS[2], IMAGES[2])
-VIDEO_PROCESSOR = "models.ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe"
+PROCESSORS = "ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe"
+VIDEO_PROCESSOR, _ = checks.transformers_processor(f"{PROCESSORS}:Ernie4_5_VLMoeVideoProcessor")
 
 
 def source(preset: str = "ernie4.5-vl-debug", **changes: Any) -> ModelSource:
@@ -67,12 +67,10 @@ def test_image_tokens_are_those_of_the_processor() -> None:
 @pytest.mark.parametrize("frames", [1, 2, 3, 16, 61])
 def test_video_tokens_are_those_of_the_processor(frames: int) -> None:
     rule = source("ernie-4.5-vl-28b-a3b").rule()
-    name = "Ernie4_5_VLMoeVideoProcessor.get_num_of_video_patches"
-    count = checks.transformers_functions(VIDEO_PROCESSOR, [name], smart_resize=smart_resize)[name]
     video = rule.processor["video"]
     processor = SimpleNamespace(size=video, patch_size=14, merge_size=2, temporal_patch_size=2)
     for width, height in checks.SIZES:
-        patches = count(processor, frames, height, width)
+        patches = VIDEO_PROCESSOR.get_num_of_video_patches(processor, frames, height, width)
         spec = rule.item_spec(rule.video_geometry(width, height, frames, None))
         segments = frames + frames % 2
         assert (spec.input_size, spec.output_tokens, spec.segments) == (patches, patches // 8, segments)
@@ -83,13 +81,11 @@ def test_video_tokens_are_those_of_the_processor(frames: int) -> None:
 def test_frames_of_a_file_are_sampled_as_the_processor_does(fps: int | None) -> None:
     video = {**source().processor["video"], "fps": fps}
     rule = source(processor={"video": video}).rule()
-    name = "Ernie4_5_VLMoeVideoProcessor.sample_frames"
-    sample = checks.transformers_functions(VIDEO_PROCESSOR, [name], torch=torch)[name]
     processor = SimpleNamespace(num_frames=None, min_frames=16, max_frames=180)
     for frames in (2, 15, 16, 17, 31, 179, 180, 181, 301, 900, 5000):
         for file_fps in (10.0, 23.976, 30.0):
             metadata = SimpleNamespace(total_num_frames=frames, fps=file_fps)
-            kept = len(sample(processor, metadata, fps=fps))
+            kept = len(VIDEO_PROCESSOR.sample_frames(processor, metadata, fps=fps))
             grid = rule.video_geometry(320, 240, frames, file_fps)
             assert grid.t == kept + kept % 2, (frames, file_fps)  # type: ignore[attr-defined]
             assert grid.t <= rule.graph_config().max_frames_per_video  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,10 +43,10 @@ def encoder() -> VisionEncoder:
 def test_sizes_follow_the_resize_that_transformers_has() -> None:
     """Kimi K2.5's processor resizes alike where an image has a whole patch and no side reaches the limit."""
     rule = source("kimi-vl-a3b").rule()
-    resize = checks.transformers_functions("models.kimi_k25.image_processing_kimi_k25", ["navit_resize"], math=math)
+    _, module = checks.transformers_processor("kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor")
     compared = 0
     for width, height in (*checks.SIZES, *checks.random_sizes(400, 8000)):
-        shrunk, padded = resize["navit_resize"](height, width, 14, 2, 4096, 10**6)
+        shrunk, padded = module.navit_resize(height, width, 14, 2, 4096, 10**6)
         if min(width, height) < 14 or max(padded) // 14 >= 512:
             continue
         compared += 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import encoder_checks as checks
-import numpy as np
 import pytest
 import torch
+from transformers.image_utils import SizeDict
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.encoder import VisionEncoder
@@ -23,13 +20,7 @@ from vitgraph.planning.items import IMAGE
 
 MIXED = (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 17), TileGeometry(IMAGE, 3))
 
-PROCESSOR = checks.transformers_functions(
-    "models.llama4.image_processing_llama4",
-    ["get_factors", "find_supported_resolutions", "get_best_fit", "get_max_res_without_distortion"],
-    torch=torch,
-    math=math,
-    defaultdict=defaultdict,
-)
+_, PROCESSOR = checks.transformers_processor("llama4.image_processing_llama4:Llama4ImageProcessor")
 
 
 def source(preset: str = "llama4-debug", **changes: Any) -> ModelSource:
@@ -45,20 +36,13 @@ def encoder() -> VisionEncoder:
 def test_tiles_are_those_of_the_processor(most: int, to_max: bool) -> None:
     settings = {"max_patches": most, "resize_to_max_canvas": to_max}
     rule = source("llama-4-scout", processor=settings).rule()
-    canvases = torch.tensor(PROCESSOR["find_supported_resolutions"](most, SimpleNamespace(height=336, width=336)))
+    canvases = torch.tensor(PROCESSOR.find_supported_resolutions(most, SizeDict(height=336, width=336)))
     for width, height in (*checks.SIZES, *checks.random_sizes(400, 8000)):
-        canvas = [int(side) for side in PROCESSOR["get_best_fit"]((height, width), canvases, to_max)]
+        canvas = [int(side) for side in PROCESSOR.get_best_fit((height, width), canvases, to_max)]
         tiles = canvas[0] * canvas[1] // 336**2
         tiles += tiles > 1
         spec = rule.item_spec(rule.geometry(width, height))
         assert (spec.input_size, spec.output_tokens, spec.segments) == (tiles, 144 * tiles, tiles), (width, height)
-        room = (
-            canvas
-            if to_max
-            else [min(max(side, 336), most) for side, most in zip((height, width), canvas, strict=True)]
-        )
-        new_height, new_width = PROCESSOR["get_max_res_without_distortion"]((height, width), tuple(room))
-        assert rule.size_on_canvas(width, height) == (max(1, new_width), max(1, new_height)), (width, height)  # type: ignore[attr-defined]
 
 
 @torch.inference_mode()
@@ -110,21 +94,6 @@ def test_replayed_equals_eager(encoder: VisionEncoder) -> None:
 
 def test_operations_are_those_that_torch_counts(encoder: VisionEncoder) -> None:
     checks.assert_flops_are_counted(encoder, (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5)))
-
-
-@torch.inference_mode()
-def test_preprocess_cuts_rows_of_tiles_and_adds_the_whole_image(encoder: VisionEncoder) -> None:
-    wide, small = checks.random_image(224, 112), checks.random_image(56, 50)
-    items, pixels = encoder.preprocess([wide, small])
-    assert items == [TileGeometry(IMAGE, 3), TileGeometry(IMAGE, 1)]
-    tiles = pixels["pixel_values"]
-    exact = (torch.from_numpy(np.array(wide)).permute(2, 0, 1) / 127.5 - 1).unfold(2, 112, 112).movedim(2, 0)
-    assert (tiles[:2] - exact).abs().max() < 0.01, "bfloat16 rounding only"
-    assert (tiles[2] - tiles[:2].mean(0)).abs().max() > 0.1, "the third tile is the shrunk image"
-    # 56x50 is enlarged to 112x100; the rest of the tile is black.
-    assert torch.equal(tiles[3, :, 100:], torch.full((3, 12, 112), -1.0))
-    assert (tiles[3, :, :100] > -1).float().mean() > 0.9
-    assert len(encoder.encoder_eager_forward(encoder.make_inputs(items, pixels))) == 4 * 16
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])

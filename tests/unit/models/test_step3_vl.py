@@ -61,16 +61,15 @@ def leaves_a_fifth(rule: Step3VLRule, width: int, height: int) -> bool:
 
 
 def test_crops_are_those_of_transformers_processor() -> None:
-    plan, thin = "Step3p7ImageProcessor._plan_patches", "Step3p7ImageProcessor._is_extreme_aspect"
-    functions = checks.transformers_functions("models.step3p7.image_processing_step3p7", [plan, thin])
-    processor = SimpleNamespace(_is_extreme_aspect=functions[thin], max_image_size=3024)
+    processor_class, _ = checks.transformers_processor("step3p7.image_processing_step3p7:Step3p7ImageProcessor")
+    processor = processor_class()
     rule = full_rule()
     compared = 0
     sizes = [(width, height) for width in range(1, 120, 7) for height in range(1, 700, 23)]
     for width, height in (*checks.SIZES, *checks.random_sizes(1500, 9000), *sizes):
         if max(width, height) > 3000 * min(width, height) or leaves_a_fifth(rule, width, height):
             continue
-        _, _, _, columns, rows, _ = functions[plan](processor, width, height, 728, 504)
+        _, _, _, columns, rows, _ = processor._plan_patches(width, height, 728, 504)
         assert rule.crop_grid(width, height) == (columns, rows), (width, height)
         compared += 1
     assert compared > 1900

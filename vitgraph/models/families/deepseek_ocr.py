@@ -103,6 +103,9 @@ CHECKPOINT_KEYS = (
 )
 """Published key after an optional `model.` to module name. CLIP's patch embedding is published and never used."""
 
+CONSTANTS = {"background_color": [127, 127, 127], "maximum_pad_value": 640}
+"""Settings of transformers' processor that the published code has as constants."""
+
 
 class DeepseekOCRRule(TwoPathRule):
     """Crops: the layout nearest in aspect ratio, for images with a side above one crop's. Global view: the whole image,
@@ -150,7 +153,7 @@ class DeepseekOCRRule(TwoPathRule):
     @property
     def stretches_global_view(self) -> bool:
         """The small modes without crops resize to a square and lose the aspect ratio; the others pad."""
-        return not self.processor["crop_mode"] and self.global_side <= 640
+        return not self.processor["crop_mode"] and self.global_side <= CONSTANTS["maximum_pad_value"]
 
     def _check_global_view(self, width: int, height: int) -> None:
         short, long = sorted((width, height))
@@ -272,6 +275,11 @@ class DeepseekOCREncoder(TwoPathEncoder):
         resolutions = processor.get("candidate_resolutions")
         if resolutions:
             found["global_size"] = int(resolutions[0][0])
+        if (size := processor.get("size")) and size.get("height"):
+            found["global_size"] = size["height"]
+        for name, value in CONSTANTS.items():
+            if processor.get(name) not in (None, value):
+                raise ModelError(f"its processor sets {name} to {processor[name]}; only {value} is followed here")
         found.update(
             {ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None}
         )

@@ -188,6 +188,7 @@ class Gemma4Encoder(VisionEncoder):
     rule_class: ClassVar[type[GeometryRule]] = Gemma4Rule
     rule: Gemma4Rule
     image_processor: ClassVar[str | None] = "gemma4.image_processing_pil_gemma4:Gemma4ImageProcessorPil"
+    video_processor: ClassVar[str | None] = "gemma4.video_processing_gemma4:Gemma4VideoProcessor"
     follows_pixels: ClassVar[bool] = True
     blocks: ClassVar[str | None] = "vision_tower.encoder.layers"
 

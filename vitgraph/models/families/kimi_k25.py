@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.models.families.kimi_vl import PUBLISHED_KEYS, KimiVLEncoder, KimiVLRule
-from vitgraph.models.geometry import GeometryRule, GridGeometry
+from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
+from vitgraph.models.grid_encoder import preprocess_patches
 from vitgraph.models.grid_metadata import center_coordinates, linear_axis, table_taps
+from vitgraph.models.processor_classes import transformers_class
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,10 +72,17 @@ class KimiK25Encoder(KimiVLEncoder):
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        settings = {**processor, **(processor.get("media_proc_cfg") or {})}
-        found = {ours: settings[name] for name, ours in PROCESSOR_FIELDS.items() if settings.get(name) is not None}
+        nested = processor.get("media_proc_cfg") or {}
+        settings = {name: nested.get(name, processor.get(name)) for name in PROCESSOR_FIELDS}
+        found = {ours: settings[name] for name, ours in PROCESSOR_FIELDS.items() if settings[name] is not None}
         size = processor.get("size") or {}
         return {**found, **({"side_limit": size["max_height"]} if size.get("max_height") else {})}
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        processor_class = transformers_class("kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor")
+        side, processor = self.rule.side_limit, self.rule.processor
+        limits = {"max_patches": processor["in_token_limit"], "size": {"max_height": side, "max_width": side}}
+        return preprocess_patches(self, processor_class, images, merge_size=self.rule.merge, **limits)
 
 
 class KimiK3Rule(KimiK25Rule):

@@ -42,7 +42,7 @@ VISION_FIELDS = {
 
 PUBLISHED_KEYS = (
     (r"^vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
-    (r"^vision_tower\.patch_embed\.proj\.", "visual.patch_embed.proj."),
+    (r"^vision_tower\.(?:encoder\.)?patch_embed\.proj\.", "visual.patch_embed.proj."),
     (r"^vision_tower\.encoder\.final_layernorm\.", "visual.final_layernorm."),
     (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"visual.layers.\1.norm1."),
     (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"visual.layers.\1.norm2."),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.errors import InputError
+from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import EncoderInputs, MetadataField
 from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.families.internvl import nearest_layout
@@ -177,7 +177,7 @@ class Lfm2VLEncoder(GridTowerEncoder):
     rule: Lfm2VLRule
     image_processor: ClassVar[str | None] = "lfm2_vl.image_processing_lfm2_vl:Lfm2VlImageProcessor"
     processor_names: ClassVar[Sequence[str]] = ("Lfm2VlImageProcessor",)
-    follows_pixels: ClassVar[bool] = False
+    follows_pixels: ClassVar[bool] = True
     resize_switch: ClassVar[tuple[str, ...]] = ()
     patch_convolutions: ClassVar[Sequence[str]] = ()
     blocks: ClassVar[str | None] = "visual.encoder.layers"
@@ -302,7 +302,24 @@ class Lfm2VLEncoder(GridTowerEncoder):
         return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        raise InputError(f"{type(self).__name__} has no image processor for real pixels; use random pixels")
+        import torch
+
+        items: list[ItemGeometry] = [self.rule.image_geometry(*image.size) for image in images]
+        grids, merge = self.grids(items), self.rule.merge
+        processor_class: Any = self.image_processor_class()
+        settings = {name: self.rule.processor[name] for name in PROCESSOR_FIELDS}
+        settings |= {"encoder_patch_size": self.rule.patch, "downsample_factor": merge}
+        processor = processor_class(**settings, **self.rule.processor.get("pixels", {}))
+        batch = processor(images=list(images), return_tensors="pt")
+        shapes = [[grid.h, grid.w] for grid in grids]
+        if batch["spatial_shapes"].tolist() != shapes:
+            raise ModelError(
+                f"{processor_class.__name__} made parts of {batch['spatial_shapes'].tolist()} patches, the rule says "
+                f"{shapes}; this version of transformers cuts differently"
+            )
+        orders = [block_positions(grid.h, grid.w, merge) @ np.array([grid.w, 1]) for grid in grids]
+        rows = [part[order] for part, order in zip(batch["pixel_values"], orders, strict=True)]
+        return items, {"pixel_values": torch.cat(rows).to(self.device, self.dtype)}
 
 
 PROJECTOR_FIELDS = (

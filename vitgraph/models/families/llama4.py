@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +34,9 @@ VISION_FIELDS = (
     "rope_parameters",
 )
 """Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
+
+PROCESSOR_FIELDS = ("max_patches", "resize_to_max_canvas", "image_mean", "image_std")
+"""Settings of transformers' processor that the rule and the processor take from a preset."""
 
 
 @lru_cache(maxsize=32)
@@ -82,19 +84,6 @@ class Llama4Rule(TileRule):
         tiles = rows * columns
         return tiles + 1 if tiles > 1 else 1
 
-    def size_on_canvas(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels to which the image is resized on its canvas; the rest is padding."""
-        rows, columns = self.canvas(width, height)
-        room_height, room_width = rows * self.tile_side, columns * self.tile_side
-        if not self.processor["resize_to_max_canvas"]:
-            # Only images below one tile are enlarged.
-            room_height = min(max(height, self.tile_side), room_height)
-            room_width = min(max(width, self.tile_side), room_width)
-        scale_width, scale_height = room_width / width, room_height / height
-        if scale_width < scale_height:
-            return room_width, max(1, min(math.floor(height * scale_width), room_height))
-        return max(1, min(math.floor(width * scale_height), room_width)), room_height
-
     def projector_flops(self) -> float:
         config = self.vision_config
         inner, out = config["projector_input_dim"], config["projector_output_dim"]
@@ -107,7 +96,8 @@ class Llama4Encoder(TileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Llama4Rule
     rule: Llama4Rule
-    resample: ClassVar[int] = 2
+    image_processor: ClassVar[str | None] = "llama4.image_processing_llama4:Llama4ImageProcessor"
+    follows_pixels: ClassVar[bool] = True
     blocks: ClassVar[str | None] = "visual.model.layers"
 
     @classmethod
@@ -149,28 +139,16 @@ class Llama4Encoder(TileEncoder):
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = ("max_patches", "resize_to_max_canvas", "image_mean", "image_std")
-        return {name: processor[name] for name in wanted if processor.get(name) is not None}
+        return {name: processor[name] for name in PROCESSOR_FIELDS if processor.get(name) is not None}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        """transformers' processor needs torchvision; this is its rule with PIL, bfloat16 arithmetic included."""
-        import torch
-        from PIL.Image import Resampling
-
-        side = self.rule.tile_side
-        tiles: list[np.ndarray] = []
-        for image in images:
-            rows, columns = self.rule.canvas(*image.size)
-            resized = np.asarray(image.resize(self.rule.size_on_canvas(*image.size), Resampling.BILINEAR))
-            canvas = np.zeros((rows * side, columns * side, 3), dtype=np.uint8)
-            canvas[: resized.shape[0], : resized.shape[1]] = resized
-            tiles.extend(canvas.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3))
-            if rows * columns > 1:
-                tiles.append(np.asarray(image.resize((side, side), Resampling.BILINEAR)))
-        pixels = torch.from_numpy(np.stack(tiles)).permute(0, 3, 1, 2).to(torch.bfloat16) * (1 / 255)
-        mean = torch.tensor(self.rule.processor["image_mean"], dtype=torch.bfloat16).view(3, 1, 1)
-        std = torch.tensor(self.rule.processor["image_std"], dtype=torch.bfloat16).view(3, 1, 1)
-        return (pixels - mean) / std
+        processor_class: Any = self.image_processor_class()
+        processor = processor_class(
+            size={"height": self.rule.tile_side, "width": self.rule.tile_side},
+            **{name: self.rule.processor[name] for name in PROCESSOR_FIELDS},
+            **self.rule.processor.get("pixels", {}),
+        )
+        return processor(images=list(images), return_tensors="pt")["pixel_values"]

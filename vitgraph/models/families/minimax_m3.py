@@ -13,7 +13,7 @@ import numpy as np
 
 from vitgraph.models.base import EncoderInputs, MetadataField
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder, preprocess_patches
+from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
@@ -118,9 +118,3 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         pixels = mm_kwargs.rows("pixel_values").materialize()
         hidden = self.modules["visual"](pixels, grid_thw=torch.tensor(rows, device=self.device)).last_hidden_state
         return self.modules["projector"](hidden[0])
-
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        # transformers' class for this model needs torchvision; this one does the same.
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-        return preprocess_patches(self, Qwen2VLImageProcessorPil, images)
