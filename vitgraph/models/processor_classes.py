@@ -40,7 +40,7 @@ def resize(
     if tuple(size) == tuple(image.shape[-2:]):
         return image
     flat = image.reshape(-1, *image.shape[-3:])
-    mode = FILTERS.get(interpolation, interpolation).value
+    mode = (interpolation if isinstance(interpolation, InterpolationMode) else FILTERS[interpolation]).value
     resized = interpolate(flat, size=list(size), mode=mode, align_corners=False, antialias=antialias)
     return resized.reshape(*image.shape[:-2], *size)
 
@@ -120,6 +120,6 @@ def transformers_class(name: str) -> type[Any]:
     with _torchvision_names():
         module = importlib.import_module(path)
     for user in (module, image_processing_backends, video_processing_utils):
-        user.tvF = FUNCTIONS
-    image_processing_backends.pil_torch_interpolation_mapping = FILTERS
+        vars(user)["tvF"] = FUNCTIONS
+    vars(image_processing_backends)["pil_torch_interpolation_mapping"] = FILTERS
     return getattr(module, class_name)

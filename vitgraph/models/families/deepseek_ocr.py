@@ -103,7 +103,7 @@ CHECKPOINT_KEYS = (
 )
 """Published key after an optional `model.` to module name. CLIP's patch embedding is published and never used."""
 
-CONSTANTS = {"background_color": [127, 127, 127], "maximum_pad_value": 640}
+CONSTANTS: Mapping[str, Any] = {"background_color": [127, 127, 127], "maximum_pad_value": 640}
 """Settings of transformers' processor that the published code has as constants."""
 
 
