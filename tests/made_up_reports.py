@@ -12,6 +12,8 @@ import made_up_comparison
 from made_up_profile import made_up_profile
 from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
+from vitgraph.records.crossings import crossings
+from vitgraph.records.kinds.micro import MicroRow
 from vitgraph.records.record import BenchRecord, CompareRecord, MicroRecord, ProfileRecord, Record, VerifyRecord
 from vitgraph.records.saved_runs import SavedRun, open_runs
 from vitgraph.records.two_runs import compare_runs
@@ -77,9 +79,11 @@ def micro_record() -> MicroRecord:
 
     gone = {"backend": "GONE", "status": "unsupported", "reason": "needs an AMD GPU"}
     slots = {"sweep": "slots", "segments": 1, "slots": 64}
-    rows = [row("FAST"), row("FAST", **slots, milliseconds=0.02), row("SLOW", timed_as="eager", limit_share=0.015)]
+    rows = [row("FAST"), row("FAST", **slots, milliseconds=0.02), row("SLOW", timed_as="eager", milliseconds=0.09)]
     rows += [row("SLOW", **slots, status="incorrect", reason="relative error nan"), gone]
+    rows += [row("FAST", segment_length=64, milliseconds=0.02), row("SLOW", segment_length=64, milliseconds=0.01)]
     result = {"heads": 16, "head_width": 72, "dtype": "bfloat16", "rows": rows}
+    result["crossings"] = [one.model_dump() for one in crossings(list(map(MicroRow.model_validate, rows)))]
     environment = {"device": "NVIDIA H200", "device_type": "cuda", "python": "3.11", "platform": "Linux", "cpu": "x"}
     environment |= {"libraries": {}, "matrix_rate_tflops": 788.2}
     resolved = {"model": "some-model"}

@@ -249,6 +249,9 @@ class PerShapeBackend(AttentionBackend):
             self._left_out = None
         if layers:
             self._layer = Layer(host_ms / layers, device_ms / layers / rows)
+            # Calls that were checked before were chosen for without it.
+            self._choices = {shape: choice for shape, choice in self._choices.items() if shape.is_graph}
+            self._routes.clear()
 
     def backend_for(self, shape: CallShape) -> AttentionBackend:
         """The backend that a call of this shape goes to."""

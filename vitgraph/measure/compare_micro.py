@@ -10,6 +10,7 @@ from vitgraph.errors import BackendError, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.candidates import OK
+from vitgraph.records.crossings import crossings
 from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.micro import MicroRow
 from vitgraph.records.record import MicroRecord
@@ -60,6 +61,7 @@ def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str]
     ):
         for name in spec.backends:
             rows += run_micro(micro, [name], device, flash_attn_version=version, matrix_rate=rate)
+            draft.result["crossings"] = crossings(rows)
             progress.step()
         draft.end("complete")
     record = draft.record()

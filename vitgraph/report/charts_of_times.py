@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -279,3 +279,35 @@ def draw_sizes(subtitle: str, sizes: Mapping[tuple[int, int, int], int]) -> Figu
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
     legend_below(figure, columns=3)
     return figure
+
+
+def draw_attention(
+    subtitle: str, lines: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], marks: Mapping[str, Sequence[float]]
+) -> Figure:
+    """Time of attention over the rows of a segment, a line a backend; where one overtakes another is marked.
+
+    Args:
+        subtitle: What was measured.
+        lines: `(rows of a segment, ms)` by the calls' segments and the backend.
+        marks: Rows at which the fastest backend changes, by the calls' segments.
+    """
+    figure = new_figure("Attention alone", subtitle, 1.2 + 3.4 * len(lines))
+    names = list(dict.fromkeys(name for panel in lines.values() for name in panel))
+    for axes, (calls, panel) in zip(new_axes(figure, len(lines)), lines.items(), strict=True):
+        for name, points in panel.items():
+            look = names.index(name) % len(_BACKEND_LOOKS)
+            color, marker = _BACKEND_LOOKS[look]
+            axes.plot(*zip(*sorted(points), strict=True), color=color, marker=marker, label=name)
+        for at in marks.get(calls, ()):
+            axes.axvline(at, color=GREY, linestyle=(0, (1, 1)))
+            axes.annotate(f"{at:,.0f}", (at, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+        axes.set(xlabel=f"Rows of a segment, {calls}", ylabel="Time of a call (ms)")
+        every = [point for points in panel.values() for point in points]
+        for axis, values in zip(_AXES, zip(*every, strict=True), strict=True):
+            scale_axis(axes, axis, min(values), max(values))
+    legend_below(figure)
+    return figure
+
+
+_AXES: tuple[Literal["x", "y"], ...] = ("x", "y")
+_BACKEND_LOOKS = ((BLUE, "^"), (VERMILLION, "o"), (GREEN, "s"), (PINK, "D"), (ORANGE, "v"))

@@ -32,7 +32,7 @@ TABLES: dict[str, tuple[TableSpec, ...]] = {
     ),
     "export --compare": (two_runs.COMPARISON,),
     "compare-backends, and bench --compile-rows": (compare.BACKENDS, ranks.RANKS, compile_rows.MANY),
-    "compare-backends --micro": (micro.MICRO,),
+    "compare-backends --micro": (micro.MICRO, micro.CROSSINGS),
     "profile": (profile.KINDS,),
     "tune-budgets": (tune.SETTINGS, tune.BUDGETS),
     "calibrate": (calibrate.CURVE,),

@@ -149,7 +149,7 @@ def test_eager_calls_are_judged_by_what_the_rest_of_a_layer_leaves_of_their_time
     assert not backend.choices(), "attention was left out"
     assert backend.backend_for(shape).name == "SHORT"
     backend.learn_layer(lambda: forward(0.002), lambda: forward(0.2), rows=2000)
-    assert backend.backend_for(CallShape(6000, 1, 6000, False)).name == "LONG"
+    assert backend.backend_for(shape).name == "LONG", "it is judged anew"
 
 
 def test_tiles_are_chosen_for_by_their_length() -> None:

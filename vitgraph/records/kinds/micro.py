@@ -39,6 +39,27 @@ class MicroRow(Outcome):
     """`limit_ms` over `milliseconds`."""
 
 
+class Crossing(Section):
+    """Where the fastest backend changes as segments get longer, or empty slots more."""
+
+    sweep: Literal["length", "slots"]
+    """Whether the rows of a segment or the empty slots beside it are varied."""
+    segments: Count | None = None
+    """Segments of the calls, where their length is varied."""
+    segment_length: Count | None = None
+    """Rows of the segment, where the slots are varied."""
+    below: str
+    """The fastest backend before it."""
+    above: str
+    """The fastest backend from there on."""
+    equal_at: Number
+    """Rows of a segment, or slots, at which both take the same time; interpolated."""
+    low: Count
+    """The measured size before it."""
+    high: Count
+    """The measured size after it."""
+
+
 class MicroResult(Section):
     """Attention alone with the heads of a model's tower."""
 
@@ -50,3 +71,5 @@ class MicroResult(Section):
     """Dtype."""
     rows: tuple[MicroRow, ...] = ()
     """One entry a backend and call."""
+    crossings: tuple[Crossing, ...] = ()
+    """Where one backend overtakes another."""

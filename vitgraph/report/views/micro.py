@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from vitgraph.records.kinds.micro import MicroRow
+from vitgraph.records.kinds.micro import Crossing, MicroResult, MicroRow
 from vitgraph.records.record import MicroRecord
-from vitgraph.report.columns import NO_VALUE, Column, Table, TableSpec, fields, number_text
-from vitgraph.report.document import Document, Text, section
+from vitgraph.report.charts_of_times import draw_attention
+from vitgraph.report.columns import NO_VALUE, Column, Table, TableSpec, count_text, fields, number_text
+from vitgraph.report.document import Chart, Document, Text, section
 from vitgraph.report.views.conditions import Ran
 
 _TITLES = {"length": "Segments of equal length", "slots": "One segment, the other slots empty"}
@@ -30,6 +32,24 @@ MICRO = TableSpec(
 )
 
 
+CROSSINGS = TableSpec(
+    "crossings",
+    "Where one overtakes another",
+    "a size at which the fastest backend changes",
+    fields(
+        Crossing,
+        sweep="Varied",
+        segments="Segments",
+        segment_length="Rows each",
+        below="Fastest below",
+        equal_at=("Equal at", "{:,.0f}".format),
+        above="Fastest above",
+        low="Measured at",
+        high="and at",
+    ),
+)
+
+
 def micro_document(record: MicroRecord) -> Document:
     """The report of one record."""
     result, ran = record.result, Ran(record)
@@ -38,11 +58,35 @@ def micro_document(record: MicroRecord) -> Document:
     return ran.document(
         "vitgraph compare-backends --micro",
         *(section("", _sweep_table(sweep, [row for row in timed if row.sweep == sweep])) for sweep in sweeps),
+        section("", *_crossings(result)),
+        section("", *_charts(ran.model, result)),
         section("", *_notes(record, timed), *_failures(result.rows)),
         title=f"{ran.model} on {ran.device}",
         what=(ran.device, "attention alone", f"{result.heads} heads of {result.head_width}", result.dtype),
-        tables=(MICRO.of(result.rows),),
+        tables=(MICRO.of(result.rows), CROSSINGS.of(result.crossings)),
     )
+
+
+def _crossings(result: MicroResult) -> Iterable[Table | Text]:
+    if result.crossings:
+        yield CROSSINGS.of(result.crossings).without_empty("segments", "segment_length")
+    elif len({row.backend for row in result.rows if row.milliseconds}) > 1:
+        yield Text("No backend overtakes another: the fastest at the smallest size stays so.")
+
+
+def _charts(model: str, result: MicroResult) -> Iterable[Chart]:
+    lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for row in result.rows:
+        if row.sweep == "length" and row.milliseconds and row.segment_length:
+            panel = lines.setdefault(count_text(row.segments or 1, "segment"), {})
+            panel.setdefault(row.backend, []).append((row.segment_length, row.milliseconds))
+    marks: dict[str, list[float]] = {}
+    for one in result.crossings:
+        if one.sweep == "length":
+            marks.setdefault(count_text(one.segments or 1, "segment"), []).append(float(one.equal_at))
+    if lines:
+        draw = partial(draw_attention, f"{model}, {result.heads} heads of {result.head_width}", lines, marks)
+        yield Chart("micro", "Time of attention over the rows of a segment, by backend", draw)
 
 
 def _sweep_table(sweep: str, rows: Sequence[MicroRow]) -> Table:
