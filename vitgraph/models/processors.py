@@ -365,8 +365,12 @@ def _broken_rule(name: str, value: Any, example: Any) -> str | None:
     elif isinstance(example, bool) or (example is None and name.startswith(BOOLEANS)):
         fits, rule = isinstance(value, bool), "true or false"
     elif isinstance(example, list | tuple) or name.endswith(("_mean", "_std")):
-        fits = isinstance(value, list | tuple) and all(isinstance(part, int | float) for part in value)
-        rule = f"a list of numbers such as {list(example or (0.5, 0.5, 0.5))}"
+        nested = bool(example) and isinstance(example[0], list | tuple)
+        numbers = value if isinstance(value, list | tuple) else [None]
+        if nested:
+            numbers = [number for pair in numbers for number in (pair if isinstance(pair, list | tuple) else [None])]
+        fits = all(isinstance(number, int | float) for number in numbers)
+        rule = f"a list of {'pairs of ' if nested else ''}numbers such as {list(example or (0.5,) * 3)[:3]}"
     elif isinstance(example, float) or any(part in name for part in FRACTIONS):
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
         rule = "a positive number"

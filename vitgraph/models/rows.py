@@ -221,6 +221,15 @@ ROWS: tuple[ModelRow, ...] = (
         "deepseek-vl2-debug",
     ),
     ModelRow(
+        "llava_onevision",
+        SIGLIP,
+        "LLaVA-OneVision",
+        "llava_onevision:LlavaOnevisionEncoder",
+        ("LlavaOnevisionForConditionalGeneration",),
+        "llava-onevision-7b",
+        "llava-onevision-debug",
+    ),
+    ModelRow(
         "lfm2_vl",
         SIGLIP,
         "LFM2-VL",
@@ -321,6 +330,15 @@ ROWS: tuple[ModelRow, ...] = (
         "step3-vl-debug",
     ),
     ModelRow(
+        "ovis2",
+        OTHER,
+        "Ovis2",
+        "ovis2:Ovis2Encoder",
+        ("Ovis2ForConditionalGeneration",),
+        "ovis2-1b",
+        "ovis2-debug",
+    ),
+    ModelRow(
         "ernie4_5_vl",
         OTHER,
         "ERNIE-4.5-VL",
@@ -385,6 +403,11 @@ NOT_YET: Mapping[str, str] = {
     "MiniCPMV4_6ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
     "MiniCPMV4_7ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
     "DeepseekOCR2ForCausalLM": "a language model encodes its images after SAM",
+    "LlavaOnevision1_5_ForConditionalGeneration": "a tower with a class token in each image, which transformers lacks",
+    "LLaVAOneVision1_5_ForConditionalGeneration": "a tower with a class token in each image, which transformers lacks",
+    "LlavaOnevision2ForConditionalGeneration": "a tower of its own, which transformers lacks",
+    "Ovis": "published with code of its own; give a checkpoint in transformers' format (Ovis2-1B-hf)",
+    "Ovis2_5": "SigLIP 2 with windows and rotary positions, which transformers lacks",
     "PixtralForConditionalGeneration": "files in Mistral's own format; give the checkpoint in transformers' format",
     "Gemma4UnifiedForConditionalGeneration": "it has no tower: patches are projected, and nothing attends",
 }

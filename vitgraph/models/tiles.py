@@ -15,6 +15,7 @@ from vitgraph.models.geometry import (
     GeometryRule,
     ItemGeometry,
     TileGeometry,
+    TowerShape,
     tower_shape,
 )
 from vitgraph.planning.budgets import GraphKey
@@ -35,6 +36,17 @@ def square_side(size: Any, name: str) -> int:
     if any(side != sides[0] for side in sides):
         raise ModelError(f"{name} is {sides}; only towers with square tiles and patches are supported")
     return int(sides[0])
+
+
+def best_resolution(width: int, height: int, resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The resolution `(width, height)` that keeps most of an image's pixels, and of those the one that wastes least."""
+
+    def kept_and_wasted(candidate: tuple[int, int]) -> tuple[int, int]:
+        scale = min(candidate[0] / width, candidate[1] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        return kept, kept - candidate[0] * candidate[1]
+
+    return max(resolutions, key=kept_and_wasted)
 
 
 class TileRule(GeometryRule):
@@ -123,9 +135,14 @@ class TileRule(GeometryRule):
         """Operations after the tower, for one tile: of one linear layer, where a family has no others."""
         return 2.0 * self.tokens_per_tile * self.vision_config["hidden_size"] * self.output_width
 
+    @property
+    def blocks_shape(self) -> TowerShape:
+        """What the operations of the tower's blocks depend on."""
+        return tower_shape(self.vision_config)
+
     def tile_flops(self) -> float:
         """Operations of one tile."""
-        shape, rows = tower_shape(self.vision_config), self.patches_per_tile + self.class_rows
+        shape, rows = self.blocks_shape, self.patches_per_tile + self.class_rows
         channels = self.vision_config.get("num_channels", 3)
         embedding = 2.0 * self.patches_per_tile * channels * self.patch**2 * shape.width
         return embedding + shape.flops(rows, float(rows) ** 2) + self.projector_flops()

@@ -23,6 +23,7 @@ from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.series import encode_eagerly
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.compile.aligned_mlp import WidenedLinear
 from vitgraph.models.compile.replaced_modules import stock_modules
@@ -191,7 +192,7 @@ def assert_manager_equals_eager(
     manager.capture()
     inputs = inputs_of(encoder, items)
     with torch.inference_mode():
-        expected = encoder.encoder_eager_forward(inputs).split(tokens_of(encoder.rule, items))
+        expected = encode_eagerly(encoder, inputs)
     # A second call finds the pixels and metadata of the first in the buffers.
     manager.execute(inputs_of(encoder, list(reversed(items)), seed=2))
     outputs = manager.execute(inputs)

@@ -17,7 +17,18 @@ CPU = torch.device("cpu")
 CUT = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl", "minimax_m3")
 """Rows whose transformers tower convolves pixels that are cut into patches already."""
 
-CONVOLVED = (*CUT, "pixtral", "internvl", "gemma3", "idefics3", "deepseek_vl2", "deepseek_ocr", "step3_vl")
+CONVOLVED = (
+    *CUT,
+    "pixtral",
+    "internvl",
+    "gemma3",
+    "llava_onevision",
+    "ovis2",
+    "idefics3",
+    "deepseek_vl2",
+    "deepseek_ocr",
+    "step3_vl",
+)
 """Those, and the rows that convolve whole tiles."""
 
 RELATIVES = (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import encoder_checks as checks
@@ -15,13 +16,15 @@ import torch
 from test_oracles import TEXT, TOLERANCE, draw_weights, replayed, rows_of
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.measure.series import encode_eagerly
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import GridGeometry, ItemGeometry
+from vitgraph.models.families.llava_onevision import AnyresGeometry
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, TileGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import resolve_model, row_of_config
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.items import IMAGE, VIDEO
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,39 @@ def pixtral_tokens(encoder: VisionEncoder, settings: Mapping[str, Any], width: i
     return tall * wide // patch**2
 
 
+def onevision_features(model: Any, settings: Mapping[str, Any], images: Sequence[Any]) -> torch.Tensor:
+    processor = transformers_class(resolve_model("llava-onevision-debug").row.encoder_class().image_processor)  # type: ignore[arg-type]
+    batch = processor(**settings)(images, return_tensors="pt")
+    output = model.get_image_features(batch["pixel_values"], image_sizes=batch["image_sizes"])
+    return rows_of(output)
+
+
+def onevision_tokens(encoder: VisionEncoder, settings: Mapping[str, Any], width: int, height: int) -> int:
+    names = {"num_image_tokens": encoder.rule.tokens_per_tile, "vision_aspect_ratio": "anyres_max_9"}  # type: ignore[attr-defined]
+    processor_class = transformers_class("llava_onevision.processing_llava_onevision:LlavaOnevisionProcessor")
+    processor = processor_class.__new__(processor_class)
+    vars(processor).update(names, image_processor=SimpleNamespace(**settings))
+    side = settings["size"]["height"]
+    return int(processor._get_number_of_features(height, width, side, side))
+
+
+def ovis_processor(settings: Mapping[str, Any]) -> Any:
+    return transformers_class(resolve_model("ovis2-debug").row.encoder_class().image_processor)(**settings)  # type: ignore[arg-type]
+
+
+def ovis_features(model: Any, settings: Mapping[str, Any], images: Sequence[Any]) -> torch.Tensor:
+    batch = ovis_processor(settings)(images, return_tensors="pt")
+    return rows_of(model.get_image_features(batch["pixel_values"]))
+
+
+def ovis_tokens(encoder: VisionEncoder, settings: Mapping[str, Any], width: int, height: int) -> int:
+    grid = importlib.import_module("transformers.models.ovis2.image_processing_pil_ovis2").get_min_tile_covering_grid
+    rows, columns = grid((height, width), settings["size"]["height"], settings["max_patches"])
+    tiles = rows * columns + (rows * columns > 1)
+    return tiles * encoder.rule.tokens_per_tile  # type: ignore[attr-defined]
+
+
+PINPOINTS = [[60 * tall, 60 * wide] for tall in range(1, 5) for wide in range(1, 5)]
 GRIDS = (GridGeometry(IMAGE, 1, 4, 6), GridGeometry(IMAGE, 1, 2, 10), GridGeometry(IMAGE, 1, 8, 4))
 CASES = (
     Case(
@@ -91,6 +127,26 @@ CASES = (
         (120, 8),
         {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
     ),
+    Case(
+        "llava-onevision-debug",
+        "llava_onevision:LlavaOnevisionForConditionalGeneration",
+        {"size": {"height": 60, "width": 60}, "image_grid_pinpoints": PINPOINTS},
+        onevision_features,
+        onevision_tokens,
+        (AnyresGeometry(IMAGE, 7, 100, 151), TileGeometry(VIDEO, 3), AnyresGeometry(IMAGE, 2, 40, 31)),
+        (14 * 16, 1),
+        {"image_grid_pinpoints": PINPOINTS},
+    ),
+    Case(
+        "ovis2-debug",
+        "ovis2:Ovis2ForConditionalGeneration",
+        {"size": {"height": 56, "width": 56}, "crop_to_patches": True, "max_patches": 6},
+        ovis_features,
+        ovis_tokens,
+        (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 2)),
+        (10 * 4, 1),
+        {"hidden_size": 64, "vocab_size": 512},
+    ),
 )
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.preset)
 
@@ -101,8 +157,14 @@ def built(preset: str) -> VisionEncoder:
 
 
 @each_case
+@torch.inference_mode()
 def test_eager_equals_stock(case: Case) -> None:
-    checks.assert_eager_equals_stock(built(case.preset), case.items)
+    encoder = built(case.preset)
+    inputs = checks.inputs_of(encoder, case.items)
+    eager = encode_eagerly(encoder, inputs)
+    assert [len(rows) for rows in eager] == [encoder.rule.final_tokens(item) for item in case.items]
+    with checks.transformers_attention(encoder):
+        assert checks.relative_error(torch.cat(eager), encoder.stock_forward(inputs)) <= 1e-6
 
 
 @each_case
@@ -136,7 +198,7 @@ def test_a_saved_checkpoint_gives_transformers_features_and_counts(case: Case, t
     images = [checks.random_image(90, 61), checks.random_image(57, 420, 1), checks.random_image(64, 64, 2)]
     wanted = case.features(model, case.processor, images)
     inputs = encoder.make_inputs(*encoder.preprocess(images))
-    assert checks.relative_error(encoder.encoder_eager_forward(inputs), wanted) <= TOLERANCE
+    assert checks.relative_error(torch.cat(encode_eagerly(encoder, inputs)), wanted) <= TOLERANCE
     assert checks.relative_error(replayed(encoder, inputs), wanted) <= TOLERANCE
     for width, height in (*checks.random_sizes(300, 900), (2000, 3), (1, 1)):
         try:
@@ -146,7 +208,7 @@ def test_a_saved_checkpoint_gives_transformers_features_and_counts(case: Case, t
         assert tokens == case.tokens(encoder, case.processor, width, height), (width, height)
 
 
-VISION_TYPES = {"pixtral": "pixtral"}
+VISION_TYPES = {"pixtral": "pixtral", "llava_onevision": "siglip_vision_model", "ovis2": "ovis2_vision"}
 """transformers' `model_type` of each row's tower."""
 
 

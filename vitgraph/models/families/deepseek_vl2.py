@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import EncoderInputs
+from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
-from vitgraph.models.tiles import TileEncoder, TileRule
+from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.models.two_path import normalized
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE
 
@@ -67,15 +68,9 @@ class DeepseekVL2Rule(TileRule):
 
     def resolution(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels to which the image is padded before it is cut."""
-        candidates = [(int(w), int(h)) for w, h in self.processor["candidate_resolutions"]]
-
-        def kept_and_wasted(candidate: tuple[int, int]) -> tuple[int, int]:
-            scale = min(candidate[0] / width, candidate[1] / height)
-            kept = min(int(width * scale) * int(height * scale), width * height)
-            return kept, kept - candidate[0] * candidate[1]
-
-        best = max(candidates, key=kept_and_wasted)
-        if kept_and_wasted(best)[0] == 0:
+        best = best_resolution(width, height, [(int(w), int(h)) for w, h in self.processor["candidate_resolutions"]])
+        scale = min(best[0] / width, best[1] / height)
+        if min(int(width * scale), int(height * scale)) == 0:
             raise InputError(
                 f"image of {width}x{height} keeps no pixel at any of the processor's resolutions, which it refuses; "
                 "crop it or leave it out"
@@ -111,33 +106,28 @@ class DeepseekVL2Rule(TileRule):
         return 2.0 * self.tokens_per_tile * (merged * out + (depth - 1) * out * out)
 
 
-class DeepseekVL2Encoder(TileEncoder):
+class DeepseekVL2Encoder(SiglipTileEncoder):
     """`SiglipVisionModel` without its head, the projector and the view tokens."""
 
     rule_class: ClassVar[type[GeometryRule]] = DeepseekVL2Rule
     rule: DeepseekVL2Rule
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
-    blocks: ClassVar[str | None] = "visual.encoder.layers"
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
+    def vision_config_class(cls) -> type[Any] | None:
+        return None
+
+    @classmethod
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from torch import nn
-        from transformers.models.siglip import SiglipVisionConfig, SiglipVisionModel
 
         from vitgraph.models.families.deepseek_ocr_modules import ViewTokens
 
-        config = SiglipVisionConfig(**{**vision_config, "vision_use_head": False})
         text = extra["text_hidden_size"]
-        with device:
-            tower = SiglipVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            layers: list[nn.Module] = [nn.Linear(config.hidden_size * extra["downsample_ratio"] ** 2, text)]
-            for _ in range(1, extra["projector_depth"]):
-                layers += [nn.GELU(), nn.Linear(text, text)]
-            projector, tokens = nn.Sequential(*layers).to(dtype), ViewTokens(text).to(dtype)
-        return nn.ModuleDict({"visual": tower, "projector": projector, "tokens": tokens})
+        layers: list[nn.Module] = [nn.Linear(config.hidden_size * extra["downsample_ratio"] ** 2, text)]
+        for _ in range(1, extra["projector_depth"]):
+            layers += [nn.GELU(), nn.Linear(text, text)]
+        return {"projector": nn.Sequential(*layers), "tokens": ViewTokens(text)}
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
+from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.geometry import GeometryRule
-from vitgraph.models.tiles import TileEncoder, TileRule
+from vitgraph.models.tiles import TileRule
 
 if TYPE_CHECKING:
     import torch
@@ -55,50 +56,22 @@ class Gemma3Rule(TileRule):
         return 1 + crops
 
 
-class Gemma3Encoder(TileEncoder):
+class Gemma3Encoder(SiglipTileEncoder):
     """`SiglipVisionModel` without its head, and `Gemma3MultiModalProjector`."""
 
     rule_class: ClassVar[type[GeometryRule]] = Gemma3Rule
     rule: Gemma3Rule
     image_processor: ClassVar[str | None] = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
     follows_pixels: ClassVar[bool] = True
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
-    blocks: ClassVar[str | None] = "visual.encoder.layers"
 
     @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        from transformers.models.siglip import SiglipVisionConfig
-
-        return SiglipVisionConfig
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from transformers.models.gemma3 import Gemma3Config, Gemma3TextConfig
         from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
-        from transformers.models.siglip import SiglipVisionConfig, SiglipVisionModel
 
-        config = SiglipVisionConfig(**{**vision_config, "vision_use_head": False})
-        full = Gemma3Config(
-            vision_config=config,
-            text_config=Gemma3TextConfig(hidden_size=extra["text_hidden_size"]),
-            mm_tokens_per_image=extra["mm_tokens_per_image"],
-        )
-        with device:
-            tower = SiglipVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            projector = Gemma3MultiModalProjector(full).to(dtype)
-        return nn.ModuleDict({"visual": tower, "projector": projector})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        name = key.removeprefix("model.")
-        if name.startswith("vision_tower."):
-            return "visual." + name.removeprefix("vision_tower.").removeprefix("vision_model.")
-        if name.startswith("multi_modal_projector."):
-            return "projector." + name.removeprefix("multi_modal_projector.")
-        return None
+        text = Gemma3TextConfig(hidden_size=extra["text_hidden_size"])
+        full = Gemma3Config(vision_config=config, text_config=text, mm_tokens_per_image=extra["mm_tokens_per_image"])
+        return {"projector": Gemma3MultiModalProjector(full)}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

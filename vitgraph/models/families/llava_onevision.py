@@ -1,0 +1,224 @@
+"""LLaVA-OneVision: SigLIP on tiles of the best resolution and on video frames; grids are put together after the graph.
+
+An image is cut where it is the only one of its prompt; sizes here are of that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import InputError, ModelError
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.families.siglip import SiglipTileEncoder
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
+from vitgraph.models.tiles import TileRule, best_resolution
+from vitgraph.planning.budgets import GraphKey
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+FIXED = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+"""Fields of config.json that all published models have so."""
+
+EXTRA_FIELDS = ("vision_aspect_ratio", "projector_hidden_act", "multimodal_projector_bias", "image_grid_pinpoints")
+FEW = 1.1
+"""How many times the side of the largest grid may be that of the whole image's cells before it is shrunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnyresGeometry(TileGeometry):
+    """The whole image as one tile, then tiles of it padded to the best resolution; its size in pixels."""
+
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Output cells of an image's tiles: of all of them, without the padding, and after shrinking."""
+
+    tiles: tuple[int, int]
+    kept: tuple[int, int]
+    shown: tuple[int, int]
+
+
+class LlavaOnevisionRule(TileRule):
+    """An image: the pinpoint that keeps most of its pixels, and the image whole. A video: a tile for each frame."""
+
+    modalities = (IMAGE, VIDEO)
+    fewest_tiles_per_item: ClassVar[int] = 2
+    has_whole_cells: ClassVar[bool] = False
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        known = self.extra.get("image_grid_pinpoints", self.processor["image_grid_pinpoints"])
+        if [list(pair) for pair in known] != [list(pair) for pair in self.processor["image_grid_pinpoints"]]:
+            raise ModelError(
+                f"image_grid_pinpoints are {known} in config.json, {self.processor['image_grid_pinpoints']} in the "
+                "processor's file; the two files do not belong together"
+            )
+        self.resolutions = [(int(width), int(height)) for height, width in known]
+        self.layout = lru_cache(maxsize=4096)(self._layout)
+
+    @property
+    def merge(self) -> int:
+        return 1
+
+    @property
+    def most_tiles_per_item(self) -> int:
+        return 1 + max(width * height for width, height in self.resolutions) // self.tile_side**2
+
+    def image_tiles(self, width: int, height: int) -> int:
+        wide, tall = best_resolution(width, height, self.resolutions)
+        return 1 + -(-wide // self.tile_side) * -(-tall // self.tile_side)
+
+    def image_geometry(self, width: int, height: int) -> AnyresGeometry:
+        return AnyresGeometry(IMAGE, self.image_tiles(width, height), width, height)
+
+    def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> TileGeometry:
+        return TileGeometry(VIDEO, frames)
+
+    def checked_tiles(self, geometry: ItemGeometry) -> TileGeometry:
+        tiles = super().checked_tiles(geometry)
+        if (tiles.modality == IMAGE) != isinstance(tiles, AnyresGeometry):
+            raise InputError(f"expected an image with its size or the frames of a video, got {geometry!r}")
+        return tiles
+
+    def _layout(self, item: AnyresGeometry) -> Layout:
+        side = self.patches_per_side
+        wide, tall = (pixels // self.tile_side for pixels in best_resolution(item.width, item.height, self.resolutions))
+        lines, cells = tall * side, wide * side
+        if item.width / item.height > cells / lines:
+            lines -= (lines - int(round(item.height * (cells / item.width), 7))) // 2 * 2
+        else:
+            cells -= (cells - int(round(item.width * (lines / item.height), 7))) // 2 * 2
+        most = int(self.extra["vision_aspect_ratio"].removeprefix("anyres_max_"))
+        ratio = math.sqrt(lines * cells / (most * side**2))
+        shown = (int(lines // ratio), int(cells // ratio)) if ratio > FEW else (lines, cells)
+        return Layout((tall, wide), (lines, cells), shown)
+
+    @property
+    def frame_side(self) -> int:
+        """Cells on a side of a video frame, which are halved."""
+        return math.ceil(self.patches_per_side / 2)
+
+    def final_tokens(self, geometry: ItemGeometry) -> int:
+        item = self.checked_tiles(geometry)
+        if not isinstance(item, AnyresGeometry):
+            return item.tiles * self.frame_side**2 + 1
+        lines, cells = self.layout(item).shown
+        return self.tokens_per_tile + lines * (cells + 1)
+
+    def projector_flops(self) -> float:
+        width, out = self.vision_config["hidden_size"], self.output_width
+        return 2.0 * self.tokens_per_tile * (width * out + out * out)
+
+
+class LlavaOnevisionEncoder(SiglipTileEncoder):
+    """`SiglipVisionModel` without its last norm, `LlavaOnevisionMultiModalProjector` and the newline."""
+
+    rule_class: ClassVar[type[GeometryRule]] = LlavaOnevisionRule
+    rule: LlavaOnevisionRule
+    image_processor: ClassVar[str | None] = (
+        "llava_onevision.image_processing_pil_llava_onevision:LlavaOnevisionImageProcessorPil"
+    )
+    video_processor: ClassVar[str | None] = (
+        "llava_onevision.video_processing_llava_onevision:LlavaOnevisionVideoProcessor"
+    )
+    follows_pixels: ClassVar[bool] = True
+
+    @classmethod
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        import torch
+        from torch import nn
+        from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
+
+        text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
+        names = ("projector_hidden_act", "multimodal_projector_bias")
+        fields = {**FIXED, **{name: extra[name] for name in names}}
+        full: Any = SimpleNamespace(vision_config=config, text_config=text, **fields)
+        tokens = nn.ParameterDict({"image_newline": torch.zeros(extra["text_hidden_size"])})
+        return {"projector": LlavaOnevisionMultiModalProjector(full), "tokens": tokens}
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        for name, value in FIXED.items():
+            if config.get(name, value) != value:
+                raise ModelError(f"{name} is {config[name]!r}; only {value!r}, the published models', is supported")
+        found, extra = super().read_model_config(config)
+        return found, {**extra, **{name: config[name] for name in EXTRA_FIELDS if config.get(name) is not None}}
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("image_grid_pinpoints", "image_mean", "image_std")
+        return {name: processor[name] for name in names if processor.get(name) is not None}
+
+    @classmethod
+    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
+        return [TileGeometry(VIDEO, self._tiles(capacity))]
+
+    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        tower: Any = self.modules["visual"]
+        hidden = tower.encoder(inputs_embeds=tower.embeddings(pixels)).last_hidden_state
+        return self.modules["projector"](hidden)
+
+    def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        states = self.modules["visual"](pixel_values=pixels, output_hidden_states=True).hidden_states
+        return self.modules["projector"](states[FIXED["vision_feature_layer"]])
+
+    def _joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
+        """The item's final embedding from the rows of its tiles."""
+        import torch
+        from torch.nn.functional import interpolate
+
+        tokens: Any = self.modules["tokens"]
+        newline, side = tokens["image_newline"], self.rule.patches_per_side
+        tiles = rows.unflatten(0, (item.tiles, side, side)).permute(0, 3, 1, 2)
+        if not isinstance(item, AnyresGeometry):
+            frames = interpolate(tiles, size=[self.rule.frame_side] * 2, mode="bilinear")
+            return torch.cat([frames.flatten(2).transpose(1, 2).flatten(0, 1), newline[None]])
+        layout = self.rule.layout(item)
+        (tall, wide), (lines, cells) = layout.tiles, layout.kept
+        grid = tiles[1:].unflatten(0, (tall, wide)).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)
+        top, left = (tall * side - lines) // 2, (wide * side - cells) // 2
+        grid = grid[:, top : top + lines, left : left + cells]
+        if layout.shown != layout.kept:
+            grid = interpolate(grid[None], size=list(layout.shown), mode="bilinear")[0]
+        grid = torch.cat([grid, newline[:, None, None].expand(-1, grid.shape[1], 1)], dim=-1)
+        return torch.cat([rows[: side * side], grid.flatten(1).T])
+
+    def postprocess_encoder_output(
+        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
+    ) -> list[torch.Tensor]:
+        pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
+        return [self._joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        items = [self.rule.checked_tiles(item) for item in mm_kwargs.chosen]
+        rows = super().stock_rows(mm_kwargs).split([item.tiles * self.rule.tokens_per_tile for item in items])
+        return torch.cat([self._joined(item, part) for item, part in zip(items, rows, strict=True)])
+
+    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+        import torch
+
+        processor_class, rule = self.image_processor_class(), self.rule
+        assert processor_class is not None
+        settings = {name: rule.processor[name] for name in ("image_grid_pinpoints", "image_mean", "image_std")}
+        settings |= {"size": {"height": rule.tile_side, "width": rule.tile_side}, **rule.processor.get("pixels", {})}
+        processor = processor_class(**settings)
+        # Image by image: the processor pads a batch to the most tiles of any image.
+        return torch.cat([processor(images=[image], return_tensors="pt")["pixel_values"][0] for image in images])

@@ -1,0 +1,145 @@
+"""Ovis2: AIMv2 on square tiles; a token is a softmax over visual words, and the mean of their embeddings by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vitgraph.errors import ModelError
+from vitgraph.models.families.internvl import nearest_layout, tile_layouts
+from vitgraph.models.geometry import GeometryRule, TowerShape, tower_shape
+from vitgraph.models.tiles import TileEncoder, TileRule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+ENOUGH = 0.9
+"""Share of an image that its tiles should show at full resolution."""
+
+PROCESSOR_FIELDS = (
+    "crop_to_patches",
+    "min_patches",
+    "max_patches",
+    "use_covering_area_grid",
+    "image_mean",
+    "image_std",
+)
+
+
+@lru_cache(maxsize=4096)
+def covering_tiles(width: int, height: int, side: int, most: int) -> int:
+    """Tiles of the smallest layout whose tiles show enough of the image, or of the one that shows most."""
+
+    def shown(layout: tuple[int, int]) -> float:
+        lines, columns = (
+            [*[whole // count] * (count - 1), whole - whole // count * (count - 1)]
+            for whole, count in zip((height, width), layout, strict=True)
+        )
+        # A region longer than a tile is shrunk to it, and the other side with it.
+        pairs = ((max(tall, wide), min(tall, wide)) for tall, wide in product(lines, columns))
+        areas = (side * (short / long * side) if long > side else long * short for long, short in pairs)
+        return sum(areas) / (width * height)
+
+    found = [(layout, shown(layout)) for layout in tile_layouts(1, most)]
+    enough = [(rows * columns, -share) for (rows, columns), share in found if share > ENOUGH]
+    if enough:
+        return min(enough)[0]
+    return min((-share, rows * columns) for (rows, columns), share in found)[1]
+
+
+class Ovis2Rule(TileRule):
+    """Up to twelve tiles, and the whole image as one more where there are several."""
+
+    @property
+    def merge(self) -> int:
+        return int(self.vision_config["hidden_stride"])
+
+    @property
+    def most_tiles_per_item(self) -> int:
+        most = int(self.processor["max_patches"])
+        return most + 1 if self.processor["crop_to_patches"] and most > 1 else 1
+
+    def image_tiles(self, width: int, height: int) -> int:
+        if self.most_tiles_per_item == 1:
+            return 1
+        fewest, most = int(self.processor["min_patches"]), int(self.processor["max_patches"])
+        if self.processor["use_covering_area_grid"]:
+            tiles = covering_tiles(width, height, self.tile_side, most)
+        else:
+            columns, rows = nearest_layout(width, height, self.tile_side, tile_layouts(fewest, most))
+            tiles = columns * rows
+        return tiles + 1 if tiles > 1 else 1
+
+    @property
+    def blocks_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config, mlp_matrices=3)
+
+    def projector_flops(self) -> float:
+        config = self.vision_config
+        words = config["vocab_size"] - config["num_visual_indicator_tokens"]
+        return 2.0 * self.tokens_per_tile * words * (config["hidden_size"] * self.merge**2 + self.output_width)
+
+
+class Ovis2Encoder(TileEncoder):
+    """`Ovis2VisionModel` and the table of visual words; the words that mark an image's parts are never looked up."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Ovis2Rule
+    rule: Ovis2Rule
+    image_processor: ClassVar[str | None] = "ovis2.image_processing_pil_ovis2:Ovis2ImageProcessorPil"
+    follows_pixels: ClassVar[bool] = True
+    patch_convolutions: ClassVar[Sequence[str]] = ("visual.transformer.embeddings.patch_embedding",)
+    blocks: ClassVar[str | None] = "visual.transformer.encoder.layers"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"^(?:model\.)?vision_tower\.", "visual."),
+        (r"^(?:model\.)?visual_embeddings_table\.", "table."),
+    )
+
+    @classmethod
+    def vision_config_class(cls) -> type[Any] | None:
+        from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
+
+        return Ovis2VisionConfig
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
+        from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel, Ovis2VisualEmbeddingTable
+
+        config = Ovis2VisionConfig(**vision_config)
+        if config.tokenize_function != "softmax":
+            raise ModelError(
+                f"tokenize_function is {config.tokenize_function!r}; only 'softmax', as published, is supported"
+            )
+        with device:
+            tower = Ovis2VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
+            table = Ovis2VisualEmbeddingTable(config.vocab_size, extra["text_hidden_size"]).to(dtype)
+        return nn.ModuleDict({"visual": tower, "table": table})
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: processor[name] for name in PROCESSOR_FIELDS if processor.get(name) is not None}
+
+    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        words = self.modules["visual"](pixel_values=pixels).pooler_output
+        table: Any = self.modules["table"]
+        return words @ table.weight[: words.shape[-1]]
+
+    def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
+        """transformers' way: zeros for the words that are never looked up."""
+        from torch.nn.functional import pad
+
+        words = self.modules["visual"](pixel_values=pixels).pooler_output
+        return self.modules["table"](pad(words, (0, self.rule.vision_config["num_visual_indicator_tokens"])))
+
+    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+        processor_class, rule = self.image_processor_class(), self.rule
+        assert processor_class is not None
+        settings = {name: rule.processor[name] for name in PROCESSOR_FIELDS} | rule.processor.get("pixels", {})
+        processor = processor_class(size={"height": rule.tile_side, "width": rule.tile_side}, **settings)
+        return processor(images=list(images), return_tensors="pt")["pixel_values"]
