@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,6 +82,14 @@ def gemma4_frames(batch: Mapping[str, Any], grid: Any) -> torch.Tensor:
     return torch.cat([frame[mask][order] for frame, mask in zip(batch["pixel_values_videos"], is_real, strict=True)])
 
 
+def onevision_tokens(rule: Any, width: int, height: int) -> int:
+    processor_class = transformers_class("llava_onevision.processing_llava_onevision:LlavaOnevisionProcessor")
+    processor = processor_class.__new__(processor_class)
+    processor.num_image_tokens, processor.vision_aspect_ratio = rule.tokens_per_tile, "anyres_max_9"
+    processor.image_processor = SimpleNamespace(**rule.processor)
+    return int(processor._get_number_of_features(height, width, rule.tile_side, rule.tile_side))
+
+
 GRIDS = features("image", "pixel_values", "image_grid_thw")
 GRID_VIDEOS = features("video", "pixel_values_videos", "video_grid_thw")
 TILES = features("image", "pixel_values")
@@ -100,6 +110,9 @@ class Oracle:
         images: From the model and a processed batch of images to rows.
         videos: The same for videos.
         video_rows: From a processed batch of one video and its grid to the product's pixel rows.
+        image_tokens: From the product's rule, width and height to the tokens that transformers counts, where its image
+            processor does not tell.
+        frame_tokens: The tokens of a video frame and of the end of a video, where the processor does not tell.
     """
 
     model: str
@@ -112,6 +125,8 @@ class Oracle:
     images: Features = GRIDS
     videos: Features = GRID_VIDEOS
     video_rows: Callable[[Mapping[str, Any], Any], torch.Tensor] = lambda batch, _: batch["pixel_values_videos"]
+    image_tokens: Callable[[Any, int, int], int] | None = None
+    frame_tokens: Callable[[Any], tuple[int, int]] = lambda rule: (rule.tokens_per_tile, 0)
 
 
 FACTS = (
@@ -121,6 +136,7 @@ FACTS = (
     "downsample_factor",
     "projector_hidden_size",
     "spatial_merge_size",
+    "image_grid_pinpoints",
 )
 """Fields of presets that stand at the top of config.json."""
 
@@ -233,6 +249,16 @@ ORACLES: Mapping[str, Oracle] = {
         call={"patch_size": {"height": 28, "width": 28}},
         images=features("image", "pixel_values", "image_sizes"),
     ),
+    "llava_onevision": Oracle(
+        "llava_onevision:LlavaOnevisionForConditionalGeneration",
+        QWEN2,
+        images=features("image", "pixel_values", "image_sizes"),
+        videos=features("video", "pixel_values_videos"),
+        video_rows=lambda batch, _: batch["pixel_values_videos"].flatten(0, 1),
+        image_tokens=onevision_tokens,
+        frame_tokens=lambda rule: (math.ceil(rule.patches_per_side / 2) ** 2, 1),
+    ),
+    "ovis2": Oracle("ovis2:Ovis2ForConditionalGeneration", QWEN2, {"hidden_size": 64, "vocab_size": 512}, images=TILES),
     "minimax_m3": Oracle("minimax_m3_vl:MiniMaxM3SparseForConditionalGeneration"),
 }
 
@@ -283,7 +309,7 @@ def saved_checkpoint(row: str, folder: Path) -> Checkpoint:
 def _model(oracle: Oracle, source: ModelSource) -> Any:
     module, name = oracle.model.split(":")
     model_class = getattr(importlib.import_module(f"transformers.models.{module}.modeling_{module}"), name)
-    facts = {fact: value for fact, value in source.extra.items() if fact in FACTS}
+    facts = {fact: value for fact, value in {**source.processor, **source.extra}.items() if fact in FACTS}
     text = {**TEXT, **oracle.text}
     text["hidden_size"] = source.extra.get("text_hidden_size", text["hidden_size"])
     config = model_class.config_class(

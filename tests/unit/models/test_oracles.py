@@ -108,6 +108,8 @@ def counted(checkpoint: Checkpoint, width: int, height: int) -> int | None:
     """Tokens of an image of that size by the real processor; None where it refuses it."""
     rule: Any = checkpoint.encoder.rule
     processor = checkpoint.processor
+    if checkpoint.oracle.image_tokens is not None:
+        return checkpoint.oracle.image_tokens(rule, width, height)
     try:
         if hasattr(processor, "get_number_of_image_patches") and not isinstance(checkpoint.encoder, TwoPathEncoder):
             patches = processor.get_number_of_image_patches(height, width, dict(checkpoint.oracle.call))
@@ -158,6 +160,7 @@ def counted_frames(checkpoint: Checkpoint, width: int, height: int, frames: int)
     if "num_soft_tokens_per_video" in batch:
         return int(batch["num_soft_tokens_per_video"][0] * frames)
     if "video_grid_thw" not in batch:
-        return int(batch["pixel_values_videos"].shape[1] * rule.tokens_per_tile)
+        of_frame, of_end = checkpoint.oracle.frame_tokens(rule)
+        return int(batch["pixel_values_videos"].shape[1] * of_frame) + of_end
     spec = rule.item_spec(rule.geometry(width, height, frames))
     return int(batch["video_grid_thw"].prod() * spec.output_tokens // spec.input_size)
