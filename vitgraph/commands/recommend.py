@@ -83,9 +83,8 @@ def _verify(
 
     best = record.result.best.settings
     budgets = best.token_budgets if isinstance(best.token_budgets, tuple) else None
-    model = profile.measured_spec(
-        spec.tune.bench.model, unavailable_backends(resolve_device(spec.tune.bench.model.device))
-    )
+    missing = unavailable_backends(resolve_device(spec.tune.bench.model.device))
+    model = profile.measured_spec(spec.tune.bench.model, missing, record.result.vllm.attn_backend)
     verification = prepare_verification(
         (prepared.source.name,),
         model,

@@ -130,11 +130,13 @@ def _measure(
     from vitgraph.attention.registry import unavailable_backends
     from vitgraph.measure.environment import snapshot
     from vitgraph.measure.setup import load, resolve_device, resolve_dtype
+    from vitgraph.predict.targets import VLLM
     from vitgraph.tuning.judge import verify_tuning
 
     device = resolve_device(spec.bench.model.device)
     progress.phase("loading the encoder")
-    model = profile.measured_spec(spec.bench.model, unavailable_backends(device))
+    engine = advice.result.vllm.attn_backend if spec.target == VLLM else None
+    model = profile.measured_spec(spec.bench.model, unavailable_backends(device), engine)
     encoder, facts = load(prepared.source, model, device=device, dtype=resolve_dtype(model.dtype, device))
     for difference in profile.differences({**snapshot(device), **facts}):
         progress.note(difference)

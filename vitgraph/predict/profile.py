@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.records.attention_choices import AUTO, best_alone, costs_ms, for_calls
 from vitgraph.records.draft import environment_of, facts_of
 from vitgraph.records.kinds.calibrate import (
     CallPoint,
@@ -23,7 +24,7 @@ from vitgraph.records.kinds.calibrate import (
     ReplayPoint,
 )
 from vitgraph.records.record import CalibrateRecord
-from vitgraph.records.sections import Environment
+from vitgraph.records.sections import AttentionChoice, Environment
 from vitgraph.records.store import read_record, refuse_to_replace, write_file
 
 if TYPE_CHECKING:
@@ -87,14 +88,33 @@ class CalibrationProfile:
         """True where the blocks of the tower that was measured were compiled."""
         return bool(self.model.get("compiled_blocks"))
 
-    def measured_spec(self, spec: ModelSpec, unavailable: Collection[str]) -> ModelSpec:
+    def engine_backend(self, rows: Mapping[int, int]) -> tuple[str | None, float | None]:
+        """The one attention backend to give an engine, and how long its attention takes against a backend per graph.
+
+        Args:
+            rows: How many calls the engine will have, by their packed rows.
+
+        Returns:
+            The backend that was calibrated and None; where that was `auto`, the fastest alone for these calls and how
+            many times the attention time of the choices it takes. None for both where nothing is known.
+        """
+        backend = None if self.is_cpu else self.model.get("attn_backend")
+        if backend != AUTO:
+            return backend, None
+        choices = [AttentionChoice.model_validate(row) for row in self.model.get("attn_choices") or ()]
+        costs = costs_ms(known := for_calls(choices, rows), is_graph=True)
+        best = best_alone(known)
+        return best, costs[best] / costs[AUTO] if best is not None else None
+
+    def measured_spec(self, spec: ModelSpec, unavailable: Collection[str], engine: str | None = None) -> ModelSpec:
         """How to run the tower so that what is measured is what was calibrated.
 
         Args:
             spec: What was asked for; a backend and a dtype that were asked for stay.
             unavailable: Attention backends that cannot run here.
+            engine: The one backend of the engine that the settings are for; None takes what was calibrated.
         """
-        backend, dtype = self.model.get("attn_backend"), self.model.get("dtype")
+        backend, dtype = engine or self.model.get("attn_backend"), self.model.get("dtype")
         changes: dict[str, Any] = {"compile": self.is_compiled}
         if spec.attn_backend == "auto" and backend and backend not in unavailable:
             changes["attn_backend"] = backend

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from vitgraph.records.sections import AttentionChoice
 
@@ -26,6 +27,20 @@ def costs_ms(choices: Iterable[AttentionChoice], is_graph: bool) -> dict[str, fl
     totals = {name: sum(one.milliseconds[name] * one.calls for one in timed) for name in able}
     totals[AUTO] = sum(one.milliseconds[one.backend] * one.calls for one in timed)
     return dict(sorted(totals.items(), key=lambda pair: pair[1]))
+
+
+def for_calls(choices: Iterable[AttentionChoice], rows: Mapping[int, int]) -> tuple[AttentionChoice, ...]:
+    """The choices of graphs with the calls that each would have: a call goes to the smallest graph that holds it.
+
+    Args:
+        choices: The choices.
+        rows: How many calls there are, by their packed rows; those above the largest graph count as its own.
+    """
+    graphs = sorted((one for one in choices if one.is_graph and one.milliseconds), key=lambda one: one.rows)
+    calls: Counter[int] = Counter()
+    for height, count in rows.items():
+        calls[next((place for place, one in enumerate(graphs) if one.rows >= height), len(graphs) - 1)] += count
+    return tuple(one.model_copy(update={"calls": calls[place]}) for place, one in enumerate(graphs))
 
 
 def best_alone(choices: Sequence[AttentionChoice]) -> str | None:

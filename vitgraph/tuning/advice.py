@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +149,18 @@ def _notes(task: TuneTask, found: Searched) -> list[str]:
             f"calls have up to {most} tokens, the profile measured up to {profile.max_tokens}; beyond, predictions are "
             "extrapolated"
         )
+    backend, ratio = _engine_backend(task, found)
+    if ratio is not None:
+        notes.append(
+            f"{ENGINE} has one attention backend for all graphs, the profile's tower the fastest for each: {backend} "
+            f"is the best alone for these calls, its attention takes {ratio:.2f} times as long, and predictions for "
+            f"{ENGINE} leave that out; `vitgraph calibrate --mm-encoder-attn-backend {backend}` measures it"
+        )
     return notes + _engine_notes(found.targets[VLLM].rules)
+
+
+def _engine_backend(task: TuneTask, found: Searched) -> tuple[str | None, float | None]:
+    return task.profile.engine_backend(Counter(call.input_rows for call in found.calls))
 
 
 def _engine_notes(rules: EngineRules | None) -> list[str]:
@@ -191,7 +203,8 @@ def _advice(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> dic
     config = compilation_config(settings, takes_videos=takes_videos)
     pasted = {USE_GRAPHS: config, NO_GRAPHS: GRAPHS_OFF}.get(theirs)
     turns_videos_off = theirs == USE_GRAPHS and takes_videos and not has_videos
-    line = None if pasted is None else serve_line(task, pasted, turns_videos_off=turns_videos_off)
+    backend, _ = _engine_backend(task, by_size[1])
+    line = None if pasted is None else serve_line(task, pasted, backend, turns_videos_off=turns_videos_off)
     return {
         "target": target,
         "verdict": verdict,
@@ -213,7 +226,7 @@ def _advice(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> dic
         ),
         "compilation_config": pasted,
         "serve_line": line,
-        "vllm": describe_vllm(by_size[1].targets[VLLM], theirs, config),
+        "vllm": describe_vllm(by_size[1].targets[VLLM], theirs, config, backend),
     }
 
 
@@ -290,16 +303,15 @@ def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherT
     return rows
 
 
-def serve_line(task: TuneTask, config: str, *, turns_videos_off: bool) -> str:
+def serve_line(task: TuneTask, config: str, attn_backend: str | None, *, turns_videos_off: bool) -> str:
     """A whole `vllm serve` command with the settings.
 
     A list that was chosen for images alone has no room for a video's frames, so that its line turns videos off.
     """
-    source, profile = task.source, task.profile
+    source = task.source
     parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", config]
     if turns_videos_off:
         parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
-    backend = profile.model.get("attn_backend")
-    if backend and not profile.is_cpu:
-        parts += ["--mm-encoder-attn-backend", str(backend)]
+    if attn_backend is not None:
+        parts += ["--mm-encoder-attn-backend", attn_backend]
     return shlex.join(parts)

@@ -134,6 +134,7 @@ def calibrate(
                 check_profile(profile)
             except ProfileError:
                 raise stop from None
+    profile.model |= encoder.attention.facts()
     profile.notes += validity_problems([before, read_gpu_state(encoder.device)])
     profile.holdout = predicted_holdout(CostModel(profile))
     profile.elapsed_s = run.elapsed_s

@@ -76,7 +76,7 @@ def _unseen(task: TuneTask, found: Searched, tuned: Tuned) -> Unseen:
     )
 
 
-def describe_vllm(tuned: Tuned, verdict: TuneVerdict, config: str) -> VllmAnswer:
+def describe_vllm(tuned: Tuned, verdict: TuneVerdict, config: str, attn_backend: str | None) -> VllmAnswer:
     """What vLLM can express of it."""
     return VllmAnswer(
         verdict=verdict,
@@ -84,6 +84,7 @@ def describe_vllm(tuned: Tuned, verdict: TuneVerdict, config: str) -> VllmAnswer
         baselines={name: _evaluation(found) for name, found in tuned.baselines.items()},
         compilation_config=config,
         assumed_overheads=VLLM_OVERHEAD_SOURCE,
+        attn_backend=attn_backend,
     )
 
 

@@ -129,6 +129,34 @@ def test_a_tower_is_measured_as_it_was_calibrated() -> None:
     assert not profile.measured_spec(wanted, ()).compile
 
 
+def choice(rows: int, **milliseconds: float) -> dict[str, Any]:
+    """A graph's choice, whose fastest is taken."""
+    best = min(milliseconds, key=milliseconds.__getitem__)
+    return {"rows": rows, "slots": 1, "longest": rows, "is_graph": True, "backend": best, "milliseconds": milliseconds}
+
+
+def test_an_engine_is_given_the_one_backend_that_is_best_alone_for_its_calls(tmp_path: Path) -> None:
+    """With a backend a graph the profile has three; `FLASH_ATTN:2` is none that an engine's setting names."""
+    profile = synthetic_profile()
+    profile.environment["device_type"] = "cuda"
+    variants = {"FLASH_ATTN:2": 0.5}
+    profile.model |= MEASURED | {
+        "attn_backend": "auto",
+        "attn_choices": [choice(400, A=1.0, B=3.0), choice(4000, A=9.0, B=6.0), choice(800, A=2.0, B=2.5, **variants)],
+    }
+    path = tmp_path / "profile.json"
+    profile.save(path)
+    loaded = load_profile(path)
+    assert loaded.engine_backend({300: 10, 700: 1, 3000: 1}) == ("A", pytest.approx((10 + 2 + 9) / (10 + 0.5 + 6)))
+    assert loaded.engine_backend({300: 1, 5000: 9})[0] == "B", "larger calls than any graph count as the largest"
+    asked = ModelSpec("some-model")
+    assert loaded.measured_spec(asked, (), "B").attn_backend == "B"
+    profile.model["attn_choices"] = None
+    assert profile.engine_backend({300: 1}) == (None, None)
+    profile.model["attn_backend"] = "FLASH_ATTN"
+    assert profile.engine_backend({300: 1}) == ("FLASH_ATTN", None)
+
+
 def test_what_is_not_what_was_calibrated_is_named() -> None:
     profile = synthetic_profile()
     profile.model |= MEASURED | {"compiled_blocks": 0}

@@ -95,6 +95,28 @@ def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_lis
     assert data.beyond_vllm is not None and data.beyond_vllm.loss_pct > 0
 
 
+def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> None:
+    """The line that is pasted names one that exists there, and what that costs is said; the time is in long segments."""
+    profile = load_profile(STORED)
+    profile.environment["device_type"] = "cuda"
+    shape = {"slots": 1, "is_graph": True}
+    small = shape | {"rows": 2048, "longest": 2048, "backend": "TRITON_ATTN"}
+    large = shape | {"rows": 16384, "longest": 16384, "backend": "FLASH_ATTN"}
+    small["milliseconds"], large["milliseconds"] = (
+        {"TRITON_ATTN": 0.01, "FLASH_ATTN": 0.02},
+        {
+            "TRITON_ATTN": 4.0,
+            "FLASH_ATTN": 2.0,
+        },
+    )
+    profile.model |= {"attn_backend": "auto", "attn_choices": [small, large]}
+    data = tuned(profile=profile, target="vllm")
+    assert data.vllm.attn_backend == "FLASH_ATTN"
+    assert data.serve_line is not None and data.serve_line.endswith("--mm-encoder-attn-backend FLASH_ATTN")
+    (note,) = [note for note in data.notes if "one attention backend" in note]
+    assert "FLASH_ATTN is the best alone for these calls, its attention takes 1.0" in note
+
+
 def test_a_profile_is_not_called_that_of_another_model_under_the_models_other_name() -> None:
     profile = synthetic_profile(Machine())
     said = "the profile was measured with"

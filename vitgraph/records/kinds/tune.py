@@ -173,6 +173,8 @@ class VllmAnswer(Section):
     """JSON for `--compilation-config`."""
     assumed_overheads: str
     """What its manager is assumed to cost, in words."""
+    attn_backend: str | None = None
+    """The one attention backend to give it; null where none is named."""
 
 
 class BeyondVllm(Section):
