@@ -96,7 +96,7 @@ def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_lis
 
 
 def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> None:
-    """The line that is pasted names one that exists there, and what that costs is said; the time is in long segments."""
+    """The line that is pasted names one that exists there, and what it costs is said; long segments have the time."""
     profile = load_profile(STORED)
     profile.environment["device_type"] = "cuda"
     shape = {"slots": 1, "is_graph": True}
