@@ -339,6 +339,15 @@ ROWS: tuple[ModelRow, ...] = (
         "ovis2-debug",
     ),
     ModelRow(
+        "molmo2",
+        OTHER,
+        "Molmo 2 (images)",
+        "molmo2:Molmo2Encoder",
+        ("Molmo2ForConditionalGeneration",),
+        "molmo2-8b",
+        "molmo2-debug",
+    ),
+    ModelRow(
         "ernie4_5_vl",
         OTHER,
         "ERNIE-4.5-VL",
@@ -406,6 +415,7 @@ NOT_YET: Mapping[str, str] = {
     "LlavaOnevision1_5_ForConditionalGeneration": "a tower with a class token in each image, which transformers lacks",
     "LLaVAOneVision1_5_ForConditionalGeneration": "a tower with a class token in each image, which transformers lacks",
     "LlavaOnevision2ForConditionalGeneration": "a tower of its own, which transformers lacks",
+    "MolmoForCausalLM": "the first Molmo: CLIP on padded crops, which transformers lacks",
     "Ovis": "published with code of its own; give a checkpoint in transformers' format (Ovis2-1B-hf)",
     "Ovis2_5": "SigLIP 2 with windows and rotary positions, which transformers lacks",
     "PixtralForConditionalGeneration": "files in Mistral's own format; give the checkpoint in transformers' format",

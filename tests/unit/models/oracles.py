@@ -137,6 +137,7 @@ FACTS = (
     "projector_hidden_size",
     "spatial_merge_size",
     "image_grid_pinpoints",
+    "adapter_config",
 )
 """Fields of presets that stand at the top of config.json."""
 
@@ -257,6 +258,10 @@ ORACLES: Mapping[str, Oracle] = {
         video_rows=lambda batch, _: batch["pixel_values_videos"].flatten(0, 1),
         image_tokens=onevision_tokens,
         frame_tokens=lambda rule: (math.ceil(rule.patches_per_side / 2) ** 2, 1),
+    ),
+    "molmo2": Oracle(
+        "molmo2:Molmo2ForConditionalGeneration",
+        images=features("image", "pixel_values", "image_token_pooling", "image_grids"),
     ),
     "ovis2": Oracle("ovis2:Ovis2ForConditionalGeneration", QWEN2, {"hidden_size": 64, "vocab_size": 512}, images=TILES),
     "minimax_m3": Oracle("minimax_m3_vl:MiniMaxM3SparseForConditionalGeneration"),

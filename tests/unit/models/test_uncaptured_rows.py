@@ -16,6 +16,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.llava_onevision import AnyresGeometry
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, TileGeometry
 from vitgraph.models.registry import row_of_config
+from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -38,6 +39,7 @@ CASES = (
         (AnyresGeometry(IMAGE, 7, 100, 151), TileGeometry(VIDEO, 3), AnyresGeometry(IMAGE, 2, 40, 31)),
         (14 * 16, 1),
     ),
+    Case("molmo2-debug", tuple(CropGeometry(IMAGE, *grid) for grid in ((1, 1), (2, 2), (3, 1))), (200, 1)),
     Case("ovis2-debug", (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 2)), (10 * 4, 1)),
 )
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.preset)

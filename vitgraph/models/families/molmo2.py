@@ -1,0 +1,300 @@
+"""Molmo 2: a SigLIP-like tower on overlapping crops and the whole image; a token pools up to four patches by attention.
+
+Images only. transformers' processor needs torchvision for its pixels; sizes and pixels here are its rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from vitgraph.errors import InputError
+from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, PixelField
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.geometry import (
+    EncoderCudaGraphConfig,
+    EncoderCudaGraphPathConfig,
+    GeometryRule,
+    ItemGeometry,
+    tower_shape,
+)
+from vitgraph.models.grid_encoder import cut_patches
+from vitgraph.models.two_path import CropGeometry
+from vitgraph.planning.budgets import GraphKey
+from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+TOWER, ADAPTER = r"^(?:model\.)?vision_backbone\.image_vit\.", r"^(?:model\.)?vision_backbone\."
+BLOCK = TOWER + r"transformer\.resblocks\.(\d+)\."
+CHECKPOINT_KEYS = (
+    (BLOCK + r"attention\.w([qkvo])\.", r"visual.layers.\1.self_attn.\2_proj."),
+    (BLOCK + r"feed_forward\.w([12])\.", r"visual.layers.\1.mlp.fc\2."),
+    (BLOCK + r"attention_norm\.", r"visual.layers.\1.layer_norm1."),
+    (BLOCK + r"ffn_norm\.", r"visual.layers.\1.layer_norm2."),
+    (TOWER, "visual."),
+    (ADAPTER + r"image_pooling_2d\.w([qkvo])\.", r"adapter.image_pooling_2d.\1_proj."),
+    (ADAPTER + r"image_projector\.w1\.", "adapter.image_projector.gate_proj."),
+    (ADAPTER + r"image_projector\.w2\.", "adapter.image_projector.down_proj."),
+    (ADAPTER + r"image_projector\.w3\.", "adapter.image_projector.up_proj."),
+    (r"^(?:model\.)?vision_tower\.", "visual."),
+    (r"^(?:model\.)?multi_modal_projector\.", "adapter."),
+)
+"""Published key (the original's or transformers') to module name; the first match holds."""
+
+VISION_FIELDS = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "hidden_act", "layer_norm_eps", "image_size", "patch_size", "num_channels", "attention_bias"),
+)
+ADAPTER_FIELDS = (
+    *("vision_feature_layer", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("attention_bias", "hidden_act", "intermediate_size", "text_hidden_size", "mlp_bias"),
+)
+
+
+@lru_cache(maxsize=8)
+def tilings(most: int) -> list[tuple[int, int]]:
+    """Rows and columns of 1 to `most` crops, those of fewer crops first."""
+    sides = range(1, most + 1)
+    known = [(rows, columns) for rows, columns in product(sides, sides) if rows * columns <= most]
+    return sorted(known, key=lambda pair: (pair[0] * pair[1], pair[0]))
+
+
+def pooled(patches: np.ndarray, pool: int) -> np.ndarray:
+    """Squares of `pool x pool` of a grid of patch numbers, `[tokens, pool**2]`; -1 where the grid ends before."""
+    spare = [-side % pool for side in patches.shape]
+    padded = np.pad(patches, [(rest // 2, rest - rest // 2) for rest in spare], constant_values=-1)
+    rows, columns = (side // pool for side in padded.shape)
+    return padded.reshape(rows, pool, columns, pool).swapaxes(1, 2).reshape(rows * columns, -1)
+
+
+class Molmo2Rule(GeometryRule):
+    """The whole image as one crop, then overlapping crops of it stretched to the best-fitting canvas."""
+
+    modalities: tuple[str, ...] = (IMAGE,)
+
+    def __init__(
+        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(vision_config, processor, extra)
+        self.patch = int(self.vision_config["patch_size"])
+        self.side = int(self.vision_config["image_size"][0]) // self.patch
+        self.left, self.right = (int(margin) for margin in self.processor["overlap_margins"])
+        self.pool = int(self.processor["pooling_size"][0])
+        self.item_patches = lru_cache(maxsize=256)(self._item_patches)
+        known = [CropGeometry(IMAGE, columns, rows) for rows, columns in tilings(int(self.processor["max_crops"]))]
+        self.known = {item: sum(rows * columns for rows, columns in self.grids(item)) for item in known}
+
+    @property
+    def output_width(self) -> int:
+        return int(self.extra["adapter_config"]["text_hidden_size"])
+
+    @property
+    def window(self) -> int:
+        """Patches on a side by which a crop is farther than the one before it."""
+        return self.side - self.left - self.right
+
+    def canvas(self, item: CropGeometry) -> tuple[int, int]:
+        """Rows and columns of patches of the image that is cut."""
+        margins = self.left + self.right
+        return item.rows * self.window + margins, item.columns * self.window + margins
+
+    def grids(self, item: CropGeometry) -> list[tuple[int, int]]:
+        """Rows and columns of tokens of the whole image and of its crops."""
+        sizes = ((self.side, self.side), self.canvas(item))
+        return [(-(-rows // self.pool), -(-columns // self.pool)) for rows, columns in sizes]
+
+    def image_geometry(self, width: int, height: int) -> CropGeometry:
+        known = list(self.known)
+        margins, window = (self.left + self.right) * self.patch, self.window * self.patch
+        sides = np.array([(item.rows, item.columns) for item in known], dtype=np.float32) * window
+        # The processor compares these quotients in float32; an image within the margins has none that is positive.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scales = (sides / np.array([height - margins, width - margins], dtype=np.float32)).min(axis=1)
+        if (scales < 1).all():
+            return known[int(scales.argmax())]
+        return known[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
+
+    def checked_crops(self, geometry: ItemGeometry) -> CropGeometry:
+        """The geometry as a grid of crops.
+
+        Raises:
+            InputError: It is something else, or has more crops than the processor cuts.
+        """
+        if not isinstance(geometry, CropGeometry) or geometry not in self.known:
+            raise InputError(f"expected a grid of 1 to {self.processor['max_crops']} crops, got {geometry!r}")
+        return geometry
+
+    def _item_patches(self, item: CropGeometry) -> np.ndarray:
+        """Patches that each token pools, `[tokens, pool**2]` int32, numbered over the item's crops; -1 for none."""
+        side, count = self.side, self.side**2
+        crops = np.arange(item.crops * count, dtype=np.int32).reshape(item.rows, item.columns, side, side)
+        # Of patches in several crops, the one farther from its crop's edge counts.
+        crops[1:, :, : self.left], crops[:, 1:, :, : self.left] = -1, -1
+        crops[:-1, :, side - self.right :], crops[:, :-1, :, side - self.right :] = -1, -1
+        flat = crops.swapaxes(1, 2).reshape(-1)
+        cut = pooled(flat[flat >= 0].reshape(self.canvas(item)), self.pool)
+        whole = pooled(np.arange(count, dtype=np.int32).reshape(side, side), self.pool)
+        return np.concatenate([whole, np.where(cut >= 0, cut + count, -1)]).astype(np.int32)
+
+    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
+        item = self.checked_crops(geometry)
+        return EncoderItemSpec(IMAGE, 1 + item.crops, self.known[item], 1)
+
+    def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
+        return {"pixel_values": 1 + self.checked_crops(geometry).crops}
+
+    def graph_config(self) -> EncoderCudaGraphConfig:
+        smallest = EncoderCudaGraphPathConfig(min(self.known.values()), has_segments=False)
+        return EncoderCudaGraphConfig(self.modalities, self.output_width, {DEFAULT_PATH: smallest})
+
+    def most_crops(self, tokens: int) -> int:
+        """Crops of any items that have so many tokens together."""
+        return max(tokens * (1 + item.crops) // own for item, own in self.known.items())
+
+    def flops(self, geometry: ItemGeometry) -> float:
+        spec, config, adapter = self.item_spec(geometry), self.vision_config, self.extra["adapter_config"]
+        rows, shape = self.side**2, tower_shape(config)
+        embedding = 2.0 * rows * int(config["num_channels"]) * self.patch**2 * shape.width
+        tower = spec.input_size * (embedding + shape.flops(rows, float(rows) ** 2))
+        inner, width, keys = adapter["num_attention_heads"] * adapter["head_dim"], adapter["hidden_size"], self.pool**2
+        levels = len(adapter["vision_feature_layer"])
+        pooling = inner * ((1 + 2 * keys) * width * levels + width + 2 * keys)
+        mlp = adapter["intermediate_size"] * (2 * width + self.output_width)
+        return tower + 2.0 * spec.output_tokens * (pooling + mlp)
+
+
+class Molmo2Encoder(VisionEncoder):
+    """`Molmo2VisionModel` and `Molmo2Adapter`; pixels `[crops, patches, P * P * 3]`, channels fastest."""
+
+    rule_class: ClassVar[type[GeometryRule]] = Molmo2Rule
+    rule: Molmo2Rule
+    calls_varlen: ClassVar[bool] = False
+    image_processor: ClassVar[str | None] = "molmo2.image_processing_molmo2:Molmo2ImageProcessor"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
+    blocks: ClassVar[str | None] = "visual.layers"
+    resample: ClassVar[int] = 2
+
+    @classmethod
+    def build_modules(
+        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+    ) -> nn.ModuleDict:
+        from torch import nn
+        from transformers.models.molmo2.configuration_molmo2 import Molmo2AdapterConfig, Molmo2VisionConfig
+        from transformers.models.molmo2.modeling_molmo2 import Molmo2Adapter, Molmo2VisionModel
+
+        tower, adapter = Molmo2VisionConfig(**vision_config), Molmo2AdapterConfig(**extra["adapter_config"])
+        with device:
+            modules = {
+                "visual": Molmo2VisionModel._from_config(tower, attn_implementation="sdpa", dtype=dtype),
+                "adapter": Molmo2Adapter._from_config(adapter, attn_implementation="sdpa", dtype=dtype),
+            }
+        return nn.ModuleDict(modules)
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        from transformers.models.molmo2.configuration_molmo2 import Molmo2Config
+
+        # transformers' class names the original file's fields anew, and leaves out layers that have no weights.
+        parts = ("vision_config", "vit_config", "adapter_config")
+        given: dict[str, Any] = {name: dict(config[name]) for name in parts if config.get(name)}
+        full: Any = Molmo2Config(**given)
+        vision = {name: getattr(full.vision_config, name) for name in VISION_FIELDS}
+        return vision, {"adapter_config": {name: getattr(full.adapter_config, name) for name in ADAPTER_FIELDS}}
+
+    @classmethod
+    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
+        names = ("max_crops", "overlap_margins", "pooling_size", "image_mean", "image_std")
+        return {name: processor[name] for name in names if processor.get(name) is not None}
+
+    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
+        return (self.rule.side**2, int(self.rule.vision_config["num_channels"]) * self.rule.patch**2)
+
+    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
+        crops = self.rule.most_crops(capacity.token_budget)
+        return {"pixel_values": PixelField(crops, self.pixel_row_shape("pixel_values"))}
+
+    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
+        return {"patches": MetadataField((capacity.token_budget, self.rule.pool**2), "int32", PAD_MINUS_ONE)}
+
+    def compute_metadata(
+        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
+    ) -> dict[str, np.ndarray]:
+        parts, first = [], 0
+        for item in items:
+            own = self.rule.item_patches(self.rule.checked_crops(item))
+            parts.append(np.where(own >= 0, own + first, -1).astype(np.int32))
+            first += self.rule.item_spec(item).input_size * self.rule.side**2
+        return {"patches": np.concatenate(parts)}
+
+    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
+        return {}
+
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
+        return [min(self.rule.known, key=lambda item: self.rule.known[item])]
+
+    def forward_packed(
+        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
+    ) -> Sequence[torch.Tensor]:
+
+        adapter: Any = self.modules["adapter"]
+        features = self._features(inputs["pixel_values"]).flatten(0, 1)
+        patches = inputs["patches"]
+        is_there = patches >= 0
+        pooled = features[patches.clamp(min=0)] * is_there[..., None].to(features.dtype)
+        count = is_there.sum(-1).clamp(min=1)[:, None, None].to(features.dtype)
+        query = pooled.sum(-2, keepdim=True) / count
+        hidden, _ = adapter.image_pooling_2d(query, pooled, attention_mask=is_there[:, None, None])
+        return [adapter.image_projector(hidden.squeeze(1))]
+
+    def _features(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the chosen layers give, side by side: `[crops, patches, levels * K]`."""
+        import torch
+
+        tower: Any = self.modules["visual"]
+        hidden, states = tower.patch_embedding(pixels) + tower.positional_embedding, []
+        for layer in tower.layers:
+            hidden = layer(hidden, None)
+            states.append(hidden)
+        return torch.cat([states[level] for level in self.rule.extra["adapter_config"]["vision_feature_layer"]], dim=-1)
+
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        import torch
+
+        pixels = mm_kwargs.rows("pixel_values").materialize()
+        patches = torch.from_numpy(self.compute_metadata(mm_kwargs.chosen, DEFAULT_PATH, ())["patches"]).long()
+        levels = self.rule.extra["adapter_config"]["vision_feature_layer"]
+        states = self.modules["visual"](pixels, output_hidden_states=True).hidden_states
+        features = torch.cat([states[level + 1 if level >= 0 else level] for level in levels], dim=-1)
+        return self.modules["adapter"](features, patches.to(self.device)).last_hidden_state
+
+    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+        """The processor's rule: bilinear without antialiasing, rounded to whole values, cut with overlaps."""
+        import torch
+
+        items: list[ItemGeometry] = []
+        crops: list[torch.Tensor] = []
+        side, step = self.rule.side * self.rule.patch, self.rule.window * self.rule.patch
+        for image in images:
+            item = self.rule.image_geometry(*image.size)
+            items.append(item)
+            whole = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+            rows, columns = self.rule.canvas(item)
+            canvas = self._resized(whole, (rows * self.rule.patch, columns * self.rule.patch))
+            cut = canvas.unfold(1, side, step).unfold(2, side, step).permute(1, 2, 0, 3, 4).flatten(0, 1)
+            crops += [self._resized(whole, (side, side)), *cut]
+        patches = [cut_patches(crop, self.rule.patch).permute(0, 2, 3, 1).flatten(1) for crop in crops]
+        return items, {"pixel_values": torch.stack(patches).to(self.device, self.dtype)}
+
+    def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+        import torch
+
+        resized = torch.nn.functional.interpolate(image[None], size, mode="bilinear")[0].round().clamp(0, 255) / 255
+        mean, std = (torch.tensor(self.rule.processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
+        return (resized - mean) / std
