@@ -17,7 +17,6 @@ MOST_LINES = 400
 LONGER = {
     "commands/import_settings.py": "one reader a format that vLLM's settings come in",
     "measure/bench.py": "the series of bench and what each hands to the record",
-    "models/geometry.py": "the rules of every kind of grid, which share their checks",
     "ranks/group.py": "one protocol between ranks",
     "records/sections.py": "one schema, whose reference page follows its order",
     "report/views/bench.py": "one document, in the order of its parts",

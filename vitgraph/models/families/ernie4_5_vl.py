@@ -17,9 +17,9 @@ from vitgraph.models.geometry import (
     GridGeometry,
     ItemGeometry,
     MergedGridRule,
-    smart_resize,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 

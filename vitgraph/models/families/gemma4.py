@@ -26,10 +26,10 @@ from vitgraph.models.geometry import (
     ItemGeometry,
     MergedGridRule,
     TowerShape,
-    fixed_frames,
     tower_shape,
 )
 from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
+from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 

@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.geometry import (
-    GeometryRule,
-    GridGeometry,
-    MergedGridRule,
-    TowerShape,
-    smart_resize_video,
-)
+from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule, TowerShape
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import cubic_axis, table_taps
+from vitgraph.models.resizing import smart_resize_video
 from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:

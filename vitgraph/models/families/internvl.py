@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
-from vitgraph.models.geometry import GeometryRule, TileGeometry, fixed_frames
+from vitgraph.models.geometry import GeometryRule, TileGeometry
+from vitgraph.models.resizing import fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.planning.items import IMAGE, VIDEO
 

@@ -12,9 +12,9 @@ from vitgraph.models.geometry import (
     EncoderCudaGraphPathConfig,
     GeometryRule,
     ItemGeometry,
-    sampled_frames,
     transformer_flops,
 )
+from vitgraph.models.resizing import sampled_frames
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
 

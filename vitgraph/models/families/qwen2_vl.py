@@ -7,14 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError
-from vitgraph.models.geometry import (
-    GeometryRule,
-    GridGeometry,
-    MergedGridRule,
-    TowerShape,
-    smart_resize,
-)
+from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule, TowerShape
 from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:

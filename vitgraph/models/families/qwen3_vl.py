@@ -9,15 +9,10 @@ import numpy as np
 
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.families.qwen2_vl import FrameSizedVideos
-from vitgraph.models.geometry import (
-    GeometryRule,
-    GridGeometry,
-    MergedGridRule,
-    sampled_frames,
-    smart_resize_video,
-)
+from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import corner_coordinates, linear_axis, table_taps
+from vitgraph.models.resizing import sampled_frames, smart_resize_video
 from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:

@@ -1,0 +1,103 @@
+"""What processors make of sizes and frames before they are cut into patches: rules that several families share."""
+
+from __future__ import annotations
+
+import math
+
+from vitgraph.errors import InputError
+
+MAX_ASPECT_RATIO = 200
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The Qwen2-VL family's image rule: both sides become multiples of `factor`, the area stays in the range.
+
+    Returns:
+        `(height, width)` in pixels.
+
+    Raises:
+        InputError: One side is more than 200 times the other.
+    """
+    _check_aspect(height, width)
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
+    if new_height * new_width > max_pixels:
+        scale = math.sqrt(height * width / max_pixels)
+        new_height = max(factor, math.floor(height / scale / factor) * factor)
+        new_width = max(factor, math.floor(width / scale / factor) * factor)
+    elif new_height * new_width < min_pixels:
+        scale = math.sqrt(min_pixels / (height * width))
+        new_height = math.ceil(height * scale / factor) * factor
+        new_width = math.ceil(width * scale / factor) * factor
+    if new_height < factor or new_width < factor:
+        raise InputError(
+            f"image of {width}x{height} rounds to {new_width}x{new_height} pixels; a side must keep at least {factor}. "
+            "Enlarge the image or raise the processor's min_pixels"
+        )
+    return new_height, new_width
+
+
+def smart_resize_video(
+    frames: int, height: int, width: int, temporal_factor: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """The Qwen3-VL family's video rule: as `smart_resize`, with the area counted over all frames.
+
+    Returns:
+        `(height, width)` in pixels of every frame.
+
+    Raises:
+        InputError: Fewer frames than `temporal_factor`, or one side more than 200 times the other.
+    """
+    if frames < temporal_factor:
+        raise InputError(f"a video needs at least {temporal_factor} frames, got {frames}")
+    scaled_height, scaled_width = height, width
+    _check_aspect(height, width)
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        scaled_height, scaled_width = int(height * scale), int(width * scale)
+    # Rounding the scaled sides can push a ratio that just passed over the bound.
+    _check_aspect(scaled_height, scaled_width)
+    new_height = round(scaled_height / factor) * factor
+    new_width = round(scaled_width / factor) * factor
+    even_frames = round(frames / temporal_factor) * temporal_factor
+    area = even_frames * new_height * new_width
+    volume = frames * scaled_height * scaled_width
+    if area > max_pixels:
+        scale = math.sqrt(volume / max_pixels)
+        new_height = max(factor, math.floor(scaled_height / scale / factor) * factor)
+        new_width = max(factor, math.floor(scaled_width / scale / factor) * factor)
+    elif area < min_pixels:
+        scale = math.sqrt(min_pixels / volume)
+        new_height = math.ceil(scaled_height * scale / factor) * factor
+        new_width = math.ceil(scaled_width * scale / factor) * factor
+    return new_height, new_width
+
+
+def _check_aspect(height: int, width: int) -> None:
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise InputError(
+            f"image of {width}x{height} has an aspect ratio above {MAX_ASPECT_RATIO}, which the processor refuses; "
+            "crop it or leave it out"
+        )
+
+
+def sampled_frames(frames: int, file_fps: float | None, fps: float, min_frames: int, max_frames: int) -> int:
+    """Frames that a loader sampling at `fps` passes on; all of them where `file_fps` is None (already sampled)."""
+    if file_fps is None:
+        return frames
+    wanted = int(frames / file_fps * fps)
+    return max(1, min(max(wanted, min_frames), max_frames, frames))
+
+
+def fixed_frames(frames: int, wanted: int) -> int:
+    """Frames that a processor takes which spreads a fixed number of them over a file.
+
+    Raises:
+        InputError: The file has fewer; transformers' processors refuse it too.
+    """
+    if frames < wanted:
+        raise InputError(
+            f"a video file of {frames} frames cannot be sampled: the processor's num_frames is {wanted}; give "
+            "frames that already are sampled (no fps), or lower num_frames"
+        )
+    return wanted
