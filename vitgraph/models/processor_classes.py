@@ -86,7 +86,7 @@ class _Absent(types.ModuleType):
 
 
 @contextmanager
-def _torchvision_names() -> Iterator[None]:
+def torchvision_names() -> Iterator[None]:
     """Modules of torchvision that can be imported, and transformers' word that they are there."""
     import transformers.utils as asked
 
@@ -117,7 +117,7 @@ def transformers_class(name: str) -> type[Any]:
     # These remember that torchvision is absent.
     from transformers import image_processing_backends, video_processing_utils
 
-    with _torchvision_names():
+    with torchvision_names():
         module = importlib.import_module(path)
     for user in (module, image_processing_backends, video_processing_utils):
         vars(user)["tvF"] = FUNCTIONS
