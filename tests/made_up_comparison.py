@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from record_dicts import CompareRecord
 
-from vitgraph.records import record as records
-from vitgraph.records.candidates import (
+from vitgraph.records.candidates import UNAVAILABLE, UNSUPPORTED, before_its_turn, derive_results, series_name
+from vitgraph.records.kinds.compare import (
     COMPARED_MODES,
     OK,
-    UNAVAILABLE,
-    UNSUPPORTED,
-    derive_results,
-    empty_row,
-    series_name,
-    set_status,
+    BusyTime,
+    Candidate,
+    CandidateComparison,
+    CandidateMode,
+    CompareResult,
+    Recommendation,
+    Reference,
 )
+from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample, Samples
+from vitgraph.records.sections import Environment, GraphFacts, Resolved, Workload
+from vitgraph.records.stats import MARGIN_PCT
 from vitgraph.records.store import SAMPLES_FILE
 
 REFUSAL = "attention backend TORCH_SDPA reads segment lengths on the host, so this tower cannot be captured with it"
@@ -52,84 +55,74 @@ def make_samples(
     return samples
 
 
-def make_rows(means: dict[str, tuple[float | None, float | None]] = MEANS) -> list[dict[str, Any]]:
-    """Rows before anything is derived from samples; a backend without any mode is unavailable."""
-    rows = []
-    for backend, pair in means.items():
-        row = empty_row(backend)
-        modes = {mode: {"status": OK, "reason": None} for mode in COMPARED_MODES}
-        if pair == (None, None):
-            modes = {mode: {"status": UNAVAILABLE, "reason": "it needs an AMD GPU"} for mode in COMPARED_MODES}
-        else:
-            row |= {"used": backend, "implementation": f"{backend.lower()} 1.2"}
-            row["eager"]["error_vs_float32"] = 0.0112
-            row["graph"]["error_vs_float32"] = None if pair[1] is None else 0.0113
-        if pair[0] is not None and pair[1] is None:
-            modes["graph"] = {"status": UNSUPPORTED, "reason": REFUSAL}
-        if pair[1] is not None:
-            row["graphs"] = {
-                "policy": "greedy",
-                "mode": "cuda",
-                "graphs": 24,
-                "capture_s": 2.5,
-                "pool_bytes": 700 * 2**20,
-                "buffer_bytes": 91 * 2**20,
-                "replay_ms": 4.1,
-                "gpu_busy_ms": 3.9,
-                "launch_gap": 4.1 / 3.9,
-                "hits": 380,
-                "misses": 20,
-                "items": 400,
-                "hit_rate": 0.95,
-                "misses_by_reason": {"not_exact": 20},
-                "replays": 380,
-                "waste": 0.123,
-            }
-            for mode in modes:
-                row[mode]["busy"] = {"calls": 3, "gpu_busy_ms": 4.0, "wall_ms": 5.0, "share": 0.8}
-        set_status(row, modes)
-        rows.append(row)
-    return rows
+GRAPHS = GraphFacts(
+    policy="greedy",
+    mode="cuda",
+    graphs=24,
+    capture_s=2.5,
+    pool_bytes=700 * 2**20,
+    buffer_bytes=91 * 2**20,
+    replay_ms=4.1,
+    gpu_busy_ms=3.9,
+    launch_gap=4.1 / 3.9,
+    hits=380,
+    misses=20,
+    items=400,
+    hit_rate=0.95,
+    misses_by_reason={"not_exact": 20},
+    replays=380,
+    waste=0.123,
+)
 
 
-def make_record(
+def make_row(name: str, eager_ms: float | None, graph_ms: float | None) -> Candidate:
+    """A row before anything is derived from samples; a backend without any mode is unavailable."""
+    if eager_ms is None:
+        missing = CandidateMode(status=UNAVAILABLE, reason="it needs an AMD GPU")
+        return before_its_turn(name).with_modes(eager=missing, graph=missing)
+    busy = BusyTime(calls=3, gpu_busy_ms=4.0, wall_ms=5.0, share=0.8) if graph_ms is not None else None
+    eager = CandidateMode(status=OK, error_vs_float32=0.0112, busy=busy)
+    graph = CandidateMode(status=UNSUPPORTED, reason=REFUSAL)
+    if graph_ms is not None:
+        graph = CandidateMode(status=OK, error_vs_float32=0.0113, busy=busy)
+    row = before_its_turn(name).with_modes(eager=eager, graph=graph)
+    graphs = None if graph_ms is None else GRAPHS
+    return row.but(used=name, implementation=f"{name.lower()} 1.2", graphs=graphs)
+
+
+def make_result(
     means: dict[str, tuple[float | None, float | None]] = MEANS,
     samples: list[Sample] | None = None,
     *,
     invalid_reasons: tuple[str, ...] = (),
-    mode: str = "cuda",
-) -> CompareRecord:
-    """A complete record of the made-up run."""
-    rows = make_rows(means)
-    comparison: dict[str, Any] = {
-        "mode": mode,
-        "isolated": False,
-        "reference": {
-            "backend": "TORCH_SDPA",
-            "dtype": "float32",
-            "calls": 4,
-            "items": 4,
-            "own_error": 0.011,
-            "limit": 0.03,
-        },
-        "invalid_reasons": list(invalid_reasons),
-    }
-    found = make_samples(means) if samples is None else samples
-    recommendation = derive_results(rows, comparison, Samples.of(found), seed=0)
-    facts = {"requests": 400, "calls": 400, "items": 400, "images": 400, "videos": 0}
-    record = records.CompareRecord.model_validate(
-        {
-            "status": "complete",
-            "status_reason": None,
-            "vitgraph_version": "0.1.0",
-            "created_at": "2026-01-01T00:00:00+00:00",
-            "command": ["vitgraph", "compare-backends"],
-            "settings": {"model": {"model": "qwen3-vl-30b-a3b"}},
-            "resolved": {"model": "qwen3-vl-30b-a3b"},
-            "environment": {"device": "NVIDIA H200", "device_type": "cuda"},
-            "workload": {"name": "mixed-chat", "fingerprint": "f", **facts},
-            "result": {"candidates": rows, "comparison": comparison, "recommendation": recommendation},
-            "samples_file": SAMPLES_FILE,
-        }
+    margin_pct: float = MARGIN_PCT,
+    **comparison: Any,
+) -> CompareResult:
+    """The result of the made-up run."""
+    reference = Reference(backend="TORCH_SDPA", dtype="float32", calls=4, items=4, own_error=0.011, limit=0.03)
+    facts = {"mode": "cuda", "reference": reference, "invalid_reasons": invalid_reasons}
+    result = CompareResult(
+        candidates=tuple(make_row(name, *pair) for name, pair in means.items()),
+        comparison=CandidateComparison(**facts | comparison),
+        recommendation=Recommendation(text=""),
     )
-    return CompareRecord.of(record)
+    found = Samples.of(make_samples(means) if samples is None else samples)
+    return derive_results(result, found, seed=0, margin_pct=margin_pct)
+
+
+def make_record(*arguments: Any, **more: Any) -> CompareRecord:
+    """A complete record of the made-up run."""
+    counts = {"requests": 400, "calls": 400, "items": 400, "images": 400, "videos": 0}
+    return CompareRecord(
+        status="complete",
+        status_reason=None,
+        vitgraph_version="0.1.0",
+        created_at="2026-01-01T00:00:00+00:00",
+        command=("vitgraph", "compare-backends"),
+        settings={"model": {"model": "qwen3-vl-30b-a3b"}},
+        resolved=Resolved(model="qwen3-vl-30b-a3b"),
+        environment=Environment(device="NVIDIA H200", device_type="cuda"),
+        workload=Workload(name="mixed-chat", fingerprint="f", **counts),
+        result=make_result(*arguments, **more),
+        samples_file=SAMPLES_FILE,
+    )

@@ -177,13 +177,13 @@ def plan_report() -> Document:
 
 
 def two_runs_report(folder: Path, **factors: float) -> Document:
-    second = write_run(folder, set_field("settings", "graph", "packing", value="greedy-defer"), scale(**factors))
+    second = write_run(folder, set_field("resolved", "packing", value="greedy-defer"), scale(**factors))
     return two_runs_document(compare_runs(*open_runs([EXAMPLE, second])))
 
 
 def runs_report(folder: Path) -> Document:
     def cpu(record: dict[str, Any]) -> None:
-        record["graph"]["mode"] = "cpu-replay"
+        record["result"]["graph"]["mode"] = "cpu-replay"
         record["environment"] |= {"device": "CPU"}
 
     return runs_document([saved_run(), open_runs([write_run(folder / "cpu", cpu, requests=20)])[0]])

@@ -1,4 +1,4 @@
-"""Folders of saved runs for tests: the stored example, changed as a test needs."""
+"""Folders of saved runs for tests: what a command left, and the stored example, changed as a test needs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from record_dicts import old_form
-from records_of_dicts import record_of
-
+from vitgraph.records.record import BenchRecord, CompareRecord
 from vitgraph.records.sample_table import Samples, SampleWriter, read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder, read_record
 
 EXAMPLE = Path(__file__).parent / "data" / "bench-run"
+
+
+def read_bench(folder: Path) -> BenchRecord:
+    """The record of a bench."""
+    record = read_record(folder, "bench")
+    assert isinstance(record, BenchRecord)
+    return record
+
+
+def read_compare(folder: Path) -> CompareRecord:
+    """The record of a backend comparison."""
+    record = read_record(folder, "compare-backends")
+    assert isinstance(record, CompareRecord)
+    return record
 
 
 def write_run(
@@ -25,33 +37,28 @@ def write_run(
 
     Args:
         folder: Where it goes.
-        change: Changes its record in place.
+        change: Changes its record, in the form of its file, in place.
         wall_ms: New wall time of a sample, from its row; None keeps all.
         requests: Keep only the samples of so many requests.
     """
-    record = old_form(read_record(EXAMPLE))
+    record = read_record(EXAMPLE).model_dump(mode="json")
     change(record)
     samples = read_samples(EXAMPLE / SAMPLES_FILE)
     frame = samples.frame if requests is None else samples.frame[samples.frame["call"] < requests]
     if wall_ms is not None:
-        rows = [
-            {"mode": row["series"], "request": str(row["call"]), "round": str(row["round"]), "wall_ms": row["wall_ms"]}
-            for row in frame.to_dict("records")
-        ]
-        frame = frame.assign(wall_ms=[wall_ms(row) for row in rows])
+        frame = frame.assign(wall_ms=[wall_ms(row) for row in frame.to_dict("records")])
     with ResultFolder(folder) as results:
         with SampleWriter(results) as writer:
             writer.write_table(Samples(frame))
-        results.save(record_of(record))
+        results.save(BenchRecord.model_validate(record))
     return folder
 
 
 def scale(**factors: float) -> Callable[[dict[str, str]], float]:
-    """Wall times multiplied by mode; `eager_repeat` goes with `eager`."""
+    """Wall times multiplied by series; `eager_repeat` goes with `eager`."""
 
     def wall_ms(row: dict[str, str]) -> float:
-        mode = "eager" if row["mode"] == "eager_repeat" else row["mode"]
-        return float(row["wall_ms"]) * factors.get(mode, 1.0)
+        return float(row["wall_ms"]) * factors.get(row["series"].removesuffix("_repeat"), 1.0)
 
     return wall_ms
 
@@ -69,18 +76,11 @@ def set_field(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 def on_a_cpu(record: dict[str, Any]) -> None:
     """The run replayed on a CPU."""
-    record["graph"]["mode"] = "cpu-replay"
-    record["environment"] |= {"device": "CPU", "device_type": "cpu", "attn_backend": "TORCH_SDPA"}
+    record["environment"] |= {"device": "CPU", "device_type": "cpu"}
+    record["environment"]["encoder"]["attn_backend"] = "TORCH_SDPA"
+    record["result"]["graph"]["mode"] = "cpu-replay"
+    comparison = record["result"]["comparison"]
     reason = "replay on a CPU saves no launches; no speed-up is claimed here"
-    record["comparison"] |= {"verdict": "invalid", "verdict_reason": reason}
+    comparison |= {"verdict": "invalid", "verdict_reason": reason, "invalid_reasons": [reason]}
     for metric in ("mean", "p50", "p99"):
-        record["comparison"][metric]["verdict"] = "invalid"
-
-
-def nothing_measured(record: dict[str, Any]) -> None:
-    """The run ended before it measured anything."""
-    record |= {"status": "error", "status_reason": "out of memory: 80 GiB needed", "summary": {}, "comparison": {}}
-    record |= {"environment": {}, "correctness": None}
-    counters = ("items", "hits", "misses", "replays", "path_runs", "partial_hits", "tokens_replayed")
-    record["graph"] |= dict.fromkeys(counters, 0) | {"hit_rate": None, "waste": None, "mode": None, "dropped": []}
-    record["graph"] |= {"per_budget": [], "captured": [], "misses_by_reason": {}, "pool_bytes": None, "capture_s": None}
+        comparison["pairs"][0][metric]["verdict"] = "invalid"

@@ -24,6 +24,7 @@ from vitgraph.records.kinds.calibrate import (
     ReplayPoint,
     Timing,
 )
+from vitgraph.records.sections import Encoder, Environment
 
 BUDGETS = (64, 96, 128, 196, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)
 SLOT_BUDGETS = (256, 1024, 4096)
@@ -109,8 +110,12 @@ def synthetic_profile(
     plan = plan_of((100, 300, 900, 2500), 4)
     holdout = [_held_out(machine, plan, rng, measured) for _ in range(24)]
     return CalibrationProfile(
-        model={"name": "synthetic", "row": "qwen3_vl", "attn_backend": "formulas", "dtype": "none"},
-        environment={"device": "synthetic device", "device_type": "cuda"},
+        model={"name": "synthetic", "row": "qwen3_vl"},
+        environment=Environment(
+            device="synthetic device",
+            device_type="cuda",
+            encoder=Encoder(dtype="none", attn_backend="formulas"),
+        ),
         encoder=EncoderFacts({DEFAULT_PATH: min(budgets)}, (), (IMAGE, VIDEO), 1, 384),
         max_tokens=max(budgets),
         replays=replays,

@@ -158,7 +158,7 @@ def bench(model: str, *, progress: Progress | None = None, **options: Any) -> Be
         )
     folder = spec.run.output_dir or new_folder("bench", model)
     said = [f"{name}={value!r}" for name, value in {"model": model, **options}.items()]
-    return run_bench(prepare_bench(spec), folder, ["vitgraph.bench", *said], progress or SilentProgress())
+    return run_bench(prepare_bench(spec), folder, progress or SilentProgress(), command=["vitgraph.bench", *said])
 
 
 def read_record(path: str | Path) -> Record:

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from record_dicts import RunRecord
+from saved_run_folders import read_bench
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.graphs import manager
 from vitgraph.measure.series import Series
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import read_record
 
 TINY = [
@@ -99,14 +100,10 @@ def test_json_prints_one_object_and_nothing_else(folder: Path) -> None:
 
 def test_modes_alternate_which_goes_first(folder: Path) -> None:
     run("--output-dir", str(folder), "--rounds", "2")
-    samples = RunRecord.load(folder).load_samples().samples
-    first = [
-        (sample.round, sample.request, sample.mode)
-        for sample in samples
-        if sample.mode in ("eager", "graph") and sample.position == 0
-    ]
-    assert {mode for round_index, request, mode in first if (round_index + request) % 2 == 0} == {"eager"}
-    assert any(sample.mode == "graph" and sample.position < 2 for sample in samples)
+    samples = read_samples(folder / "samples.csv").calls
+    first = samples[samples["series"].isin(["eager", "graph"]) & (samples["position"] == 0)]
+    assert set(first[(first["round"] + first["call"]) % 2 == 0]["series"]) == {"eager"}
+    assert ((samples["series"] == "graph") & (samples["position"] < 2)).any()
 
 
 def test_items_one_by_one_are_a_series_of_their_own(folder: Path) -> None:
@@ -240,9 +237,9 @@ def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: p
     monkeypatch.setattr(Series, "batches", stop_at_the_fourth)
     result = run("--output-dir", str(folder))
     assert result.exit_code == 130
-    record = RunRecord.load(folder)
-    assert record["status"] == "interrupted"
-    assert record["summary"]["graph"]["n"] == 3
+    record = read_bench(folder)
+    assert record.status == "interrupted"
+    assert record.result.latency["graph"].calls == 3
     assert (folder / "summary.csv").exists()
     assert managers[0].graphs == {}
 
@@ -264,7 +261,7 @@ def test_a_full_disk_ends_with_what_is_lost_and_what_is_saved(folder: Path, monk
     assert result.exit_code == 1
     assert "No space left" in result.stderr
     assert "samples.csv" in result.stderr
-    assert RunRecord.load(folder)["status"] == "error"
+    assert read_bench(folder).status == "error"
 
 
 def test_wrong_outputs_are_never_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,9 +272,9 @@ def test_wrong_outputs_are_never_timed(folder: Path, monkeypatch: pytest.MonkeyP
     result = run("--output-dir", str(folder))
     assert result.exit_code == 4
     assert "nothing was timed" in result.stderr
-    record = RunRecord.load(folder)
-    assert record["correctness"]["status"] == "incorrect"
-    assert record["summary"] == {}
+    result = read_bench(folder).result
+    assert result.correctness is not None and result.correctness.status == "incorrect"
+    assert result.latency == {}
 
 
 def test_local_parquet_images_go_through_the_real_processor(tmp_path: Path, folder: Path) -> None:
@@ -364,9 +361,9 @@ def test_an_output_that_is_not_a_number_is_recorded_as_incorrect(folder: Path, m
         EncoderCudaGraphManager, "execute", lambda self, call: [x * float("nan") for x in real(self, call)]
     )
     assert run("--output-dir", str(folder)).exit_code == 4
-    correctness = RunRecord.load(folder)["correctness"]
-    assert correctness["status"] == "incorrect"
-    assert correctness["max_rel_l2"] == pytest.approx(float("nan"), nan_ok=True)
+    correctness = read_bench(folder).result.correctness
+    assert correctness is not None and correctness.status == "incorrect"
+    assert correctness.max_rel_l2 == pytest.approx(float("nan"), nan_ok=True)
 
 
 @pytest.mark.slow
@@ -379,9 +376,9 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
         time.sleep(0.1)
     process.terminate()
     assert process.wait(timeout=240) == 130
-    record = RunRecord.load(folder)
-    assert record["status"] == "interrupted"
-    assert record["summary"]["graph"]["n"] >= 1
+    record = read_bench(folder)
+    assert record.status == "interrupted"
+    assert record.result.latency["graph"].calls >= 1
 
 
 def test_a_module_that_reports_leaks_at_the_end_is_not_asked() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from record_dicts import CompareRecord
+from saved_run_folders import read_compare
 from typer.testing import CliRunner
 
 from vitgraph.attention import registry
@@ -54,15 +54,15 @@ def test_every_registered_backend_has_a_row_with_figures_or_a_reason(folder: Pat
     result = run("--output-dir", str(folder))
     assert result.exit_code == 0, result.output
     assert "no speed-up is claimed here" in result.stdout
-    record = CompareRecord.load(folder)
-    assert record["kind"] == "compare-backends"
-    assert [row["requested"] for row in record.rows] == list(registry.BACKENDS)
-    assert [row["requested"] for row in record.rows if row["status"] == "ok"] == ["TORCH_SDPA"]
-    for row in record.rows:
-        assert row["requested"] in result.stdout
-        assert row["reason"] is None or row["reason"].split(",")[0] in result.stdout
-    assert record.rows[-1]["graph"]["n"] == 4
-    assert record.is_cpu_replay
+    found = read_compare(folder).result
+    assert [row.name for row in found.candidates] == list(registry.BACKENDS)
+    assert [row.name for row in found.candidates if row.status == "ok"] == ["TORCH_SDPA"]
+    for row in found.candidates:
+        assert row.name in result.stdout
+        assert row.reason is None or row.reason.split(",")[0] in result.stdout
+    latency = found.candidates[-1].graph.latency
+    assert latency is not None and latency.calls == 4
+    assert found.comparison.mode == "cpu-replay"
     with (folder / "backends.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * len(registry.BACKENDS)
     for name in ("samples.csv", "plots/backends.png", "plots/backends.svg"):
@@ -84,13 +84,14 @@ def test_each_backend_runs_in_a_process_of_its_own(folder: Path) -> None:
     result = run("--isolate", "--backends", "TORCH_SDPA", "--seed", "3", "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
     assert "each backend in a process of its own" in result.stdout
-    record, part = CompareRecord.load(folder), CompareRecord.load(folder / "parts" / "TORCH_SDPA")
-    assert record["comparison"]["isolated"] and not part["comparison"]["isolated"]
-    assert record["workload"] == part["workload"]
-    assert part["settings"]["model"]["seed"] == 3
+    record, part = read_compare(folder), read_compare(folder / "parts" / "TORCH_SDPA")
+    assert record.result.comparison.isolated and not part.result.comparison.isolated
+    assert record.workload == part.workload
+    assert part.settings["model"]["seed"] == 3  # type: ignore[call-overload,index]
     whole, alone = (read_samples(place / "samples.csv") for place in (folder, folder / "parts" / "TORCH_SDPA"))
     assert len(whole) == len(alone) > 0
-    assert record.rows[0]["graph"]["n"] == 4
+    latency = record.result.candidates[0].graph.latency
+    assert latency is not None and latency.calls == 4
 
 
 def test_attention_alone_has_its_own_record_and_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +135,7 @@ def test_nothing_right_is_a_failure_that_still_shows_its_table(folder: Path, fak
     assert "no backend's outputs are right" in result.stderr
     assert "incorrect" in result.stdout
     assert "unavailable" in result.stdout
-    assert CompareRecord.load(folder)["recommendation"]["backend"] is None
+    assert read_compare(folder).result.recommendation.name is None
 
 
 def test_nothing_available_is_a_usage_error_with_the_reasons(folder: Path) -> None:
@@ -155,7 +156,8 @@ def test_a_stop_by_the_user_keeps_what_was_measured(folder: Path, monkeypatch: p
     result = run("--backends", "TORCH_SDPA", "--output-dir", str(folder))
     assert result.exit_code == 130
     assert "Interrupted: stopped by the user while measuring" in result.stdout
-    assert CompareRecord.load(folder).rows[0]["graph"]["n"] == 2
+    latency = read_compare(folder).result.candidates[0].graph.latency
+    assert latency is not None and latency.calls == 2
     assert (folder / "backends.csv").exists()
 
 

@@ -119,7 +119,7 @@ def test_two_runs_are_compared_with_their_deltas_and_verdict(copy: Path, tmp_pat
     ],
 )
 def test_a_regression_ends_with_5(factor: float, limit: str, status: int, said: str, tmp_path: Path) -> None:
-    new = write_run(tmp_path / "new", set_field("settings", "graph", "packing", value="exact"), scale(graph=factor))
+    new = write_run(tmp_path / "new", set_field("resolved", "packing", value="exact"), scale(graph=factor))
     gate = ("--fail-on-slower", limit, "--output-dir", str(tmp_path / "out"))
     result = run("--compare", str(EXAMPLE), str(new), *gate)
     assert result.exit_code == status, result.output

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from record_dicts import RunRecord
+from saved_run_folders import read_bench
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -20,6 +20,7 @@ from vitgraph.measure.bench import BenchRun
 from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.budgets import GraphKey
+from vitgraph.records.sample_table import read_samples
 from vitgraph.report.documents import saved_document
 from vitgraph.report.to_html import to_html
 
@@ -59,35 +60,34 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.mark.slow
 def test_one_run_measures_eager_two_paths_and_the_monolithic_graph(finished: tuple[str, Path, str]) -> None:
     _, folder, _ = finished
-    record = RunRecord.load(folder)
+    result = read_bench(folder).result
+    means: dict[str, float] = {}
     for mode in ("eager", "graph", "monolithic"):
-        entry = record["summary"][mode]
-        assert entry["n"] == REQUESTS
-        assert entry["mean_ms"] > 0 and 0 < entry["p50_ms"] <= entry["p99_ms"]
-    comparison = record["comparison"]
-    for name in ("monolithic_against_eager", "two_paths_against_monolithic"):
-        assert set(comparison[name]) == {"mean", "p50", "p99"}
-        assert comparison[name]["mean"]["verdict"] == "invalid"
-    means = {mode: record["summary"][mode]["mean_ms"] for mode in ("graph", "monolithic")}
-    delta = 100 * (means["graph"] / means["monolithic"] - 1)
-    assert comparison["two_paths_against_monolithic"]["mean"]["delta_pct"] == pytest.approx(delta)
-    assert record["correctness"]["status"] == "ok"
-    assert 0 <= record["correctness"]["monolithic_max_rel_l2"] <= record["correctness"]["tolerance"]
+        entry = result.latency[mode]
+        assert entry.calls == REQUESTS
+        assert entry.mean_ms and entry.p50_ms and entry.p99_ms and 0 < entry.p50_ms <= entry.p99_ms
+        means[mode] = entry.mean_ms
+    for base, series in (("eager", "monolithic"), ("monolithic", "graph")):
+        pair = result.comparison.pair(base, series)
+        assert pair is not None and pair.p50 is not None and pair.p99 is not None
+        assert pair.mean.verdict == "invalid"
+        assert pair.mean.improvement_pct == pytest.approx(100 * (1 - means[series] / means[base]))
+    correctness = result.correctness
+    assert correctness is not None and correctness.status == "ok"
+    assert 0 <= (correctness.monolithic_max_rel_l2 or 0.0) <= correctness.tolerance
 
 
 def test_the_modes_are_interleaved_and_change_places(finished: tuple[str, Path, str]) -> None:
     _, folder, _ = finished
-    calls: dict[tuple[int, int], list[Any]] = {}
-    for sample in RunRecord.load(folder).load_samples().samples:
-        calls.setdefault((sample.round, sample.request), []).append(sample)
+    calls = read_samples(folder / "samples.csv").calls.groupby(["round", "call"])
     assert len(calls) == REQUESTS * ROUNDS
     orders = []
-    for samples in calls.values():
-        order = [sample.mode for sample in samples if sample.mode != "eager_repeat"]
+    for _, samples in calls:
+        order = [series for series in samples["series"] if series != "eager_repeat"]
         assert sorted(order) == ["eager", "graph", "monolithic"]
         orders.append(order)
-        assert {sample.tokens for sample in samples} == {samples[0].tokens}
-        assert all((sample.replays > 0) == (sample.mode in ("graph", "monolithic")) for sample in samples)
+        assert samples["tokens"].nunique() == 1
+        assert ((samples["replays"] > 0) == samples["series"].isin(["graph", "monolithic"])).all()
     before = [order.index("graph") < order.index("monolithic") for order in orders]
     assert 0 < sum(before) < len(before)
     assert {order[0] for order in orders} == {"eager", "graph", "monolithic"}
@@ -95,22 +95,23 @@ def test_the_modes_are_interleaved_and_change_places(finished: tuple[str, Path, 
 
 def test_waste_counts_the_crops_that_images_do_not_have(finished: tuple[str, Path, str]) -> None:
     model, folder, _ = finished
-    record = RunRecord.load(folder)
+    record = read_bench(folder)
     tokens = resolve_model(model).rule().path_tokens  # type: ignore[attr-defined]
-    whole, planned = record["graph"]["monolithic"], record["settings"]["resolved"]["monolithic"]
-    crops = planned["max_crops"]
-    assert planned["item_tokens"] == tokens["global"] + crops * tokens["local"]
-    assert all(budget % planned["item_tokens"] == 0 for budget in planned["token_budgets"]["default"])
-    used = {row["path"]: row["tokens_replayed"] for row in record["graph"]["per_path"]}
-    assert (whole["items"], whole["hits"], whole["replays"]) == (REQUESTS, REQUESTS, REQUESTS)
-    assert whole["tokens_replayed"] == record["graph"]["tokens_replayed"] == sum(used.values())
-    assert whole["budget_tokens_replayed"] == REQUESTS * planned["item_tokens"]
-    assert whole["waste"] == pytest.approx(1 - sum(used.values()) / whole["budget_tokens_replayed"])
+    whole, planned = record.result.monolithic, record.resolved and record.resolved.monolithic
+    assert whole is not None and planned is not None
+    crops = planned.max_crops
+    assert planned.item_tokens == tokens["global"] + crops * tokens["local"]
+    assert all(budget % planned.item_tokens == 0 for budget in planned.token_budgets["default"])
+    used = {row.path: row.tokens_replayed for row in record.result.graph.per_path}
+    assert (whole.items, whole.hits, whole.replays) == (REQUESTS, REQUESTS, REQUESTS)
+    assert whole.tokens_replayed == record.result.graph.tokens_replayed == sum(used.values())
+    assert whole.budget_tokens_replayed == REQUESTS * planned.item_tokens
+    assert whole.waste == pytest.approx(1 - sum(used.values()) / whole.budget_tokens_replayed)
     computed = {"global": REQUESTS * tokens["global"], "local": REQUESTS * crops * tokens["local"]}
-    assert {row["path"]: (row["tokens_replayed"], row["budget_tokens_replayed"]) for row in whole["parts"]} == {
+    assert {row.path: (row.tokens_replayed, row.budget_tokens_replayed) for row in whole.parts} == {
         path: (used[path], computed[path]) for path in used
     }
-    assert whole["captured"] and whole["buffer_bytes"] > 0
+    assert whole.captured and (whole.buffer_bytes or 0) > 0
 
 
 def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
@@ -122,8 +123,9 @@ def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
 
 def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> None:
     _, folder, printed = finished
-    record = RunRecord.load(folder)
-    waste = [f"{100 * side['waste']:.1f}%" for side in (record["graph"], record["graph"]["monolithic"])]
+    result = read_bench(folder).result
+    assert result.monolithic is not None and result.monolithic.waste is not None and result.graph.waste is not None
+    waste = [f"{100 * share:.1f}%" for share in (result.graph.waste, result.monolithic.waste)]
     page = to_html(saved_document(folder))
     for text in (printed, page):
         assert "Two paths against one monolithic graph" in text
@@ -135,7 +137,7 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> No
     assert summary["monolithic", "mean"]["improvement_pct"] and summary["monolithic", "p50"]["verdict"] == "invalid"
     paths = {(row["series"], row["path"]): row for row in read_csv(folder / "per_path.csv")}
     assert set(paths) == {(mode, path) for mode in ("graph", "monolithic") for path in ("global", "local", "all")}
-    assert float(paths["monolithic", "all"]["waste"]) == pytest.approx(record["graph"]["monolithic"]["waste"], abs=1e-5)
+    assert float(paths["monolithic", "all"]["waste"]) == pytest.approx(result.monolithic.waste, abs=1e-5)
     assert [row["metric"] for row in read_csv(folder / "monolithic.csv")] == ["mean", "p50", "p99"]
     budgets = {row["path"] for row in read_csv(folder / "per_budget.csv")}
     assert budgets == {"global", "local", "monolithic"}
@@ -169,7 +171,8 @@ def test_images_without_crops_replay_no_crops_on_two_paths_only(tmp_path: Path) 
 @pytest.mark.slow
 def test_without_a_number_of_crops_the_graph_holds_the_most_of_the_workload(tmp_path: Path) -> None:
     run("deepseek-ocr-debug", *small_images(100), "--output-dir", str(tmp_path / "run"), "--json")
-    assert RunRecord.load(tmp_path / "run")["settings"]["resolved"]["monolithic"]["max_crops"] == 1
+    resolved = read_bench(tmp_path / "run").resolved
+    assert resolved is not None and resolved.monolithic is not None and resolved.monolithic.max_crops == 1
 
 
 @pytest.mark.slow
@@ -223,16 +226,13 @@ def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypat
         for key in manager.graphs:
             yield key, {"replay_ms": float(key.token_budget), **timings}
 
-    def speed_of_light(self: Any, *_: Any) -> None:
-        self.draft.environment["matrix_rate_tflops"] = None
-
-    def captured(self: BenchRun) -> None:
-        # From here on only the record and the release ask a manager for its device.
-        monkeypatch.setattr(EncoderCudaGraphManager, "is_cuda", True)
+    def captured(self: BenchRun, *_: Any) -> None:
+        # From here on only the record asks for the device.
+        self.device = torch.device("cuda", 0)
 
     monkeypatch.setattr(BenchRun, "_save_before_measuring", captured)
-    monkeypatch.setattr(BenchRun, "_speed_of_light", speed_of_light)
-    monkeypatch.setattr(BenchRun, "_release", lambda self: None)
+    monkeypatch.setattr(BenchRun, "_speed_of_light", lambda self: None)
+    monkeypatch.setattr(BenchRun, "release", lambda self: None)
     monkeypatch.setattr(diagnostics, "measure_replays", timed)
     monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: iter(()))
     result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from rank_processes import rank_pids
-from record_dicts import RunRecord
+from saved_run_folders import read_bench
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -115,9 +115,9 @@ def test_vitgraph_starts_the_ranks_and_rank_0_reports(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     printed = json.loads(result.stdout)
-    record = RunRecord.load(folder)
-    assert printed["result"]["graph"]["items"] == record["graph"]["items"] == 18
-    assert len(record["environment"]["ranks"]) == 2
+    record = read_bench(folder)
+    assert printed["result"]["graph"]["items"] == record.result.graph.items == 18
+    assert record.environment is not None and len(record.environment.ranks) == 2
     table = read_samples(folder / SAMPLES_FILE)
     assert len(table) == 3 * len(table.calls)
     assert (folder / "summary.csv").exists()
@@ -151,10 +151,10 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_what_was_measured(tmp_path
         process.kill()
     assert process.returncode != 0
     assert "error: rank 1 (" in errors and f"What was measured is saved in {folder}" in errors
-    record = RunRecord.load(folder)
-    assert record["status"] == "error"
-    assert record["status_reason"].startswith("rank 1 (") and "killed, or hanging" in record["status_reason"]
-    assert record["summary"]["graph"]["n"] >= 5
+    record, reason = read_bench(folder), str(read_bench(folder).status_reason)
+    assert record.status == "error"
+    assert reason.startswith("rank 1 (") and "killed, or hanging" in reason
+    assert record.result.latency["graph"].calls >= 5
 
 
 @pytest.mark.slow

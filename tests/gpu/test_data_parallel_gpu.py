@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from rank_processes import rank_pids
-from record_dicts import RunRecord
+from saved_run_folders import read_bench
 
 pytestmark = [
     pytest.mark.requires_cuda,
@@ -71,7 +71,7 @@ def test_a_rank_that_is_gone_or_hangs_ends_the_run(sent: signal.Signals, tmp_pat
                 os.kill(pid, signal.SIGKILL)
     assert process.returncode == 1, errors
     assert "error: rank 1 (" in errors
-    record = RunRecord.load(folder)
-    assert record["status"] == "error"
-    assert record["status_reason"].startswith("rank 1 (")
-    assert record["summary"]["graph"]["n"] > 0
+    record = read_bench(folder)
+    assert record.status == "error"
+    assert str(record.status_reason).startswith("rank 1 (")
+    assert record.result.latency["graph"].calls > 0

@@ -40,7 +40,7 @@ def encoder() -> VisionEncoder:
 
 def test_a_profile_knows_what_its_kernels_do(tmp_path: Path) -> None:
     spec = ProfileSpec(MODEL, GraphSpec(), parse_items("2*512x512"), repeats=2, chrome_trace=True)
-    record = run_profile(prepare_profile(spec), tmp_path, [], Silent())
+    record = run_profile(prepare_profile(spec), tmp_path, Silent())
     assert record["traced"] == "GPU kernels"
     for mode in ("eager", "graph"):
         entry = record["modes"][mode]

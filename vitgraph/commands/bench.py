@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vitgraph.commands.checks import check_run
-from vitgraph.commands.shell import Shown, command_line, shown_record
+from vitgraph.commands.shell import Shown, shown_record
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
 from vitgraph.specs import BenchSpec
@@ -38,7 +38,7 @@ def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
     for warning in prepared.warnings:
         progress.note(warning)
     try:
-        record = bench_on_rank(prepared, folder, command_line(), progress)
+        record = bench_on_rank(prepared, folder, progress)
     finally:
         if not is_follower():
             write_derived(folder, progress.note)
@@ -72,6 +72,6 @@ def _compile_rows(spec: BenchSpec, progress: Progress) -> Shown:
         return described(prepared.describe())
     for warning in prepared.warnings:
         progress.note(warning)
-    record = run_compile_matrix(prepared, folder, command_line(), progress)
+    record = run_compile_matrix(prepared, folder, progress)
     write_derived(folder, progress.note)
     return shown_record(record, folder, failure_of(record.result))

@@ -65,13 +65,14 @@ def measured_profile(
 
     device = resolve_device(model.device)
     progress.phase("loading the encoder")
-    encoder, facts = load(source, model, device=device, dtype=resolve_dtype(model.dtype, device))
+    encoder, ran = load(source, model, device=device, dtype=resolve_dtype(model.dtype, device))
     weights = "random" if model.load_format == "dummy" else source.weights
     named = {"name": source.name, "row": source.row.name, "weights": weights, "tower": tower_shape(source)}
     return measure(
         encoder,
         max_tokens=max_tokens,
-        model={**named, **facts},
+        model=named,
+        ran=ran,
         time_limit_s=time_limit_s,
         seed=model.seed,
         progress=progress,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vitgraph.commands.bench import described
 from vitgraph.commands.checks import check_run
 from vitgraph.commands.config_file import NOT_IN_FILES, command_of_options
-from vitgraph.commands.shell import Shown, command_line, shown_record
+from vitgraph.commands.shell import Shown, shown_record
 from vitgraph.errors import UsageError
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
@@ -68,13 +68,13 @@ def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> Compare
     from vitgraph.measure.compare import follow_compare, run_compare
     from vitgraph.measure.compare_isolated import run_isolated
 
-    command, spec = command_line(), prepared.spec
+    spec = prepared.spec
     if spec.isolate:
-        return run_isolated(prepared, folder, command, progress, lambda name, part: _part_command(name, part, spec))
+        return run_isolated(prepared, folder, progress, lambda name, part: _part_command(name, part, spec))
     with naming_folder(folder), joined(spec.bench.parallel, spec.bench.model.device) as group:
         if group is None or group.is_leader:
-            return run_compare(prepared, folder, command, progress, group)
-        follow_compare(prepared, command, group, progress)
+            return run_compare(prepared, folder, progress, group)
+        follow_compare(prepared, group, progress)
         return None
 
 
@@ -91,6 +91,6 @@ def _run_micro(spec: CompareSpec, folder: Path, progress: Progress) -> Shown:
     from vitgraph.measure.compare_micro import micro_failure, run_micro_comparison
     from vitgraph.report.documents import write_derived
 
-    record = run_micro_comparison(spec, folder, command_line(), progress)
+    record = run_micro_comparison(spec, folder, progress)
     write_derived(folder, progress.note)
     return shown_record(record, folder, micro_failure(record))

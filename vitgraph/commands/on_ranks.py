@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,16 +79,14 @@ def joined(spec: ParallelSpec, device: str) -> Iterator[ParallelGroup | None]:
         yield group
 
 
-def bench_on_rank(
-    prepared: PreparedBench, folder: Path, command: Sequence[str], progress: Progress
-) -> BenchRecord | None:
+def bench_on_rank(prepared: PreparedBench, folder: Path, progress: Progress) -> BenchRecord | None:
     """This rank's part of `bench`; the record on rank 0 and in a run of one process, None elsewhere."""
     from vitgraph.measure.bench import follow_bench, run_bench
 
     spec = prepared.spec
     with naming_folder(folder), joined(spec.parallel, spec.model.device) as group:
         if group is None or group.is_leader:
-            return run_bench(prepared, folder, command, progress, group)
+            return run_bench(prepared, folder, progress, group)
         follow_bench(prepared, group, progress)
         return None
 

@@ -22,7 +22,7 @@ def plan(spec: PlanSpec) -> Shown:
 
     On several GPUs (--tensor-parallel-size), also which rank would get which items, and what sharing by cost changes.
     """
-    from vitgraph.measure.preparation import workload_facts
+    from vitgraph.measure.preparation import workload_of
     from vitgraph.report.views.plan import explanation_document
 
     prepared = _prepare(spec)
@@ -30,7 +30,7 @@ def plan(spec: PlanSpec) -> Shown:
         return _plan_ranks(spec, prepared)
     requests = [len(call.requests) for call in prepared.calls]
     data = _explain(spec, prepared, [call.specs for call in prepared.calls], requests)
-    data["warnings"], data["workload"] = prepared.warnings, workload_facts(prepared)
+    data["warnings"], data["workload"] = prepared.warnings, workload_of(prepared).model_dump(mode="json")
     for text in prepared.warnings if not spec.shell.json else ():
         print(f"note: {text}", file=sys.stderr)
     return Shown(data, explanation_document(data))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, command_line, is_on_gpu, shown_record
+from vitgraph.commands.shell import Shown, is_on_gpu, shown_record
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
 from vitgraph.specs import ProfileSpec
@@ -36,6 +36,6 @@ def profile(spec: ProfileSpec, progress: Progress) -> Shown:
     check_run(spec.model, prepared.source, folder, overwrite=spec.overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would profile {len(prepared.call.items)} item(s) of {prepared.source.name}")
-    record = run_profile(prepared, folder, command_line(), progress)
+    record = run_profile(prepared, folder, progress)
     write_derived(folder, progress.note)
     return shown_record(record, folder)

@@ -159,11 +159,6 @@ def _tell(text: str, error: VitgraphError | None = None) -> None:
         leave_word(error)
 
 
-def command_line() -> list[str]:
-    """The command as a record says it."""
-    return ["vitgraph", *sys.argv[1:]]
-
-
 @contextmanager
 def told(*, quiet: bool) -> Iterator[Progress]:
     """Tells of a command's work on standard error; a rank other than the first is silent."""

@@ -137,8 +137,8 @@ def _measure(
     progress.phase("loading the encoder")
     engine = advice.result.vllm.attn_backend if spec.target == VLLM else None
     model = profile.measured_spec(spec.bench.model, unavailable_backends(device), engine)
-    encoder, facts = load(prepared.source, model, device=device, dtype=resolve_dtype(model.dtype, device))
-    for difference in profile.differences({**snapshot(device), **facts}):
+    encoder, ran = load(prepared.source, model, device=device, dtype=resolve_dtype(model.dtype, device))
+    for difference in profile.differences(snapshot(device).but(encoder=ran)):
         progress.note(difference)
         advice.note(difference)
     verify_tuning(
@@ -176,9 +176,9 @@ class TuningSaver:
         profile: CalibrationProfile,
         advice: Advice,
     ) -> None:
-        from vitgraph.measure.preparation import workload_facts
+        from vitgraph.measure.preparation import workload_of
         from vitgraph.records.record import TuneRecord
-        from vitgraph.records.sections import Resolved, Workload
+        from vitgraph.records.sections import Resolved
 
         self.is_stopped = False
         self.failure: RecordFileError | None = None
@@ -188,7 +188,7 @@ class TuningSaver:
             status_reason=None,
             settings={"tune": spec.as_dict()},
             resolved=Resolved(model=prepared.source.name, row=profile.model.get("row")),
-            workload=Workload.model_validate(workload_facts(prepared)),
+            workload=workload_of(prepared),
             result=advice.result,
         )
 

@@ -91,15 +91,6 @@ class BudgetGraphMetadata:
         # A list is built faster than a generator is run, and this is asked before every replay.
         return (*[tensor.data_ptr() for tensor in self.input_buffers.values()], self.output_buffer.data_ptr())
 
-    def as_dict(self) -> dict[str, Any]:
-        """The graph in the shape of run.json's `graph.captured`."""
-        return {
-            **self.key.as_dict(),
-            "capture_ms": self.capture_ms,
-            "pool_bytes": self.pool_bytes,
-            "buffer_bytes": self.buffer_bytes,
-        }
-
 
 def capture_budget(
     model: SupportsEncoderCudaGraph,

@@ -36,9 +36,6 @@ class DroppedGraph:
     key: GraphKey
     reason: str
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**self.key.as_dict(), "reason": self.reason}
-
 
 class CapturedGraphs:
     """Graphs of one plan, which share a pool and one set of static buffers.

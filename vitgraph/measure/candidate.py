@@ -10,8 +10,10 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import torch
 
 from vitgraph.attention.registry import AUTO, backend_class
@@ -20,10 +22,12 @@ from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import Reference, largest_deviation, worst
+from vitgraph.measure.diagnose import timed_graphs
 from vitgraph.measure.preparation import PreparedBench
+from vitgraph.measure.run import captured_facts
 from vitgraph.measure.series import Encode, Series, eager_series, expect_calls, graph_series, prepare_attention
 from vitgraph.measure.setup import load
-from vitgraph.measure.timing import CallTime, CallTimer
+from vitgraph.measure.timing import CallTime, CallTimer, busy_time
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
@@ -36,17 +40,26 @@ from vitgraph.records.candidates import (
     OUT_OF_MEMORY,
     UNAVAILABLE,
     UNSUPPORTED,
-    empty_row,
+    before_its_turn,
     series_name,
-    set_status,
 )
-from vitgraph.records.sample_table import EAGER, GRAPH
+from vitgraph.records.draft import Draft
+from vitgraph.records.kinds.compare import BusyTime, CandidateMode, RowStatus
+from vitgraph.records.kinds.compare import Candidate as CandidateRow
+from vitgraph.records.record import CompareRecord
+from vitgraph.records.sample_table import EAGER, GRAPH, Sample
+from vitgraph.records.sections import Encoder, GraphFacts
 from vitgraph.specs import ModelSpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.on_ranks import RanksOfRun
 
 Outcome = TypeVar("Outcome")
+
+MOST_GRAPHS = 4
+"""Graphs of each candidate that are timed alone."""
+WHOLE_CALLS = 3
+BUSY_REPEATS = 2
 
 
 class CandidateSeries(Series):
@@ -78,33 +91,50 @@ class Candidate:
     """A backend with an encoder and graphs of its own, or with the reason why it has none.
 
     Args:
-        name: Registry name.
+        place: Its place among the candidates of the record.
+        draft: The record, whose row is filled as facts become known.
         prepared: Model, calls and plan.
         inputs: Makes the calls' pixels.
         ranks: The ranks that open it together; None in one process.
 
     Attributes:
         name: Registry name.
-        row: Its row of the record, filled as facts become known.
         series: Its modes, once it is open.
     """
 
-    def __init__(self, name: str, prepared: PreparedBench, inputs: CallInputs, ranks: RanksOfRun | None = None) -> None:
-        self.name = name
-        self.row = empty_row(name)
+    def __init__(
+        self,
+        place: int,
+        draft: Draft[CompareRecord],
+        prepared: PreparedBench,
+        inputs: CallInputs,
+        ranks: RanksOfRun | None = None,
+    ) -> None:
+        self._place, self._draft = place, draft
+        self.name = self.row.name
         self.series: list[Series] = []
         self._prepared = prepared
         self._inputs = inputs
         self._ranks = ranks
         self._alone: dict[str, CandidateSeries] = {}
-        self._states: dict[str, dict[str, Any]] = {mode: {"status": OK, "reason": None} for mode in COMPARED_MODES}
         self._encoder: VisionEncoder | None = None
         self._manager: EncoderCudaGraphManager | None = None
 
     @property
+    def row(self) -> CandidateRow:
+        """Its row of the record."""
+        return self._draft.record.result.candidates[self._place]
+
+    @row.setter
+    def row(self, row: CandidateRow) -> None:
+        rows = list(self._draft.record.result.candidates)
+        rows[self._place] = row
+        self._draft.note_result(candidates=tuple(rows))
+
+    @property
     def modes(self) -> list[str]:
         """Modes that are loaded and right so far."""
-        return [mode for mode in COMPARED_MODES if self._encoder is not None and self._states[mode]["status"] == OK]
+        return [mode for mode in COMPARED_MODES if self._encoder is not None and self.row.mode(mode).status == OK]
 
     @property
     def manager(self) -> EncoderCudaGraphManager:
@@ -114,12 +144,16 @@ class Candidate:
 
     def open(self, device: torch.device, dtype: torch.dtype, reference: Reference) -> None:
         """Loads the encoder, captures its graphs, and checks both modes against the reference."""
-        self._load(device, dtype)
-        if self._encoder is not None:
-            self._capture()
-        for mode in self.modes:
-            self._check(mode, self.encode_alone(mode), reference)
-        set_status(self.row, self._states)
+        self.row = self.row.with_modes(**dict.fromkeys(COMPARED_MODES, CandidateMode(status=OK)))
+        try:
+            self._load(device, dtype)
+            if self._encoder is not None:
+                self._capture()
+            for mode in self.modes:
+                self._check(mode, self.encode_alone(mode), reference)
+        except BaseException:
+            self.row = before_its_turn(self.name)
+            raise
         if self._ranks is None:
             return
         self._agree("opened")
@@ -142,11 +176,10 @@ class Candidate:
             self.fail((mode,), status, _reason(error))
             return None
 
-    def fail(self, modes: Sequence[str], status: str, reason: str) -> None:
+    def fail(self, modes: Sequence[str], status: RowStatus, reason: str) -> None:
         """Ends some modes, and releases what only they needed."""
-        for mode in modes:
-            self._states[mode] = {"status": status, "reason": reason}
-        set_status(self.row, self._states)
+        failed = {"status": status, "reason": reason, "latency": None}
+        self.row = self.row.with_modes(**{mode: self.row.mode(mode).but(**failed) for mode in modes})
         if GRAPH in modes and self._manager is not None:
             # After a device error even releasing fails, and the error itself is already in the row.
             with suppress(RuntimeError):
@@ -177,7 +210,8 @@ class Candidate:
             self.attempt(modes[0], lambda: prepare_attention(encoder, calls, self._inputs))
             if modes[0] not in self.modes:
                 # Both modes need what could not be built.
-                self.fail(self.modes, **self._states[modes[0]])
+                failed = self.row.mode(modes[0])
+                self.fail(self.modes, failed.status, str(failed.reason))
         if self._ranks is not None:
             self._agree("prepared")
 
@@ -188,14 +222,23 @@ class Candidate:
             counters: Of the experiment, by series.
         """
         if GRAPH in self.modes:
-            self.row["graphs"] |= counters[self._alone[GRAPH].name].as_dict()
+            self._note_graphs(self.graphs.but(**counters[self._alone[GRAPH].name].as_dict()))
         if self._encoder is not None:
             attention = self._encoder.attention
-            self.row |= {
-                "plan_build_ms": attention.plan_build_ms,
-                "implementation": attention.implementation,
-                "choices": attention.choices() or None,
-            }
+            self.row = self.row.but(
+                plan_build_ms=attention.plan_build_ms,
+                implementation=attention.implementation,
+                choices=attention.choices() or None,
+            )
+
+    @property
+    def graphs(self) -> GraphFacts:
+        """What the record says of its graphs, once they are captured."""
+        assert self.row.graphs is not None
+        return self.row.graphs
+
+    def _note_graphs(self, facts: GraphFacts) -> None:
+        self.row = self.row.but(graphs=facts)
 
     def counters(self) -> GraphCounters:
         """Hits, misses and the use of the graphs over all calls; with equal graphs every rank can tell it of all."""
@@ -203,6 +246,40 @@ class Candidate:
         for call in calls if self._ranks is None else [part for one in calls for part in self._ranks.parts(one)]:
             counters.add(self._alone[GRAPH].batches(call))
         return counters
+
+    @torch.inference_mode()
+    def diagnose(
+        self, inputs: CallInputs, calls: Sequence[EncoderCall], samples: Mapping[str, Sequence[Sample]]
+    ) -> None:
+        """Puts into the row what replays take alone, and how long the GPU is busy in whole calls; on a GPU only.
+
+        Args:
+            inputs: Makes the calls' pixels.
+            calls: The measured calls.
+            samples: By mode, their samples, for the latency of whole calls.
+        """
+        assert self._encoder is not None
+        if GRAPH in self.modes:
+            requests = sum(len(call.requests) for call in self._prepared.calls)
+            for facts in timed_graphs(self.manager, self.graphs, inputs, calls, requests, MOST_GRAPHS):
+                self._note_graphs(facts)
+        spread = sorted(calls, key=lambda call: call.tokens)
+        chosen = [spread[int((place + 0.5) / WHOLE_CALLS * len(spread))] for place in range(WHOLE_CALLS)]
+        for mode in self.modes:
+            busy_ms = wall_ms = 0.0
+            for call in chosen:
+                encode = partial(self.encode_alone(mode), inputs.make(call))
+                found = busy_time(encode, self._encoder.device, BUSY_REPEATS)
+                walls = [sample.wall_ms for sample in samples[mode] if sample.call == call.index]
+                if found is not None and walls:
+                    busy_ms += found.busy_ms
+                    wall_ms += float(np.mean(walls))
+            if wall_ms:
+                n = sum(len(call.requests) for call in chosen)
+                busy = BusyTime(
+                    calls=len(chosen), gpu_busy_ms=busy_ms / n, wall_ms=wall_ms / n, share=busy_ms / wall_ms
+                )
+                self.row = self.row.with_modes(**{mode: self.row.mode(mode).but(busy=busy)})
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -231,13 +308,16 @@ class Candidate:
             status = OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else ERROR
             self.fail(COMPARED_MODES, status, _reason(error))
         else:
-            self.row |= {"used": facts["attn_backend"], "implementation": facts["attn_implementation"]}
+            self._note_encoder(facts)
             graph = self._prepared.spec.graph
             self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
             expect_calls(self._encoder, self._manager, self._prepared.calls)
             modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
             self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}
             self.series = list(self._alone.values())
+
+    def _note_encoder(self, facts: Encoder) -> None:
+        self.row = self.row.but(used=facts.attn_backend, implementation=facts.attn_implementation)
 
     def _capture(self) -> None:
         assert self._encoder is not None
@@ -254,15 +334,7 @@ class Candidate:
             )
             self.fail((GRAPH,), OUT_OF_MEMORY if is_memory else CAPTURE_FAILED, _reason(error))
             return
-        self.row["graphs"] = {
-            "mode": "cuda" if manager.is_cuda else "cpu-replay",
-            "policy": self._prepared.spec.graph.packing,
-            "graphs": len(manager.graphs),
-            "dropped": [dropped.as_dict() for dropped in manager.dropped],
-            "pool_bytes": manager.pool_bytes,
-            "buffer_bytes": manager.buffer_bytes,
-            "capture_s": sum(graph.capture_ms for graph in manager.graphs.values()) / 1e3,
-        }
+        self._note_graphs(GraphFacts(**captured_facts(manager) | {"captured": ()}))
         counters = self.counters()
         if not counters.replays:
             reasons = ", ".join(f"{count} {name}" for name, count in counters.misses_by_reason.items())
@@ -281,7 +353,9 @@ class Candidate:
             over = " over all ranks"
         if error is None:
             return
-        self.row[mode]["error_vs_float32"] = worst([error, self.row[mode].get("error_vs_float32")])
+        checked = self.row.mode(mode)
+        checked = checked.but(error_vs_float32=worst([error, checked.error_vs_float32]))
+        self.row = self.row.with_modes(**{mode: checked})
         if not error <= reference.limit:
             text = f"relative L2 distance {error:.3g} from float32{over}, at most {reference.limit:.3g} passes"
             self.fail((mode,), INCORRECT, text)
@@ -290,14 +364,14 @@ class Candidate:
         """Ends a mode on all ranks that one of them could not open, and graph mode where their graphs differ."""
         assert self._ranks is not None
         keys = sorted(map(str, self.manager.graphs)) if self._manager is not None else []
-        everyone = self._ranks.group.exchange((self._states, keys), f"{what} {self.name}", slow=True)
+        own = {mode: (self.row.mode(mode).status, self.row.mode(mode).reason) for mode in COMPARED_MODES}
+        everyone = self._ranks.group.exchange((own, keys), f"{what} {self.name}", slow=True)
         for mode in COMPARED_MODES:
             states = [found[mode] for found, _ in everyone]
-            at_fault = next((rank for rank, state in enumerate(states) if state["status"] != OK), None)
+            at_fault = next((rank for rank, (status, _) in enumerate(states) if status != OK), None)
             if at_fault is not None:
-                reason = states[at_fault]["reason"]
-                named = reason if at_fault == 0 else f"rank {at_fault}: {reason}"
-                self.fail((mode,), states[at_fault]["status"], named)
+                status, reason = states[at_fault]
+                self.fail((mode,), status, reason if at_fault == 0 else f"rank {at_fault}: {reason}")
         differing = next((rank for rank, (_, theirs) in enumerate(everyone) if theirs != everyone[0][1]), None)
         if differing is not None and GRAPH in self.modes:
             counts = f"{len(everyone[differing][1])} against {len(everyone[0][1])}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,10 +11,9 @@ from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.candidates import OK
 from vitgraph.records.crossings import crossings
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.micro import MicroRow
+from vitgraph.records.kinds.micro import MicroResult
 from vitgraph.records.record import MicroRecord
 from vitgraph.records.sections import Resolved
-from vitgraph.records.store import ResultFolder
 from vitgraph.specs import CompareSpec
 
 MICRO_KIND = "compare-backends-micro"
@@ -23,7 +21,7 @@ CPU_SEGMENT_LENGTHS = (64, 256, 400)
 """Longer segments would keep a CPU busy for minutes."""
 
 
-def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str], progress: Progress) -> MicroRecord:
+def run_micro_comparison(spec: CompareSpec, folder: Path, progress: Progress) -> MicroRecord:
     """Times attention alone and saves the rows in `folder` as `run.json`, whatever ends it.
 
     Raises:
@@ -47,26 +45,24 @@ def run_micro_comparison(spec: CompareSpec, folder: Path, command: Sequence[str]
     rate = matrix_rate_flops(device, dtype)
     lengths = SEGMENT_LENGTHS if is_cuda else CPU_SEGMENT_LENGTHS
     micro = MicroSpec(heads, width, dtype, segment_lengths=lengths)
-    draft = Draft(MICRO_KIND, command, spec.as_dict(), resolved=Resolved(model=model.model, row=source.row.name))
-    draft.environment = snapshot(device) | {"matrix_rate_tflops": rate / 1e12 if rate else None}
-    rows: list[MicroRow] = []
-    shape = {"heads": heads, "head_width": width, "dtype": str(dtype).removeprefix("torch.")}
-    draft.result = {**shape, "rows": rows}
+    draft = Draft(
+        MicroRecord(
+            settings=spec.as_dict(),
+            resolved=Resolved(model=model.model, row=source.row.name),
+            environment=snapshot(device).but(matrix_rate_tflops=rate / 1e12 if rate else None),
+            result=MicroResult(heads=heads, head_width=width, dtype=str(dtype).removeprefix("torch.")),
+        )
+    )
     progress.phase("timing attention alone", len(spec.backends))
-    version = model.flash_attn_version
-    with (
-        ResultFolder(folder, spec.bench.run.overwrite) as results,
-        suppress(KeyboardInterrupt),
-        draft.saved_in(results, lambda: "stopped by the user; the backends before are complete"),
-    ):
+    stopped = "stopped by the user; the backends before are complete"
+    with suppress(KeyboardInterrupt), draft.saved_in(folder, spec.bench.run.overwrite, lambda: stopped):
         for name in spec.backends:
-            rows += run_micro(micro, [name], device, flash_attn_version=version, matrix_rate=rate)
-            draft.result["crossings"] = crossings(rows)
+            found = run_micro(micro, [name], device, flash_attn_version=model.flash_attn_version, matrix_rate=rate)
+            rows = (*draft.record.result.rows, *found)
+            draft.note_result(rows=rows, crossings=crossings(rows))
             progress.step()
         draft.end("complete")
-    record = draft.record()
-    assert isinstance(record, MicroRecord)
-    return record
+    return draft.record
 
 
 def micro_failure(record: MicroRecord) -> VitgraphError | None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_of, workload_facts
+from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_bench, workload_of
 from vitgraph.measure.setup import resolve_device
-from vitgraph.records.candidates import COMPARE_KIND, NOTHING_MEASURED, empty_row
+from vitgraph.records.candidates import NOTHING_MEASURED, before_its_turn
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.compare import Recommendation
+from vitgraph.records.kinds.compare import CompareResult, Recommendation
+from vitgraph.records.record import CompareKind, CompareRecord
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs import CompareSpec
 
@@ -61,20 +62,18 @@ def prepare_compare(spec: CompareSpec) -> PreparedCompare:
     return PreparedCompare(spec, prepare_bench(spec.bench))
 
 
-def new_draft(prepared: PreparedCompare, command: Sequence[str], kind: str = COMPARE_KIND) -> Draft:
+def new_draft(prepared: PreparedCompare, kind: CompareKind = "compare-backends") -> Draft[CompareRecord]:
     """A record of a comparison that has not measured anything yet."""
-    bench = prepared.bench
-    draft = Draft(
-        kind,
-        command,
-        prepared.spec.as_dict(),
-        resolved=resolved_of(bench).model_copy(update={"attn_backend": None}),
-        workload=workload_facts(bench),
-        samples_file=SAMPLES_FILE,
+    return Draft(
+        CompareRecord(
+            kind=kind,
+            settings=prepared.spec.as_dict(),
+            resolved=resolved_bench(prepared.bench).but(attn_backend=None),
+            workload=workload_of(prepared.bench),
+            samples_file=SAMPLES_FILE,
+            result=CompareResult(
+                candidates=tuple(map(before_its_turn, prepared.spec.backends)),
+                recommendation=Recommendation(text=NOTHING_MEASURED),
+            ),
+        )
     )
-    draft.result = {
-        "candidates": [empty_row(name) for name in prepared.spec.backends],
-        "comparison": {"invalid_reasons": []},
-        "recommendation": Recommendation(text=NOTHING_MEASURED),
-    }
-    return draft

@@ -10,16 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vitgraph.measure.bench import mean_request_flops
 from vitgraph.measure.candidate import Candidate
-from vitgraph.measure.compare import Comparison, run_compare
+from vitgraph.measure.compare import Comparison
 from vitgraph.measure.compare_spec import PreparedCompare
 from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.progress import Progress
 from vitgraph.models.compile.compilation import compile_facts
-from vitgraph.records.candidates import COMPILE_KIND, contrast, series_name
-from vitgraph.records.draft import compiled_of
-from vitgraph.records.record import CompareRecord
+from vitgraph.records.candidates import contrast, series_name
+from vitgraph.records.record import CompareKind, CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, Samples
 from vitgraph.specs import CompareSpec
 
@@ -27,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
     from vitgraph.measure.calls import CallInputs
-    from vitgraph.measure.experiment import Experiment
     from vitgraph.planning.accounting import GraphCounters
+    from vitgraph.records.sections import Encoder
     from vitgraph.specs import ModelSpec
 
 PLAIN, COMPILED = "plain", "compiled"
@@ -52,46 +50,36 @@ class CompileCandidate(Candidate):
     def model_spec(self, device: torch.device) -> ModelSpec:
         return replace(self._prepared.spec.model, compile=self.name == COMPILED)
 
-    def _load(self, device: torch.device, dtype: torch.dtype) -> None:
-        super()._load(device, dtype)
-        if self.name == COMPILED:
-            self.row["compiled"] = compiled_of(compile_facts())
+    def _note_encoder(self, facts: Encoder) -> None:
+        super()._note_encoder(facts)
+        self.row = self.row.but(compiled=facts.compiled)
 
     def count(self, counters: Mapping[str, GraphCounters]) -> None:
         super().count(counters)
-        if self.name == COMPILED:
+        if self.row.compiled is not None:
             # Lengths that no sample call had may have been compiled for since.
-            self.row["compiled"] = compiled_of(compile_facts())
+            self.row = self.row.but(compiled=self.row.compiled.but(**compile_facts()))
 
 
 class CompileComparison(Comparison):
     """The four rows in progress."""
 
-    kind: ClassVar[str] = COMPILE_KIND
+    kind: ClassVar[CompareKind] = "compile-rows"
 
-    def make_candidate(self, name: str, inputs: CallInputs) -> Candidate:
-        return CompileCandidate(name, self.prepared.bench, inputs)
+    def make_candidate(self, place: int, inputs: CallInputs) -> Candidate:
+        return CompileCandidate(place, self.draft, self.prepared, inputs)
 
-    def summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
-        super().summarize(experiment, samples, problems)
-        comparison, seed = self.draft.result["comparison"], self.prepared.spec.bench.model.seed
-        comparison["contrasts"] = contrast(samples, self.rows, CONTRASTS, comparison, seed)
-        comparison["speed_of_light_ms"] = self._speed_of_light_ms()
-
-    def _speed_of_light_ms(self) -> float | None:
-        """The arithmetic of a mean request at the measured rate of a large matrix product; None on a CPU."""
-        from vitgraph.measure.timing import matrix_rate_flops
-
-        rate = matrix_rate_flops(self.device, self.dtype)
-        if rate is None:
-            return None
-        self.draft.environment["matrix_rate_tflops"] = rate / 1e12
-        return mean_request_flops(self.prepared.bench.source.rule(), self.calls) / rate * 1e3
+    def summarize(
+        self, samples: Samples, counters: Mapping[str, GraphCounters], invalid_reasons: Sequence[str]
+    ) -> None:
+        super().summarize(samples, counters, invalid_reasons)
+        self._note_comparison(
+            contrasts=contrast(self.draft.record.result, samples, CONTRASTS, self.prepared.spec.model.seed),
+            speed_of_light_ms=self.speed_of_light_ms(),
+        )
 
 
-def run_compile_matrix(
-    prepared: PreparedBench, folder: Path, command: Sequence[str], progress: Progress
-) -> CompareRecord:
+def run_compile_matrix(prepared: PreparedBench, folder: Path, progress: Progress) -> CompareRecord:
     """Measures the four rows and saves the record in `folder`, whatever ends it.
 
     Returns:
@@ -104,4 +92,4 @@ def run_compile_matrix(
     # The plain tower is loaded last: transformers finds an attention function by name, and compiled blocks have their
     # own name for it, so each tower calls the backend that it was given.
     spec = CompareSpec(prepared.spec, (COMPILED, PLAIN))
-    return run_compare(PreparedCompare(spec, prepared), folder, command, progress, comparison=CompileComparison)
+    return CompileComparison.of(PreparedCompare(spec, prepared), progress).record(folder)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
@@ -16,6 +18,7 @@ from vitgraph.measure.timing import BusyTime, CallTimer, busy_time
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import pack_items
+from vitgraph.records.sections import CallOverhead, GraphFacts
 
 REPLAY_REPEATS = 20
 REPLAY_LIMIT_MS = 300.0
@@ -50,32 +53,93 @@ HOST_STEPS = {
 """Steps of a graph call, and the manager's method that does each."""
 
 
-@torch.inference_mode()
+def diagnose(
+    manager: EncoderCudaGraphManager,
+    facts: GraphFacts,
+    inputs: CallInputs,
+    calls: Sequence[EncoderCall],
+    requests: int,
+) -> Iterator[GraphFacts]:
+    """What a record says of a manager's graphs, again with each figure as soon as it is known.
+
+    Args:
+        manager: The captured graphs; it lives on a GPU.
+        facts: Their captures and use.
+        inputs: Makes the calls' pixels.
+        calls: The measured calls of this process.
+        requests: Requests of all calls.
+    """
+    for found in timed_graphs(manager, facts, inputs, calls, requests):
+        facts = found
+        yield facts
+    overheads: tuple[CallOverhead, ...] = ()
+    for overhead in measure_call_overheads(manager, inputs, calls):
+        overheads += (overhead,)
+        yield facts.but(call_overheads=overheads)
+    yield facts.but(call_overheads=overheads, host_steps_ms=measure_host_steps(manager, inputs, calls))
+
+
+def timed_graphs(
+    manager: EncoderCudaGraphManager,
+    facts: GraphFacts,
+    inputs: CallInputs,
+    calls: Sequence[EncoderCall],
+    requests: int,
+    most: int = MOST_GRAPHS,
+) -> Iterator[GraphFacts]:
+    """`diagnose` of replays alone, of up to `most` graphs."""
+    times: dict[GraphKey, dict[str, Any]] = {}
+    yield _with_replay_times(facts, times, requests)
+    for key, found in measure_replays(manager, inputs, most_used_graphs(manager, calls, most)):
+        times[key] = found
+        yield _with_replay_times(facts, times, requests)
+
+
+def _with_replay_times(facts: GraphFacts, times: Mapping[GraphKey, dict[str, Any]], requests: int) -> GraphFacts:
+    """The facts with the times of some graphs, their means by use, and what a mean request spends on each path.
+
+    The time of a path is left out unless each of its graphs was timed.
+    """
+    keys = [GraphKey(use.path, use.token_budget, use.segment_slots, use.axis_key) for use in facts.per_budget]
+    uses = [use.but(**times.get(key, {})) for key, use in zip(keys, facts.per_budget, strict=True)]
+    means: dict[str, float] = {}
+    for name in ("replay_ms", "gpu_busy_ms", "launch_gap"):
+        known = [(getattr(use, name), use.replays) for use in uses if use.launch_gap and getattr(use, name) is not None]
+        if known:
+            means[name] = float(np.average([value for value, _ in known], weights=[replays for _, replays in known]))
+
+    def on_path(path: str) -> float | None:
+        spent = [use.replay_ms and use.replays * use.replay_ms for use in uses if use.path == path]
+        return None if None in spent or not requests else sum(filter(None, spent)) / requests
+
+    per_path = tuple(path.but(replay_ms=on_path(path.path)) for path in facts.per_path)
+    return facts.but(per_budget=tuple(uses), per_path=per_path, **means)
+
+
 def most_used_graphs(
-    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
+    manager: EncoderCudaGraphManager, calls: Sequence[EncoderCall], most: int = MOST_GRAPHS
 ) -> dict[GraphKey, EncoderCall]:
     """Chooses the graphs to time alone.
 
     Args:
         manager: The captured graphs.
-        inputs: Makes the calls' pixels.
         calls: The measured calls.
+        most: How many.
 
     Returns:
-        Up to `MOST_GRAPHS` graphs, the most used first, each with a call that leaves a batch of it in its buffers.
+        Up to `most` graphs, the most used first, each with a call that leaves a batch of it in its buffers.
     """
-    uses: dict[GraphKey, int] = {}
+    uses: Counter[GraphKey] = Counter()
     last_use: dict[GraphKey, EncoderCall] = {}
     for call in calls:
-        batches = manager.plan_call(inputs.make(call)).batches if not call.has_images else []
+        batches = manager.plan_call(call.shape_inputs()).batches if not call.has_images else []
         keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
-        for key in keys:
-            uses[key] = uses.get(key, 0) + 1
+        uses.update(keys)
         for key in keys:
             # After the call, the shared metadata is that of its last replay; graphs without any are always valid.
             if key == keys[-1] or not manager.graphs[key].writer.layout.nbytes:
                 last_use.setdefault(key, call)
-    return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:MOST_GRAPHS]}
+    return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:most]}
 
 
 @torch.inference_mode()
@@ -128,7 +192,7 @@ def launch_gap(replay_ms: float, trace: BusyTime) -> float:
 @torch.inference_mode()
 def measure_call_overheads(
     manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[CallOverhead]:
     """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit.
 
     No shape is begun after `CALL_OVERHEADS_LIMIT_S`, except the first that hits.
@@ -139,18 +203,13 @@ def measure_call_overheads(
         calls: The measured calls.
 
     Yields:
-        Of a shape: items, tokens, replays, `call_ms`, `replays_ms` (its replays, each between two
-        synchronisations) and `overhead_ms` (what packing, metadata, copies and clone-out add).
+        Of a shape, the whole call and its replays, each between two synchronisations.
     """
     timer = CallTimer(manager.model.device)
-    frequency: dict[tuple[Any, ...], int] = {}
-    example: dict[tuple[Any, ...], EncoderCall] = {}
-    for call in calls:
-        if not call.has_images:
-            frequency[call.items] = frequency.get(call.items, 0) + 1
-            example[call.items] = call
+    example = {call.items: call for call in calls if not call.has_images}
+    frequency = Counter(call.items for call in calls if not call.has_images)
     begun, measured = time.perf_counter(), 0
-    for items in sorted(frequency, key=lambda shape: -frequency[shape]):
+    for items, _ in frequency.most_common():
         is_late = time.perf_counter() - begun > CALL_OVERHEADS_LIMIT_S
         if measured == MOST_CALL_SHAPES or (measured and is_late):
             return
@@ -168,14 +227,14 @@ def measure_call_overheads(
                 if run.key is not None:
                     replay = manager.graphs[run.key].graph.replay
                     replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
-        yield {
-            "items": len(items),
-            "tokens": example[items].tokens,
-            "replays": len(keys),
-            "call_ms": call_ms,
-            "replays_ms": replays_ms,
-            "overhead_ms": call_ms - replays_ms,
-        }
+        yield CallOverhead(
+            items=len(items),
+            tokens=example[items].tokens,
+            replays=len(keys),
+            call_ms=call_ms,
+            replays_ms=replays_ms,
+            overhead_ms=call_ms - replays_ms,
+        )
         measured += 1
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vitgraph.ranks.launch import OWN_PROCESSES
-from vitgraph.records.sections import GpuState
+from vitgraph.records.sections import Environment, GpuState
 
 LIBRARIES = (
     "torch",
@@ -84,28 +84,30 @@ def _nvidia_smi(*arguments: str) -> str | None:
     return result.stdout.strip()
 
 
-def snapshot(device: torch.device) -> dict[str, Any]:
-    """The environment as run.json records it."""
-    facts: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
-        "device_type": device.type,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": platform.processor() or platform.machine(),
-        "cpu_count": os.cpu_count(),
-        "libraries": library_versions(),
-        "gpu_states": [state for state in [read_gpu_state(device)] if state is not None],
-    }
+def snapshot(device: torch.device) -> Environment:
+    """Device, host and libraries; the encoder is not known yet."""
+    facts: dict[str, Any] = {"device": "CPU"}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        facts |= {
+        facts = {
+            "device": properties.name,
             "gpu_memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
             "compute_capability": f"{properties.major}.{properties.minor}",
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
-    return facts
+    state = read_gpu_state(device)
+    return Environment(
+        **facts,
+        device_type="cuda" if device.type == "cuda" else "cpu",
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu=platform.processor() or platform.machine(),
+        cpu_count=os.cpu_count(),
+        libraries=library_versions(),
+        gpu_states=() if state is None else (state,),
+    )
 
 
 def validity_problems(states: Iterable[GpuState | None]) -> list[str]:

@@ -24,6 +24,7 @@ from vitgraph.predict.assignment import Assigner
 from vitgraph.ranks.gather import RowGather
 from vitgraph.ranks.group import ParallelGroup, agree_on
 from vitgraph.ranks.manager import CallSharing, DataParallelEncoder
+from vitgraph.records.sections import Encoder
 
 if TYPE_CHECKING:
     from vitgraph.models.registry import ModelSource
@@ -135,14 +136,14 @@ class RanksOfRun:
 
     def load(
         self, source: ModelSource, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype
-    ) -> tuple[VisionEncoder, Mapping[str, Any]]:
+    ) -> tuple[VisionEncoder, Encoder]:
         """Builds this rank's encoder; where `auto` chooses the attention backend, rank 0 chooses for all."""
         from vitgraph.attention.registry import AUTO
 
         if spec.attn_backend != AUTO:
             return load(source, spec, device=device, dtype=dtype)
         loaded = load(source, spec, device=device, dtype=dtype) if self.group.is_leader else None
-        chosen = self.group.exchange(str(loaded[1]["attn_backend"]) if loaded else "", "its attention", slow=True)[0]
+        chosen = self.group.exchange(loaded[1].attn_backend if loaded else "", "its attention", slow=True)[0]
         return loaded or load(source, replace(spec, attn_backend=chosen), device=device, dtype=dtype)
 
     def share(self, series: Sequence[Series], encoder: VisionEncoder) -> list[Series]:

@@ -11,7 +11,14 @@ import numpy as np
 from vitgraph import __version__
 from vitgraph.measure.calls import EncoderCall, common_size, make_calls
 from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
-from vitgraph.measure.setup import check_model, engine_notes, plan_graphs, planning_warnings, resolve_source
+from vitgraph.measure.setup import (
+    AUTO_BACKEND,
+    check_model,
+    engine_notes,
+    plan_graphs,
+    planning_warnings,
+    resolve_source,
+)
 from vitgraph.measure.sharing import choose_assigner, describe_sharing, sharing_notes
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
@@ -24,13 +31,12 @@ from vitgraph.predict.engine_calls import EngineModel, replay_workload
 from vitgraph.predict.find_profile import find_profile, packing_cost
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.sections import Resolved
-from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec, WorkloadCallsSpec
+from vitgraph.records.sections import SkippedItem as SkippedSection
+from vitgraph.records.sections import Workload as WorkloadSection
+from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec, GraphSpec, ModelSpec, WorkloadCallsSpec
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.calls import CallMix, grouping_of
 from vitgraph.workloads.registry import build_workload
-
-AUTO_BACKEND = "auto"
-"""What is asked for where the choice of the attention backend is left open."""
 
 EAGER_ALONE = "graphs are switched off (--enforce-eager, or cudagraph_mm_encoder false): eager alone is measured"
 
@@ -100,8 +106,8 @@ class PreparedBench:
         """Resolved settings, plan and expected packing, for `--dry-run`."""
         return {
             "settings": self.spec.as_dict(),
-            "resolved": resolved_of(self).model_dump(mode="json"),
-            "workload": workload_facts(self),
+            "resolved": resolved_bench(self).model_dump(mode="json"),
+            "workload": workload_of(self).model_dump(mode="json"),
             "expected": self._expected(),
             "sharing": self.sharing,
             "warnings": self.warnings,
@@ -219,24 +225,25 @@ def _crop_notes(monolithic: MonolithicBench) -> list[str]:
     ]
 
 
-def workload_facts(prepared: PreparedBench) -> dict[str, Any]:
+def workload_of(prepared: PreparedBench) -> WorkloadSection:
+    """What a record says of the requests."""
     workload = prepared.workload
     tokens = [tokens for call in prepared.calls for tokens in call.tokens_per_request]
     items = [media for call in prepared.calls for media in call.media]
-    return {
-        "name": workload.name,
-        "fingerprint": workload.fingerprint(),
-        "requests": sum(len(call.requests) for call in prepared.calls),
-        "calls": len(prepared.calls),
-        "items": len(items),
-        "requests_brought": len(workload.requests),
-        "items_brought": len(items) + len(prepared.skipped),
-        "images": sum(media.frames == 1 for media in items),
-        "videos": sum(media.frames > 1 for media in items),
-        "skipped": [{"source": item.source, "reason": item.reason} for item in prepared.skipped],
-        "provenance": dict(workload.provenance),
-        "tokens_per_request": {f"p{q}": float(np.percentile(tokens, q)) for q in (5, 25, 50, 75, 95, 99)},
-    }
+    return WorkloadSection(
+        name=workload.name,
+        fingerprint=workload.fingerprint(),
+        requests=sum(len(call.requests) for call in prepared.calls),
+        calls=len(prepared.calls),
+        items=len(items),
+        requests_brought=len(workload.requests),
+        items_brought=len(items) + len(prepared.skipped),
+        images=sum(media.frames == 1 for media in items),
+        videos=sum(media.frames > 1 for media in items),
+        skipped=tuple(SkippedSection(source=item.source, reason=item.reason) for item in prepared.skipped),
+        provenance=dict(workload.provenance),
+        tokens_per_request={f"p{q}": float(np.percentile(tokens, q)) for q in (5, 25, 50, 75, 95, 99)},
+    )
 
 
 def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
@@ -250,15 +257,21 @@ def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
     }
 
 
-def resolved_of(prepared: PreparedBench) -> Resolved:
-    """What the settings came to."""
-    spec, plan, monolithic = prepared.spec, prepared.plan, prepared.monolithic
-    model, graph = spec.model, spec.graph
+def resolved_of(model: ModelSpec, graph: GraphSpec, source: ModelSource, plan: BudgetPlan, **more: Any) -> Resolved:
+    """What settings came to.
+
+    Args:
+        model: The model as given.
+        graph: The graphs as given.
+        source: The model.
+        plan: Which graphs will exist.
+        more: Further fields.
+    """
     return Resolved(
         model=model.model,
-        architecture=prepared.source.architecture,
-        row=prepared.source.row.name,
-        config_source=prepared.source.config_source,
+        architecture=source.architecture,
+        row=source.row.name,
+        config_source=source.config_source,
         revision=model.revision,
         load_format=model.load_format,
         processor=dict(model.mm_processor_kwargs),
@@ -272,6 +285,18 @@ def resolved_of(prepared: PreparedBench) -> Resolved:
         slot_tiers=graph.slot_tiers,
         video_pruning_rate=graph.video_pruning_rate,
         graphs=len(plan.graph_keys()),
+        **more,
+    )
+
+
+def resolved_bench(prepared: PreparedBench) -> Resolved:
+    """What the settings of a bench came to."""
+    spec, monolithic = prepared.spec, prepared.monolithic
+    return resolved_of(
+        spec.model,
+        spec.graph,
+        prepared.source,
+        prepared.plan,
         requests_per_call=common_size(prepared.calls),
         rounds=spec.run.rounds,
         ranks=spec.parallel.ranks,

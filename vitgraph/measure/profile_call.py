@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
 from vitgraph.measure.calls import EncoderCall, make_calls
-from vitgraph.measure.preparation import AUTO_BACKEND
+from vitgraph.measure.preparation import resolved_of
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import VIDEO
 from vitgraph.records.draft import Draft
+from vitgraph.records.kinds.profile import ModeTrace, ProfiledCall, ProfileResult, SpeedOfLight
 from vitgraph.records.record import ProfileRecord
 from vitgraph.records.sample_table import EAGER, GRAPH
-from vitgraph.records.sections import Resolved
+from vitgraph.records.sections import GraphKey
 from vitgraph.records.store import ResultFolder
 from vitgraph.specs import GraphSpec, ProfileSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from vitgraph.models.base import EncoderInputs
     from vitgraph.models.encoder import VisionEncoder
 
-KIND = "profile"
 KERNELS, OPERATORS = "GPU kernels", "CPU operators"
 WARMUPS = 3
 WALL_REPEATS = 20
@@ -99,7 +99,7 @@ def _exact_graphs(graph: GraphSpec, call: EncoderCall, paths: Sequence[str]) -> 
     )
 
 
-def run_profile(prepared: PreparedProfile, folder: Path, command: Sequence[str], progress: Progress) -> ProfileRecord:
+def run_profile(prepared: PreparedProfile, folder: Path, progress: Progress) -> ProfileRecord:
     """Profiles the call in both modes and saves the record in `folder`, whatever ends it.
 
     Raises:
@@ -108,43 +108,27 @@ def run_profile(prepared: PreparedProfile, folder: Path, command: Sequence[str],
         IncorrectOutputError: Replay and eager disagree; nothing was traced.
     """
     spec = prepared.spec
-    resolved = Resolved(
-        model=spec.model.model,
-        architecture=prepared.source.architecture,
-        row=prepared.source.row.name,
-        load_format=spec.model.load_format,
-        dtype=spec.model.dtype,
-        attn_backend=None if spec.model.attn_backend == AUTO_BACKEND else spec.model.attn_backend,
-        compile=spec.model.compile,
-        packing=spec.graph.packing,
-        token_budgets=dict(prepared.plan.path_budgets),
-        max_vision_items_per_batch=prepared.plan.max_items,
-        max_frames_per_batch=prepared.plan.max_frames,
-        graphs=len(prepared.plan.graph_keys()),
-    )
-    draft = Draft(KIND, command, spec.as_dict(), resolved=resolved)
+    resolved = resolved_of(spec.model, spec.graph, prepared.source, prepared.plan)
+    draft = Draft(ProfileRecord(settings=spec.as_dict(), resolved=resolved, result=None))
     stopped = "stopped by the user before both modes were traced"
-    with ResultFolder(folder, spec.overwrite) as results, draft.saved_in(results, lambda: stopped):
-        found = _Profile(prepared, progress).measure(results)
-        draft.environment = found.pop("environment")
-        draft.result = found
+    with draft.saved_in(folder, spec.overwrite, lambda: stopped) as results:
+        _Profile(prepared, draft, progress).measure(results)
         draft.end("complete")
-    record = draft.record()
-    assert isinstance(record, ProfileRecord)
-    return record
+    return draft.record
 
 
 class _Profile:
     """One profile in progress."""
 
-    def __init__(self, prepared: PreparedProfile, progress: Progress) -> None:
+    def __init__(self, prepared: PreparedProfile, draft: Draft[ProfileRecord], progress: Progress) -> None:
         model = prepared.spec.model
         self.prepared = prepared
+        self.draft = draft
         self.progress = progress
         self.device = resolve_device(model.device)
         self.dtype = resolve_dtype(model.dtype, self.device)
 
-    def measure(self, folder: ResultFolder) -> dict[str, Any]:
+    def measure(self, folder: ResultFolder) -> None:
         import torch
 
         from vitgraph.graphs.manager import EncoderCudaGraphManager
@@ -156,6 +140,7 @@ class _Profile:
         prepared, call = self.prepared, self.prepared.call
         self.progress.phase("loading the encoder")
         encoder, facts = load(prepared.source, prepared.spec.model, device=self.device, dtype=self.dtype)
+        self.draft.note(environment=snapshot(self.device).but(encoder=facts))
         manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=prepared.spec.graph.packing)
         self.progress.phase("capturing graphs", len(prepared.plan.graph_keys()))
         manager.capture(lambda done, of, key: self.progress.step())
@@ -178,27 +163,25 @@ class _Profile:
             modes, files = self._trace_modes(encoder, manager.execute, mm_kwargs, folder)
             limit = self._speed_of_light(encoder, mm_kwargs)
         manager.clear()
-        return {
-            "environment": {**snapshot(self.device), **facts},
-            "call": {
-                "items": [[media.width, media.height, media.frames] for media in call.media],
-                "tokens": call.tokens,
-                "input_rows": call.input_rows,
-                "replays": [
-                    {"path": key.path, "token_budget": key.token_budget, "segment_slots": key.segment_slots}
-                    for key in keys
-                ],
-                "eager_items": sum(len(batch.items) for batch in batches if not batch.is_hit),
-            },
-            "traced": KERNELS if self.device.type == "cuda" else OPERATORS,
-            "speed_of_light": limit,
-            "modes": modes,
-            "trace_files": files,
-        }
+        profiled = ProfiledCall(
+            items=tuple((media.width, media.height, media.frames) for media in call.media),
+            tokens=call.tokens,
+            input_rows=call.input_rows,
+            replays=tuple(GraphKey(**key.as_dict()) for key in keys),
+            eager_items=sum(len(batch.items) for batch in batches if not batch.is_hit),
+        )
+        result = ProfileResult(
+            call=profiled,
+            traced=KERNELS if self.device.type == "cuda" else OPERATORS,
+            speed_of_light=limit,
+            modes=modes,
+            trace_files=tuple(files),
+        )
+        self.draft.note(result=result)
 
     def _trace_modes(
         self, encoder: VisionEncoder, execute: Any, mm_kwargs: EncoderInputs, folder: ResultFolder
-    ) -> tuple[dict[str, Any], list[str]]:
+    ) -> tuple[dict[str, ModeTrace], list[str]]:
         from vitgraph.measure.series import encode_eagerly
         from vitgraph.measure.timing import CallTimer
         from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
@@ -206,14 +189,16 @@ class _Profile:
         timer = CallTimer(self.device)
         runs = {EAGER: partial(encode_eagerly, encoder, mm_kwargs), GRAPH: partial(execute, mm_kwargs)}
         self.progress.phase("tracing", len(runs))
-        modes, files = {}, []
+        modes: dict[str, ModeTrace] = {}
+        files: list[str] = []
         for mode, run in runs.items():
             for _ in range(WARMUPS):
                 run()
             wall_ms = timer.median_ms(run, WALL_REPEATS)
             traces = trace_calls(run, self.device, self.prepared.spec.repeats)
             is_on_gpu = self.device.type == "cuda"
-            modes[mode] = {"wall_ms": wall_ms, **summarize_traces(traces, wall_ms if is_on_gpu else math.inf)}
+            summary = summarize_traces(traces, wall_ms if is_on_gpu else math.inf)
+            modes[mode] = ModeTrace(wall_ms=wall_ms, **summary)
             if self.prepared.spec.chrome_trace:
                 files.append(f"trace-{mode}.json")
                 with TemporaryDirectory() as temporary:
@@ -223,7 +208,7 @@ class _Profile:
             self.progress.step()
         return modes, files
 
-    def _speed_of_light(self, encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> Mapping[str, Any] | None:
+    def _speed_of_light(self, encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> SpeedOfLight | None:
         """The arithmetic of the unpadded call at the rate of a large matrix product; None on a CPU.
 
         Products are counted while an eager call runs, without compiled code, inside which nothing is counted; the rest
@@ -240,12 +225,12 @@ class _Profile:
         is_compiled = self.prepared.spec.model.compile
         with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
             products = product_flops(encoder, mm_kwargs)
-        return {
-            "matrix_rate_tflops": rate / 1e12,
-            "total_ms": total / rate * 1e3,
-            "product_ms": products / rate * 1e3,
-            "attention_ms": max(0.0, total - products) / rate * 1e3,
-        }
+        return SpeedOfLight(
+            matrix_rate_tflops=rate / 1e12,
+            total_ms=total / rate * 1e3,
+            product_ms=products / rate * 1e3,
+            attention_ms=max(0.0, total - products) / rate * 1e3,
+        )
 
 
 def product_flops(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> float:

@@ -172,11 +172,12 @@ def replay_segments(
     return contents
 
 
-def expect_calls(encoder: VisionEncoder, manager: EncoderCudaGraphManager, calls: Sequence[EncoderCall]) -> None:
-    """Tells the attention backend, before anything is captured, what eager calls and the manager's graphs will hold."""
+def expect_calls(encoder: VisionEncoder, manager: EncoderCudaGraphManager | None, calls: Sequence[EncoderCall]) -> None:
+    """Tells the attention backend, before anything is captured, what eager calls and a manager's graphs will hold."""
     attention = encoder.attention
     if type(attention).expect is not AttentionBackend.expect:
-        attention.expect(eager_segments(encoder, calls), replay_segments(encoder, manager, calls))
+        replays = [] if manager is None else replay_segments(encoder, manager, calls)
+        attention.expect(eager_segments(encoder, calls), replays)
 
 
 @torch.inference_mode()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.models.geometry import GeometryRule
@@ -15,6 +15,7 @@ from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.predict.engine_families import ENGINE
 from vitgraph.predict.engine_rules import EngineRules, engine_tower
 from vitgraph.predict.targets import Settings
+from vitgraph.records.sections import Compiled, Encoder
 from vitgraph.specs import GraphSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from vitgraph.attention.base import AttentionBackend
     from vitgraph.models.encoder import VisionEncoder
 
-
 AUTO_BACKEND = "auto"
+"""What is asked for where the choice of the attention backend is left open."""
 
 
 def resolve_source(spec: ModelSpec) -> ModelSource:
@@ -209,8 +210,8 @@ def engine_notes(source: ModelSource, spec: GraphSpec, *, has_videos: bool) -> l
 
 def load(
     source: ModelSource, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype
-) -> tuple[VisionEncoder, Mapping[str, Any]]:
-    """Builds the encoder of a spec; returns it with the backend facts for the record.
+) -> tuple[VisionEncoder, Encoder]:
+    """Builds the encoder of a spec; returns it with what a record says of it.
 
     Raises:
         VitgraphError: What cannot be loaded or run; nothing else is used instead.
@@ -221,12 +222,11 @@ def load(
 
     attention = _create_backend(source, spec, device, dtype)
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)
-    facts = {
-        **(compile_encoder(encoder) if spec.compile else {"compiled_blocks": 0}),
-        "attn_backend_requested": spec.attn_backend,
+    return encoder, Encoder(
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=parameter_count(encoder.modules),
+        weight_bytes=sum(p.numel() * p.element_size() for p in encoder.modules.parameters()),
+        attn_backend_requested=spec.attn_backend,
         **attention.facts(),
-        "dtype": str(dtype).removeprefix("torch."),
-        "parameters": parameter_count(encoder.modules),
-        "weight_bytes": sum(p.numel() * p.element_size() for p in encoder.modules.parameters()),
-    }
-    return encoder, facts
+        compiled=Compiled(**compile_encoder(encoder)) if spec.compile else None,
+    )

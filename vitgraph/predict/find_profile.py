@@ -64,8 +64,12 @@ def _shape_of_preset(name: str) -> dict[str, Any] | None:
 
 
 def _agreement(profile: CalibrationProfile, wanted: Mapping[str, str | None]) -> int:
-    facts = {**profile.environment, **profile.model}
-    return sum(value is not None and facts.get(name) == value for name, value in wanted.items() if name in ASKED)
+    found = {
+        "device": profile.environment.device,
+        "attn_backend": profile.backend,
+        "dtype": getattr(profile.ran, "dtype", None),
+    }
+    return sum(wanted.get(name) is not None and found[name] == wanted[name] for name in ASKED)
 
 
 def packing_cost(calibration: str | None, source: ModelSource) -> TargetCost:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.records.attention_choices import AUTO, best_alone, costs_ms, for_calls
-from vitgraph.records.draft import environment_of, facts_of
 from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
@@ -24,16 +23,13 @@ from vitgraph.records.kinds.calibrate import (
     ReplayPoint,
 )
 from vitgraph.records.record import CalibrateRecord
-from vitgraph.records.sections import AttentionChoice, Environment
+from vitgraph.records.sections import Encoder, Environment
 from vitgraph.records.store import read_record, refuse_to_replace, write_file
 
 if TYPE_CHECKING:
     from vitgraph.specs import ModelSpec
 
 POINTS = ("replays", "eager", "calls", "copies", "captures", "memory", "holdout")
-
-_NAMES = ("name", "row", "weights", "tower")
-"""What a profile says of its model beside the facts of the encoder."""
 
 
 class ProfileError(UsageError):
@@ -45,8 +41,8 @@ class CalibrationProfile:
     """Everything that `calibrate` measured.
 
     Attributes:
-        model: Name, row, attention backend, dtype and the like, as a run record has them.
-        environment: Device, driver and libraries.
+        model: Its name, row, weights and tower.
+        environment: Device, driver, libraries, and the encoder that ran.
         encoder: What planning needs to know.
         max_tokens: Most tokens of a call that was measured.
         replays, eager, calls, copies, captures, memory, holdout: The measurements.
@@ -60,7 +56,7 @@ class CalibrationProfile:
     """
 
     model: dict[str, Any]
-    environment: dict[str, Any]
+    environment: Environment
     encoder: EncoderFacts
     max_tokens: int
     replays: list[ReplayPoint] = field(default_factory=list)
@@ -81,12 +77,22 @@ class CalibrationProfile:
     @property
     def is_cpu(self) -> bool:
         """True where replays were stood in for on a CPU: they save no launches."""
-        return self.environment.get("device_type") != "cuda"
+        return self.environment.device_type != "cuda"
+
+    @property
+    def ran(self) -> Encoder | None:
+        """The encoder that was measured; None where the profile does not say."""
+        return self.environment.encoder
+
+    @property
+    def backend(self) -> str | None:
+        """The attention backend that was measured."""
+        return self.ran.attn_backend if self.ran is not None else None
 
     @property
     def is_compiled(self) -> bool:
         """True where the blocks of the tower that was measured were compiled."""
-        return bool(self.model.get("compiled_blocks"))
+        return self.ran is not None and self.ran.compiled_blocks > 0
 
     def engine_backend(self, rows: Mapping[int, int]) -> tuple[str | None, float | None]:
         """The one attention backend to give an engine, and how long its attention takes against a backend per graph.
@@ -98,10 +104,10 @@ class CalibrationProfile:
             The backend that was calibrated and None; where that was `auto`, the fastest alone for these calls and how
             many times the attention time of the choices it takes. None for both where nothing is known.
         """
-        backend = None if self.is_cpu else self.model.get("attn_backend")
-        if backend != AUTO:
+        backend = None if self.is_cpu else self.backend
+        if self.ran is None or backend != AUTO:
             return backend, None
-        choices = [AttentionChoice.model_validate(row) for row in self.model.get("attn_choices") or ()]
+        choices = self.ran.attn_choices or ()
         costs = costs_ms(known := for_calls(choices, rows), is_graph=True)
         best = best_alone(known)
         return best, costs[best] / costs[AUTO] if best is not None else None
@@ -114,29 +120,29 @@ class CalibrationProfile:
             unavailable: Attention backends that cannot run here.
             engine: The one backend of the engine that the settings are for; None takes what was calibrated.
         """
-        backend, dtype = engine or self.model.get("attn_backend"), self.model.get("dtype")
+        backend = engine or self.backend
         changes: dict[str, Any] = {"compile": self.is_compiled}
         if spec.attn_backend == "auto" and backend and backend not in unavailable:
             changes["attn_backend"] = backend
-        if spec.dtype == "auto" and dtype:
-            changes["dtype"] = dtype
+        if spec.dtype == "auto" and self.ran is not None:
+            changes["dtype"] = self.ran.dtype
         return replace(spec, **changes)
 
-    def differences(self, environment: Mapping[str, Any]) -> list[str]:
+    def differences(self, environment: Environment) -> list[str]:
         """Why predictions may not hold for a run, in words; empty where it is what was calibrated.
 
         Args:
-            environment: Of the run's record, the facts of its encoder included.
+            environment: Of the run's record.
         """
-        found = []
+        found, runs = [], environment.encoder
         for name, theirs, own in (
-            ("the device", self.environment.get("device"), environment.get("device")),
-            ("the attention backend", self.model.get("attn_backend"), environment.get("attn_backend")),
-            ("the dtype", self.model.get("dtype"), environment.get("dtype")),
+            ("the device", self.environment.device, environment.device),
+            ("the attention backend", self.backend, runs.attn_backend if runs is not None else None),
+            ("the dtype", getattr(self.ran, "dtype", None), getattr(runs, "dtype", None)),
         ):
             if theirs is not None and own is not None and theirs != own:
                 found.append(f"{name} was {theirs} when the profile was calibrated, and is {own} here")
-        if bool(environment.get("compiled_blocks")) != self.is_compiled:
+        if runs is not None and bool(runs.compiled_blocks) != self.is_compiled:
             was, advice = ("compiled", "") if self.is_compiled else ("not compiled", " --compile")
             found.append(
                 f"the tower's blocks were {was} when the profile was calibrated, unlike here, so its times are not "
@@ -147,15 +153,9 @@ class CalibrationProfile:
     @property
     def label(self) -> str:
         """Model, device and backend in a few words."""
-        parts = [self.model.get("name"), self.environment.get("device"), self.model.get("attn_backend")]
+        parts = [self.model.get("name"), self.environment.device, self.backend]
         kind = "synthetic" if self.is_synthetic else "replays stood in for on a CPU" if self.is_cpu else None
         return ", ".join(str(part) for part in (*parts, kind) if part)
-
-    @property
-    def recorded_environment(self) -> Environment:
-        """Device, libraries and encoder as a record has them."""
-        encoder = {name: value for name, value in self.model.items() if name not in _NAMES}
-        return Environment.model_validate(environment_of({**self.environment, **encoder}))
 
     def to_record(self, settings: Mapping[str, Any] | None = None) -> CalibrateRecord:
         """The profile as its file has it.
@@ -183,7 +183,7 @@ class CalibrationProfile:
             "status_reason": self.stopped,
             "settings": dict(settings or {}),
             "resolved": {"model": name, "row": row, "compile": self.is_compiled},
-            "environment": self.recorded_environment,
+            "environment": self.environment,
             "result": result,
         }
         return CalibrateRecord.model_validate(record | ({"created_at": self.created_at} if self.created_at else {}))
@@ -223,18 +223,12 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
     Raises:
         ProfileError: There are too few points for a cost model.
     """
-    result, environment = record.result, record.environment
-    facts = {} if environment is None else facts_of(environment)
-    machine = {name: value for name, value in facts.items() if name in Environment.model_fields}
+    result = record.result
+    if record.environment is None:
+        raise ProfileError("it does not say what it was measured on; calibrate again")
     profile = CalibrationProfile(
-        model={
-            "name": result.name,
-            "row": result.row,
-            "weights": result.weights,
-            "tower": dict(result.tower),
-            **{name: value for name, value in facts.items() if name not in machine},
-        },
-        environment=machine,
+        model={"name": result.name, "row": result.row, "weights": result.weights, "tower": dict(result.tower)},
+        environment=record.environment,
         encoder=result.encoder,
         max_tokens=result.max_tokens,
         **{point: list(getattr(result, point)) for point in POINTS},

@@ -7,25 +7,35 @@ series are compared on the calls that every one of them has measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, VitgraphError
 from vitgraph.records import stats
-from vitgraph.records.kinds.compare import CompareResult, NoiseFloor, Recommendation, Standing
+from vitgraph.records.kinds.compare import (
+    COMPARED_MODES,
+    OK,
+    Candidate,
+    CandidateMode,
+    CompareResult,
+    NoiseFloor,
+    Recommendation,
+    RowStatus,
+    Standing,
+)
 from vitgraph.records.resampling import RESAMPLES
 from vitgraph.records.sample_table import EAGER, GRAPH, FloatArray, IntArray, PairedTimes, Samples
 from vitgraph.records.sections import Pair
 from vitgraph.records.stats import Metric, Noise
 from vitgraph.records.summary import improvement_from, latency_of, noise_of, pair_of
 
-Json = dict[str, Any]
-
 COMPARE_KIND, COMPILE_KIND = "compare-backends", "compile-rows"
-OK, UNAVAILABLE, UNSUPPORTED, CAPTURE_FAILED = "ok", "unavailable", "unsupported", "capture_failed"
-INCORRECT, OUT_OF_MEMORY, ERROR = "incorrect", "out_of_memory", "error"
-COMPARED_MODES = (EAGER, GRAPH)
+UNAVAILABLE: RowStatus = "unavailable"
+UNSUPPORTED: RowStatus = "unsupported"
+CAPTURE_FAILED: RowStatus = "capture_failed"
+INCORRECT: RowStatus = "incorrect"
+OUT_OF_MEMORY: RowStatus = "out_of_memory"
+ERROR: RowStatus = "error"
 CLEAR, UNDECIDED, SLOWER = "clear", "undecided", "slower"
 NOTHING_MEASURED = "No recommendation: no request was measured."
 GAIN_METRICS: tuple[Metric, ...] = ("mean", "p99", "trimmed_mean")
@@ -44,90 +54,74 @@ def mode_of(series: str) -> str:
     return series.rpartition("/")[2]
 
 
-def empty_row(name: str) -> Json:
+def before_its_turn(name: str) -> Candidate:
     """What is known of a candidate before its turn; both modes are `error` until they are measured."""
-    failed = {"status": ERROR, "reason": NOT_YET}
-    return {"name": name, **failed, EAGER: dict(failed), GRAPH: dict(failed)}
+    mode = CandidateMode(status=ERROR, reason=NOT_YET)
+    return Candidate(name=name, status=ERROR, reason=NOT_YET, eager=mode, graph=mode)
 
 
-def set_status(row: Json, modes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Puts the statuses of both modes into a row, and the first one that is not `ok` over them."""
-    for mode in COMPARED_MODES:
-        row[mode] |= modes[mode]
-    failed = [(mode, modes[mode]) for mode in COMPARED_MODES if modes[mode]["status"] != OK]
-    if not failed:
-        row["status"], row["reason"] = OK, None
-        return
-    mode, state = failed[0]
-    is_shared = len({(other["status"], other["reason"]) for other in modes.values()}) == 1
-    row["status"] = state["status"]
-    row["reason"] = state["reason"] if is_shared else f"{mode}: {state['reason']}"
-
-
-def measured_series(rows: Sequence[Json]) -> list[str]:
+def measured_series(rows: Sequence[Candidate]) -> list[str]:
     """Series of the modes that are `ok`, in the order of the rows."""
-    return [series_name(row["name"], mode) for row in rows for mode in COMPARED_MODES if row[mode]["status"] == OK]
+    return [series_name(row.name, mode) for row in rows for mode in COMPARED_MODES if row.mode(mode).status == OK]
 
 
 def derive_results(
-    rows: Sequence[Json],
-    comparison: Json,
-    samples: Samples,
-    seed: int,
-    ranks: int = 1,
-    margin_pct: float = stats.MARGIN_PCT,
-) -> Recommendation:
-    """Fills what the samples tell into the rows and the comparison; nothing else in them is changed.
+    result: CompareResult, samples: Samples, seed: int, ranks: int = 1, margin_pct: float = stats.MARGIN_PCT
+) -> CompareResult:
+    """The result with what the samples tell of its candidates; nothing else in it is changed.
 
     Args:
-        rows: The candidates; each mode whose status is not `ok` gets no figures.
-        comparison: Fields of `CandidateComparison`; `isolated` and `invalid_reasons` are read. Any reason makes every
-            verdict `invalid`.
+        result: The candidates, of which each mode whose status is not `ok` gets no figures, and the comparison, whose
+            `isolated` and `invalid_reasons` are read: any reason makes every verdict `invalid`.
         samples: All samples of the run.
         seed: Seed of the bootstraps.
         ranks: Processes that shared every call.
         margin_pct: Within which `same` is claimed.
     """
-    series = measured_series(rows)
+    series = measured_series(result.candidates)
     wall, gpu = samples.paired(series), samples.paired(series, "gpu_ms")
-    noises = mode_noises(samples, comparison.get("isolated", False), seed)
-    is_invalid = bool(comparison.get("invalid_reasons"))
-    comparison |= {
-        "requests": wall.request_count,
-        "calls": len(wall.calls),
-        "rounds": wall.rounds,
-        "unpaired_samples": wall.unpaired,
-        "noise_floor": {
-            mode: NoiseFloor(mean=noise.floors.get("mean"), p99=noise.floors.get("p99"))
-            for mode, (noise, _) in noises.items()
-        },
-    }
-    noise, request_noise = noises[EAGER]
-    for row in rows:
-        names = {mode: series_name(row["name"], mode) for mode in COMPARED_MODES}
-        has = {mode: name for mode, name in names.items() if name in series and len(wall.calls)}
-        for mode in COMPARED_MODES:
-            row[mode]["latency"] = None
-        for mode, name in has.items():
-            sharing = samples.sharing(name, ranks) if ranks > 1 else None
-            row[mode]["latency"] = latency_of(wall, gpu, name).model_copy(update={"sharing": sharing})
-        row["gain"] = None
-        if len(has) == len(COMPARED_MODES):
-            found = pair_of(
-                wall,
-                names[EAGER],
-                names[GRAPH],
-                noise,
-                GAIN_METRICS,
-                request_noise_pct=request_noise,
-                is_invalid=is_invalid,
-                margin_pct=margin_pct,
-                seed=seed,
-            )
-            row["gain"] = found.model_copy(update={"base": EAGER, "series": GRAPH})
-    standings = _standings(wall, series, noises, is_invalid, margin_pct, seed) if len(wall.calls) else ()
-    comparison["standings"] = standings
-    return _recommend(standings, wall, comparison.get("invalid_reasons", ()), seed)
+    noises = mode_noises(samples, result.comparison.isolated, seed)
+    reasons = result.comparison.invalid_reasons
+    latency = {}
+    for name in series if len(wall.calls) else ():
+        sharing = samples.sharing(name, ranks) if ranks > 1 else None
+        latency[name] = latency_of(wall, gpu, name).but(sharing=sharing)
+
+    def derived(row: Candidate) -> Candidate:
+        names = {mode: series_name(row.name, mode) for mode in COMPARED_MODES}
+        modes = {mode: row.mode(mode).but(latency=latency.get(name)) for mode, name in names.items()}
+        if not latency.keys() >= set(names.values()):
+            return row.but(**modes, gain=None)
+        noise, request_noise = noises[EAGER]
+        gain = pair_of(
+            wall,
+            names[EAGER],
+            names[GRAPH],
+            noise,
+            GAIN_METRICS,
+            request_noise_pct=request_noise,
+            is_invalid=bool(reasons),
+            margin_pct=margin_pct,
+            seed=seed,
+        )
+        return row.but(**modes, gain=gain.but(base=EAGER, series=GRAPH))
+
+    standings = _standings(wall, series, noises, bool(reasons), margin_pct, seed) if latency else ()
+    return result.but(
+        candidates=tuple(map(derived, result.candidates)),
+        comparison=result.comparison.but(
+            requests=wall.request_count,
+            calls=len(wall.calls),
+            rounds=wall.rounds,
+            unpaired_samples=wall.unpaired,
+            noise_floor={
+                mode: NoiseFloor(mean=noise.floors.get("mean"), p99=noise.floors.get("p99"))
+                for mode, (noise, _) in noises.items()
+            },
+            standings=standings,
+        ),
+        recommendation=_recommend(standings, wall, reasons, seed),
+    )
 
 
 def mode_noises(samples: Samples, isolated: bool, seed: int) -> dict[str, tuple[Noise, float | None]]:
@@ -144,16 +138,13 @@ def mode_noises(samples: Samples, isolated: bool, seed: int) -> dict[str, tuple[
     return found
 
 
-def contrast(
-    samples: Samples, rows: Sequence[Json], pairs: Sequence[tuple[str, str]], comparison: Json, seed: int
-) -> tuple[Pair, ...]:
+def contrast(result: CompareResult, samples: Samples, pairs: Sequence[tuple[str, str]], seed: int) -> tuple[Pair, ...]:
     """Pairs of series of different candidates, on the calls that all measured series have."""
-    measured = measured_series(rows)
+    measured = measured_series(result.candidates)
     wall = samples.paired(measured)
     if not len(wall.calls):
         return ()
-    noises = mode_noises(samples, comparison.get("isolated", False), seed)
-    is_invalid = bool(comparison.get("invalid_reasons"))
+    noises = mode_noises(samples, result.comparison.isolated, seed)
     return tuple(
         pair_of(
             wall,
@@ -161,7 +152,7 @@ def contrast(
             series,
             Noise.largest([noises[mode][0] for mode in {mode_of(base), mode_of(series)}]),
             GAIN_METRICS,
-            is_invalid=is_invalid,
+            is_invalid=bool(result.comparison.invalid_reasons),
             seed=seed,
         )
         for base, series in pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import sys
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
@@ -21,6 +21,7 @@ from vitgraph.records.sections import Environment, Resolved, Section, Workload
 
 NOTHING_MEASURED = "the run ended before it measured anything"
 
+CompareKind = Literal["compare-backends", "compile-rows"]
 Status = Literal["complete", "interrupted", "error"]
 
 
@@ -52,6 +53,9 @@ class Record(Section):
     samples_file: str | None = None
     """Name of the samples file beside the record; null in kinds without."""
 
+    if TYPE_CHECKING:
+        result: Any
+
     def model_post_init(self, context: Any) -> None:
         """Refuses a status without its reason, and a file outside of the record's folder."""
         if (self.status == "complete") == bool(self.status_reason):
@@ -78,7 +82,7 @@ class BenchRecord(Record):
 class CompareRecord(Record):
     """A run of `vitgraph compare-backends`."""
 
-    kind: Literal["compare-backends", "compile-rows"] = "compare-backends"
+    kind: CompareKind = "compare-backends"
     result: CompareResult
     """What came out."""
 

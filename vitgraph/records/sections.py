@@ -7,7 +7,7 @@ Gains have one sign everywhere: an improvement is positive where the second of t
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
 
@@ -35,6 +35,14 @@ class Section(BaseModel):
     """A part of a record. Fields that it does not have are refused, so that a misspelt one is not lost."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def but(self, **changes: Any) -> Self:
+        """The section with other values in some fields, checked as a whole.
+
+        Raises:
+            pydantic.ValidationError: The values break a rule of the section.
+        """
+        return self.model_validate({**dict(self), **changes})
 
 
 # -- what was run, and on what -----------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def tune_budgets(
             created_at=profile.created_at,
             is_synthetic=profile.is_synthetic,
             is_cpu=profile.is_cpu,
-            environment=profile.recorded_environment,
+            environment=profile.environment,
         ),
         notes=tuple(_notes(task, found)),
         other_traffic=tuple(other_traffic(task, tuned, workload_name)),

@@ -32,6 +32,7 @@ from vitgraph.records.kinds.calibrate import (
     MemoryPoint,
     ReplayPoint,
 )
+from vitgraph.records.sections import Encoder
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, budget_grid, encoder_facts
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
@@ -87,6 +88,7 @@ def calibrate(
     *,
     max_tokens: int,
     model: Mapping[str, Any],
+    ran: Encoder | None = None,
     budgets: Sequence[int] | None = None,
     slots: Sequence[int] = DEFAULT_SLOTS,
     holdout_calls: int = 36,
@@ -102,7 +104,8 @@ def calibrate(
     Args:
         encoder: The encoder, on the device to measure.
         max_tokens: Most output tokens of a call.
-        model: Facts for the profile: `name`, `row`, `attn_backend`, `dtype` and the like.
+        model: What the profile says of the model: `name`, `row`, `weights`, `tower`.
+        ran: What ran, for the record.
         budgets: Budgets to measure on every path; None takes a grid up to `max_tokens`.
         slots: Segment-slot counts to measure.
         holdout_calls: Random calls to check the model with.
@@ -118,7 +121,7 @@ def calibrate(
     run = _Calibration(encoder, max_tokens, time_limit_s, seed, progress)
     profile = CalibrationProfile(
         model=dict(model),
-        environment=snapshot(encoder.device),
+        environment=snapshot(encoder.device).but(encoder=ran),
         encoder=run.facts,
         max_tokens=max_tokens,
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -134,7 +137,8 @@ def calibrate(
                 check_profile(profile)
             except ProfileError:
                 raise stop from None
-    profile.model |= encoder.attention.facts()
+    if ran is not None:
+        profile.environment = profile.environment.but(encoder=ran.but(**encoder.attention.facts()))
     profile.notes += validity_problems([before, read_gpu_state(encoder.device)])
     profile.holdout = predicted_holdout(CostModel(profile))
     profile.elapsed_s = run.elapsed_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,8 +26,8 @@ from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.models.rows import ModelRow
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.verify import VerifiedModel
-from vitgraph.records.record import Record, Status
+from vitgraph.records.kinds.verify import VerifiedModel, VerifyResult
+from vitgraph.records.record import Record, Status, VerifyRecord
 from vitgraph.records.store import ResultFolder
 from vitgraph.specs import ModelSpec
 from vitgraph.verify.findings import ERROR, FAILED, OK
@@ -125,18 +124,16 @@ def run_verification(
         RankFailedError: Another rank failed.
     """
     device = resolve_device(prepared.model.device) if group is None else group.device
-    draft = Draft("verify", ("vitgraph", *sys.argv[1:]), settings or {})
-    draft.environment = snapshot(device)
+    draft = Draft(VerifyRecord(settings=dict(settings or {}), environment=snapshot(device), result=VerifyResult()))
     models: list[VerifiedModel] = []
-    draft.result = {"models": models}
     total = len(prepared.targets)
 
     def record(status: Status, reason: str | None = None) -> Record:
+        draft.note_result(models=models)
         draft.end(status, reason)
-        made = draft.record()
         if folder is not None:
-            folder.save(made)
-        return made
+            folder.save(draft.record)
+        return draft.record
 
     progress.phase("verifying", total)
     try:
@@ -163,7 +160,7 @@ def run_verification(
 
 def failure_of(record: Record) -> VitgraphError | None:
     """What a finished verification must not exit with 0 for."""
-    models = record.result.models  # type: ignore[attr-defined]
+    models = record.result.models
     faults = [model for model in models if model.status != OK]
     named = "; ".join(f"{model.row}: {model.status}" for model in faults)
     text = f"{len(faults)} of {len(models)} rows are not ok ({named})"
@@ -232,7 +229,7 @@ def verify_model(
         )
         encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
         # Before anything is counted: the compiler keeps memory of its own.
-        compiled = compile_encoder(encoder)["compiled_blocks"] if compiles else 0
+        compiled = compile_encoder(encoder)["blocks"] if compiles else 0
         result = verify_row(encoder, seed=seed, **settings).model_copy(update={"compiled_blocks": compiled})
         # Its reference cycles hold device memory until they are collected.
         del encoder, attention

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from record_dicts import CompareRecord
 
 from vitgraph.attention import registry
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import candidate as candidate_module
-from vitgraph.measure import compare, compare_diagnosis
+from vitgraph.measure import compare, diagnose
 from vitgraph.measure.candidate import Candidate, CandidateSeries
 from vitgraph.measure.compare import run_compare
 from vitgraph.measure.compare_spec import choose_backends, prepare_compare
@@ -29,6 +28,8 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.candidates import failure
+from vitgraph.records.kinds.compare import Candidate as CandidateRow
+from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.records.summary import CPU_REPLAY_REASON
@@ -112,12 +113,27 @@ def prepare(*backends: str, dtype: str = "float32", rounds: int = 1, budgets: tu
 
 
 def run(folder: Path, *backends: str, **options: Any) -> CompareRecord:
-    prepared = prepare(*backends, **options)
-    return CompareRecord.of(run_compare(prepared, folder, ["vitgraph", "compare-backends"], SilentProgress()), folder)
+    return run_compare(prepare(*backends, **options), folder, SilentProgress())
+
+
+def reload(folder: Path) -> CompareRecord:
+    record = read_record(folder, "compare-backends")
+    assert isinstance(record, CompareRecord)
+    return record
+
+
+def rows_of(record: CompareRecord) -> dict[str, CandidateRow]:
+    return {row.name: row for row in record.result.candidates}
+
+
+def calls_of(row: CandidateRow, mode: str) -> int | None:
+    """Calls that a latency of the row is of; None where it has none."""
+    latency = row.mode(mode).latency
+    return None if latency is None else latency.calls
 
 
 def states(record: CompareRecord) -> dict[str, tuple[str, str]]:
-    return {row["requested"]: tuple(row["modes"][mode]["status"] for mode in ("eager", "graph")) for row in record.rows}
+    return {name: (row.eager.status, row.graph.status) for name, row in rows_of(record).items()}
 
 
 def test_each_kind_of_failure_keeps_its_row_and_the_rest_goes_on(tmp_path: Path) -> None:
@@ -132,22 +148,23 @@ def test_each_kind_of_failure_keeps_its_row_and_the_rest_goes_on(tmp_path: Path)
         "TOO_LARGE": ("out_of_memory", "out_of_memory"),
         "NO_CAPTURE": ("ok", "capture_failed"),
     }
-    rows = {row["requested"]: row for row in record.rows}
-    assert rows["MISSING"]["reason"] == "the package is not installed"
-    assert "head width 24 is odd" in rows["UNFIT"]["reason"]
-    assert "at most 1e-05 passes" in rows["WRONG"]["reason"]
-    assert rows["WRONG"]["error_vs_float32"]["eager"] > 1e-3
-    assert "distance nan" in rows["NOT_A_NUMBER"]["reason"]
-    assert rows["TOO_LARGE"]["reason"].endswith("CUDA out of memory. Tried to allocate 9 GiB")
-    assert rows["NO_CAPTURE"]["reason"] == ("graph: RuntimeError: operation not permitted when stream is capturing")
+    rows = rows_of(record)
+    reasons = {name: str(row.reason) for name, row in rows.items()}
+    assert reasons["MISSING"] == "the package is not installed"
+    assert "head width 24 is odd" in reasons["UNFIT"]
+    assert "at most 1e-05 passes" in reasons["WRONG"]
+    assert (rows["WRONG"].eager.error_vs_float32 or 0.0) > 1e-3
+    assert "distance nan" in reasons["NOT_A_NUMBER"]
+    assert reasons["TOO_LARGE"].endswith("CUDA out of memory. Tried to allocate 9 GiB")
+    assert reasons["NO_CAPTURE"] == "graph: RuntimeError: operation not permitted when stream is capturing"
     for name, row in rows.items():
-        measured = [mode for mode in ("eager", "graph") if row["modes"][mode]["status"] == "ok"]
-        assert [mode for mode in ("eager", "graph") if row[mode] is not None] == measured, name
-        assert all(row[mode]["n"] == REQUESTS for mode in measured)
-    assert rows["NO_CAPTURE"]["improvement"] is None
-    assert rows["GOOD"]["improvement"]["mean"]["verdict"] == "invalid"
-    assert record["status"] == "complete"
-    assert record.failure() is None
+        for mode in ("eager", "graph"):
+            assert calls_of(row, mode) == (REQUESTS if row.mode(mode).status == "ok" else None), name
+    assert rows["NO_CAPTURE"].gain is None
+    gain = rows["GOOD"].gain
+    assert gain is not None and gain.mean.verdict == "invalid"
+    assert record.status == "complete"
+    assert failure(record.result) is None
 
 
 def test_samples_are_interleaved_and_name_their_backend(tmp_path: Path) -> None:
@@ -161,28 +178,29 @@ def test_samples_are_interleaved_and_name_their_backend(tmp_path: Path) -> None:
     assert sorted(measured) == sorted(f"{name}/{mode}" for name in ("GOOD", "ALSO_GOOD") for mode in ("eager", "graph"))
     assert samples["series"].str.endswith("_repeat").sum() == 2 * REQUESTS
     assert (samples[samples["series"].str.contains("eager")]["hits"] == 0).all()
-    assert record["comparison"]["rounds"] == 2
-    assert record["comparison"]["requests"] == REQUESTS
+    assert record.result.comparison.rounds == 2
+    assert record.result.comparison.requests == REQUESTS
 
 
 def test_a_cpu_run_is_labelled_and_recommends_nothing(tmp_path: Path) -> None:
     record = run(tmp_path, "TORCH_SDPA", "FLASH_ATTN")
     assert states(record) == {"TORCH_SDPA": ("ok", "ok"), "FLASH_ATTN": ("unavailable", "unavailable")}
-    assert record.is_cpu_replay
-    assert record["recommendation"]["backend"] is None
-    assert CPU_REPLAY_REASON in record["recommendation"]["text"]
-    assert record["environment"]["dtype"] == "float32"
-    assert record["settings"]["compare"]["backends"] == ["TORCH_SDPA", "FLASH_ATTN"]
+    assert record.result.comparison.mode == "cpu-replay"
+    assert record.result.recommendation.name is None
+    assert CPU_REPLAY_REASON in record.result.recommendation.text
+    assert record.environment is not None and record.environment.encoder is not None
+    assert record.environment.encoder.dtype == "float32"
+    assert record.settings["compare"]["backends"] == ["TORCH_SDPA", "FLASH_ATTN"]  # type: ignore[call-overload,index]
 
 
 def test_in_half_precision_a_backend_may_have_the_towers_own_rounding(tmp_path: Path) -> None:
     record = run(tmp_path, "GOOD", "WRONG", dtype="bfloat16")
-    reference = record["comparison"]["reference"]
-    assert 1e-3 < reference["own_error"] < 2e-2
-    assert reference["limit"] == 3e-2
-    errors = {row["requested"]: row["error_vs_float32"]["eager"] for row in record.rows}
+    reference = record.result.comparison.reference
+    assert reference is not None and reference.own_error is not None
+    assert 1e-3 < reference.own_error < 2e-2
+    assert reference.limit == 3e-2
     # The same attention and the same weights give the same error, so the weights are the same.
-    assert errors["GOOD"] == reference["own_error"]
+    assert rows_of(record)["GOOD"].eager.error_vs_float32 == reference.own_error
     assert states(record) == {"GOOD": ("ok", "ok"), "WRONG": ("incorrect", "incorrect")}
 
 
@@ -199,18 +217,17 @@ def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkey
     monkeypatch.setattr(VisionEncoder, "capture_refusal", refuse)
     record = run(tmp_path, "GOOD", "ALSO_GOOD")
     assert states(record) == {"GOOD": ("ok", "unsupported"), "ALSO_GOOD": ("ok", "ok")}
-    assert record.rows[0]["reason"] == "graph: it reads lengths on the host"
-    assert record.rows[0]["eager"]["n"] == REQUESTS
-    assert record.typed is not None
-    only_eager = record.typed.result.model_copy(update={"candidates": record.typed.result.candidates[:1]})
-    assert isinstance(failure(only_eager), NothingReplayedError)
+    good = record.result.candidates[0]
+    assert good.reason == "graph: it reads lengths on the host"
+    assert calls_of(good, "eager") == REQUESTS
+    assert isinstance(failure(record.result.but(candidates=(good,))), NothingReplayedError)
 
 
 def test_graphs_that_would_replay_nothing_are_a_failure_of_the_mode(tmp_path: Path) -> None:
-    record = CompareRecord.of(run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, [], SilentProgress()))
+    record = run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, SilentProgress())
     assert states(record) == {"GOOD": ("ok", "error")}
-    assert "would replay nothing: all 5 items go eager (5 not_exact)" in record.rows[0]["reason"]
-    assert isinstance(record.failure(), NothingReplayedError)
+    assert "would replay nothing: all 5 items go eager (5 not_exact)" in str(record.result.candidates[0].reason)
+    assert isinstance(failure(record.result), NothingReplayedError)
 
 
 def _exact(prepared: Any) -> Any:
@@ -221,11 +238,11 @@ def _exact(prepared: Any) -> Any:
 
 
 def test_where_nothing_can_be_measured_the_record_says_why(tmp_path: Path) -> None:
-    missing = run(tmp_path / "missing", "MISSING", "UNFIT")
-    assert isinstance(missing.failure(), BackendError)
-    assert "the package is not installed" in str(missing.failure())
-    wrong = run(tmp_path / "wrong", "WRONG", "MISSING")
-    assert isinstance(wrong.failure(), IncorrectOutputError)
+    missing = failure(run(tmp_path / "missing", "MISSING", "UNFIT").result)
+    assert isinstance(missing, BackendError)
+    assert "the package is not installed" in str(missing)
+    wrong = failure(run(tmp_path / "wrong", "WRONG", "MISSING").result)
+    assert isinstance(wrong, IncorrectOutputError)
     assert len(read_samples(tmp_path / "wrong" / SAMPLES_FILE)) == 0
 
 
@@ -248,9 +265,10 @@ def test_a_backend_that_fails_while_it_is_measured_loses_its_latency_only(
     monkeypatch.setattr(Candidate, "attempt", fail_late)
     record = run(tmp_path, "GOOD", "ALSO_GOOD")
     assert states(record) == {"GOOD": ("ok", "error"), "ALSO_GOOD": ("ok", "ok")}
-    assert "illegal memory access" in record.rows[0]["reason"]
-    assert record.rows[0]["graph"] is None
-    assert record.rows[0]["eager"]["n"] == record.rows[1]["graph"]["n"] == REQUESTS
+    good, also_good = record.result.candidates
+    assert "illegal memory access" in str(good.reason)
+    assert calls_of(good, "graph") is None
+    assert calls_of(good, "eager") == calls_of(also_good, "graph") == REQUESTS
     assert "GOOD/graph" in read_samples(tmp_path / SAMPLES_FILE).series
 
 
@@ -269,20 +287,20 @@ def test_a_stop_by_the_user_keeps_the_calls_that_every_backend_has(
 
     monkeypatch.setattr(CandidateSeries, "time", stop)
     record = run(tmp_path, "GOOD", "ALSO_GOOD")
-    assert record["status"] == "interrupted"
-    assert {row["graph"]["n"] for row in record.rows} == {2}
-    assert record["comparison"]["unpaired_samples"] == 3
-    assert CompareRecord.load(tmp_path)["status"] == "interrupted"
+    assert record.status == "interrupted"
+    assert {calls_of(row, "graph") for row in record.result.candidates} == {2}
+    assert record.result.comparison.unpaired_samples == 3
+    assert reload(tmp_path) == record
 
 
 def test_a_stop_after_the_measuring_keeps_every_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(self: Any, *arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare.Comparison, "_diagnose", stop)
+    monkeypatch.setattr(compare.Comparison, "diagnose", stop)
     record = run(tmp_path, "GOOD")
-    assert record["status"] == "interrupted"
-    assert record.rows[0]["graph"]["n"] == REQUESTS
+    assert record.status == "interrupted"
+    assert calls_of(record.result.candidates[0], "graph") == REQUESTS
 
 
 def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +310,7 @@ def test_a_stop_before_the_measuring_leaves_a_record(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Experiment, "warm_up", stop)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, "GOOD")
-    assert CompareRecord.load(tmp_path)["status_reason"] == "stopped by the user before the measuring began"
+    assert reload(tmp_path).status_reason == "stopped by the user before the measuring began"
 
 
 def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +320,7 @@ def test_backends_that_fail_are_freed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     def load(*arguments: Any, **options: Any) -> Any:
         encoder, facts = real_load(*arguments, **options)
-        encoders[facts["attn_backend"]] = weakref.ref(encoder)
+        encoders[facts.attn_backend] = weakref.ref(encoder)
         return encoder, facts
 
     def warm_up(self: Experiment, *arguments: Any) -> None:
@@ -345,70 +363,68 @@ def test_all_graphs_are_released_however_the_comparison_ends(
     assert [manager.buffer_bytes for manager in managers] == [0, 0]
 
 
-def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept: list[Any] = []
-    real = compare.Comparison._diagnose
+@pytest.fixture
+def pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that takes its device for a GPU once it has measured."""
+    real = compare.Comparison.diagnose
 
-    def diagnose(self: Any, inputs: Any, calls: Any, samples: Any) -> None:
-        kept.append((self.candidates[0], inputs, self.calls, samples))
-        real(self, inputs, calls, samples)
-
-    monkeypatch.setattr(compare.Comparison, "_diagnose", diagnose)
-    monkeypatch.setattr(compare.Comparison, "_release", lambda self: None)
-    run(tmp_path, "GOOD", budgets=(64, 128))
-    candidate, inputs, calls, samples = kept[0]
-    use = candidate.counters().use
-    assert len(use) == 2
-
-    def measure_replays(manager: Any, inputs: Any, graphs: Any) -> Any:
-        assert [use[key].replays for key in graphs] == sorted((use[key].replays for key in graphs), reverse=True)
-        for key in graphs:
-            times = {"replay_ms": 1.1 * key.token_budget, "gpu_busy_ms": 1.0 * key.token_budget, "launch_gap": 1.05}
-            yield key, times
-            if is_stopped:
-                raise KeyboardInterrupt
-
-    is_stopped = False
-    monkeypatch.setattr(compare_diagnosis, "measure_replays", measure_replays)
-    monkeypatch.setattr(compare_diagnosis, "busy_time", lambda call, device, repeats: BusyTime(2.0, 2.1, 700))
-    compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
-    rows = sum(key.token_budget * used.replays for key, used in use.items())
-    assert candidate.row["graphs"]["gpu_busy_ms"] == pytest.approx(rows / REQUESTS)
-    assert candidate.row["graphs"]["launch_gap"] == pytest.approx(1.05)
-    for mode in ("eager", "graph"):
-        busy = candidate.row[mode]["busy"]
-        assert (busy["calls"], busy["gpu_busy_ms"]) == (3, 2.0)
-        assert busy["share"] == pytest.approx(2.0 / busy["wall_ms"])
-        walls = [sample.wall_ms for sample in samples if sample.series == f"GOOD/{mode}"]
-        assert min(walls) <= busy["wall_ms"] <= max(walls)
-    is_stopped = True
-    with pytest.raises(KeyboardInterrupt):
-        compare_diagnosis.diagnose(candidate, inputs, calls, samples, torch.device("cuda", 0))
-    most_used = max(use, key=lambda key: use[key].replays)
-    assert candidate.row["graphs"]["gpu_busy_ms"] == pytest.approx(most_used.token_budget)
-
-
-def test_a_failed_diagnosis_keeps_the_latencies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: Any) -> None:
-        raise RuntimeError("the profiler is in use")
-
-    def pretend_cuda(self: Any, *given: Any) -> None:
+    def diagnose(self: Any, *given: Any) -> None:
         device, self.device = self.device, torch.device("cuda", 0)
         try:
             real(self, *given)
         finally:
             self.device = device
 
-    real = compare.Comparison._diagnose
-    monkeypatch.setattr(compare_diagnosis, "diagnose", fail)
-    monkeypatch.setattr(compare.Comparison, "_diagnose", pretend_cuda)
+    monkeypatch.setattr(compare.Comparison, "diagnose", diagnose)
+    monkeypatch.setattr(candidate_module, "busy_time", lambda call, device, repeats: BusyTime(2.0, 2.1, 700))
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_replays_are_averaged_by_use_and_the_busy_share_is_that_of_whole_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended_gpu: None, is_stopped: bool
+) -> None:
+    def measure_replays(manager: Any, inputs: Any, graphs: Any) -> Any:
+        for key in graphs:
+            times = {"replay_ms": 1.1 * key.token_budget, "gpu_busy_ms": 1.0 * key.token_budget, "launch_gap": 1.05}
+            yield key, times
+            if is_stopped:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(diagnose, "measure_replays", measure_replays)
+    record = run(tmp_path, "GOOD", budgets=(64, 128))
+    (row,) = record.result.candidates
+    assert row.graphs is not None
+    most_used, other = sorted(row.graphs.per_budget, key=lambda use: -use.replays)
+    assert most_used.replays > other.replays
+    assert row.graphs.launch_gap == pytest.approx(1.05)
+    if is_stopped:
+        assert record.status == "interrupted"
+        assert row.graphs.gpu_busy_ms == pytest.approx(most_used.token_budget)
+        assert other.gpu_busy_ms is None and row.eager.busy is None
+        return
+    rows = sum(use.token_budget * use.replays for use in row.graphs.per_budget)
+    assert row.graphs.gpu_busy_ms == pytest.approx(rows / REQUESTS)
+    samples = read_samples(tmp_path / SAMPLES_FILE).calls
+    for mode in ("eager", "graph"):
+        busy = row.mode(mode).busy
+        assert busy is not None and (busy.calls, busy.gpu_busy_ms) == (3, 2.0)
+        assert busy.share == pytest.approx(2.0 / busy.wall_ms)
+        walls = samples[samples["series"] == f"GOOD/{mode}"]["wall_ms"]
+        assert walls.min() <= busy.wall_ms <= walls.max()
+
+
+def test_a_failed_diagnosis_keeps_the_latencies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretended_gpu: None
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise RuntimeError("the profiler is in use")
+
+    monkeypatch.setattr(Candidate, "diagnose", fail)
     progress = SilentProgress()
-    record = CompareRecord.of(run_compare(prepare("GOOD"), tmp_path, [], progress))
+    record = run_compare(prepare("GOOD"), tmp_path, progress)
     assert progress.notes == ["GOOD: GPU-busy time was not measured (RuntimeError: the profiler is in use)"]
-    assert record["status"] == "complete"
-    assert record.rows[0]["graph"]["n"] == REQUESTS
+    assert record.status == "complete"
+    assert calls_of(record.result.candidates[0], "graph") == REQUESTS
 
 
 def test_a_result_is_not_replaced_unasked(tmp_path: Path) -> None:
@@ -429,8 +445,7 @@ def test_backends_are_named_once_and_by_their_own_names() -> None:
 
 
 def test_a_record_breaks_no_rule_unseen(tmp_path: Path) -> None:
-    record = run(tmp_path, "GOOD", "MISSING").typed
-    assert record is not None
+    record = run(tmp_path, "GOOD", "MISSING")
     file = tmp_path / "run.json"
     for change, message in (
         (("eager", "latency", record.result.candidates[0].eager.latency), r"1\.eager: a latency with status 'unavail"),
@@ -447,4 +462,4 @@ def test_a_record_breaks_no_rule_unseen(tmp_path: Path) -> None:
             read_record(tmp_path)
     file.write_text('{"kind": "bench", "format": 2}', encoding="utf-8")
     with pytest.raises(UsageError, match="is of kind 'bench'; what is read here is compare-backends"):
-        CompareRecord.load(tmp_path)
+        reload(tmp_path)

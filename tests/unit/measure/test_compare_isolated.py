@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from record_dicts import CompareRecord
+from saved_run_folders import read_compare
 
 from vitgraph.errors import UsageError
 from vitgraph.measure.compare import run_compare
 from vitgraph.measure.compare_isolated import run_isolated
 from vitgraph.measure.compare_spec import prepare_compare
-from vitgraph.records.candidates import empty_row
-from vitgraph.records.record import CompareRecord as TypedRecord
+from vitgraph.records.candidates import before_its_turn, failure
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
@@ -43,12 +42,8 @@ def prepare(*backends: str) -> Any:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a process that measured TORCH_SDPA alone leaves."""
     folder = tmp_path_factory.mktemp("part")
-    run_compare(prepare("TORCH_SDPA"), folder, [], Silent())
+    run_compare(prepare("TORCH_SDPA"), folder, Silent())
     return folder
-
-
-def isolated(*arguments: Any) -> CompareRecord:
-    return CompareRecord.of(run_isolated(*arguments))
 
 
 def program(text: str) -> list[str]:
@@ -70,21 +65,21 @@ def test_rows_and_samples_of_the_processes_are_merged(measured: Path, tmp_path: 
         return leave(measured, part)
 
     folder = tmp_path / "run"
-    record = CompareRecord.of(
-        run_isolated(prepare("TORCH_SDPA", "FLASHINFER", "FLASH_ATTN"), folder, ["x"], Silent(), command)
-    )
-    assert record["status"] == "complete"
-    assert record["comparison"]["isolated"] is True
-    part = CompareRecord.load(measured)
+    record = run_isolated(prepare("TORCH_SDPA", "FLASHINFER", "FLASH_ATTN"), folder, Silent(), command)
+    part, comparison = read_compare(measured), record.result.comparison
+    rows = record.result.candidates
+    assert record.status == "complete"
+    assert comparison.isolated is True
+    found, alone = rows[0].graph.latency, part.result.candidates[0].graph.latency
+    assert found is not None and alone is not None and found.calls == alone.calls
     # The file of samples holds nanoseconds.
-    mean_ms, n = part.rows[0]["graph"]["mean_ms"], part.rows[0]["graph"]["n"]
-    assert (record.rows[0]["graph"]["mean_ms"], record.rows[0]["graph"]["n"]) == (pytest.approx(mean_ms, rel=1e-6), n)
-    assert record["environment"]["device"] == "CPU"
-    assert record["comparison"]["reference"] == part["comparison"]["reference"]
-    assert record["comparison"]["invalid_reasons"] == part["comparison"]["invalid_reasons"]
-    assert [row["status"] for row in record.rows] == ["ok", "error", "error"]
-    assert record.rows[1]["reason"] == "its process was ended by signal 11 and left no record"
-    assert record.rows[2]["reason"] == (
+    assert found.mean_ms == pytest.approx(alone.mean_ms, rel=1e-6)
+    assert record.environment is not None and record.environment.device == "CPU"
+    assert comparison.reference == part.result.comparison.reference
+    assert comparison.invalid_reasons == part.result.comparison.invalid_reasons
+    assert [row.status for row in rows] == ["ok", "error", "error"]
+    assert rows[1].reason == "its process was ended by signal 11 and left no record"
+    assert rows[2].reason == (
         "its process ended with status 1 and left no record: libcuda.so: cannot open shared object file"
     )
     samples = [read_samples(place / SAMPLES_FILE).frame for place in (folder, measured)]
@@ -93,18 +88,14 @@ def test_rows_and_samples_of_the_processes_are_merged(measured: Path, tmp_path: 
 
 
 def test_a_process_that_failed_as_a_whole_gives_its_reason(measured: Path, tmp_path: Path) -> None:
-    typed = CompareRecord.load(measured).typed
-    assert typed is not None
-    data = typed.model_dump() | {"status": "error", "status_reason": "the checkpoint lacks 3 tensors"}
-    data["result"]["candidates"] = [empty_row("TORCH_SDPA")]
+    whole = read_compare(measured)
+    failed = whole.result.but(candidates=(before_its_turn("TORCH_SDPA"),))
     source = tmp_path / "broken"
     with ResultFolder(source) as results:
-        results.save(TypedRecord.model_validate(data))
-    record = CompareRecord.of(
-        run_isolated(prepare("TORCH_SDPA"), tmp_path / "run", [], Silent(), lambda name, part: leave(source, part))
-    )
-    assert record.rows[0]["reason"] == "the checkpoint lacks 3 tensors"
-    assert "the checkpoint lacks 3 tensors" in str(record.failure())
+        results.save(whole.but(status="error", status_reason="the checkpoint lacks 3 tensors", result=failed))
+    found = run_isolated(prepare("TORCH_SDPA"), tmp_path / "run", Silent(), lambda name, part: leave(source, part))
+    assert found.result.candidates[0].reason == "the checkpoint lacks 3 tensors"
+    assert "the checkpoint lacks 3 tensors" in str(failure(found.result))
 
 
 def test_a_stop_by_the_user_lets_the_process_save_and_starts_no_other(
@@ -126,17 +117,16 @@ def test_a_stop_by_the_user_lets_the_process_save_and_starts_no_other(
 
     monkeypatch.setattr(subprocess.Popen, "wait", wait)
     monkeypatch.setattr(subprocess.Popen, "send_signal", lambda self, number: signals.append(number))
-    record = CompareRecord.of(
-        run_isolated(prepare("TORCH_SDPA", "FLASHINFER"), tmp_path / "run", [], Silent(), command)
-    )
-    assert record["status"] == "interrupted"
+    record = run_isolated(prepare("TORCH_SDPA", "FLASHINFER"), tmp_path / "run", Silent(), command)
+    assert record.status == "interrupted"
     assert signals == [2]
     assert started == ["TORCH_SDPA"]
-    assert record.rows[0]["eager"]["n"] == 12
-    assert record.rows[1]["reason"] == "the run ended before its turn"
+    measured_row, waiting = record.result.candidates
+    assert measured_row.eager.latency is not None and measured_row.eager.latency.calls == 12
+    assert waiting.reason == "the run ended before its turn"
 
 
 def test_parts_of_an_earlier_run_are_not_replaced_unasked(measured: Path, tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     with pytest.raises(UsageError, match="parts exists"):
-        run_isolated(prepare("TORCH_SDPA"), tmp_path, [], Silent(), lambda name, part: leave(measured, part))
+        run_isolated(prepare("TORCH_SDPA"), tmp_path, Silent(), lambda name, part: leave(measured, part))

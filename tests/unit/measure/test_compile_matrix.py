@@ -10,14 +10,11 @@ from typing import Any
 import pytest
 import torch
 from made_up_comparison import make_record
-from record_dicts import CompareRecord
-from records_of_dicts import record_of
 from rich.console import Console
 from torch import nn
 from transformers import AttentionInterface
 
 from vitgraph.attention import opaque
-from vitgraph.measure.bench import PreparedBench, prepare_bench
 from vitgraph.measure.candidate import CandidateSeries
 from vitgraph.measure.compile_matrix import (
     COMPILED,
@@ -26,10 +23,13 @@ from vitgraph.measure.compile_matrix import (
     run_compile_matrix,
 )
 from vitgraph.measure.experiment import Experiment
+from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.compile.compilation import CACHE_VARIABLE
 from vitgraph.records.candidates import COMPILE_KIND
+from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH
+from vitgraph.records.sections import CompileCache, Compiled, Improvement, Pair
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
@@ -79,19 +79,21 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
         real(self, *arguments)
 
     monkeypatch.setattr(Experiment, "warm_up", look)
-    record = CompareRecord.of(run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress()))
+    record = run_compile_matrix(prepared(), tmp_path, SilentProgress())
     assert seen == {"plain": True, "compiled": True, "apart": True}
-    assert (record["kind"], record["status"]) == (COMPILE_KIND, "complete")
-    rows = {row["requested"]: row for row in record.rows}
-    assert {name: row["status"] for name, row in rows.items()} == {PLAIN: "ok", COMPILED: "ok"}
+    assert (record.kind, record.status) == (COMPILE_KIND, "complete")
+    rows = {row.name: row for row in record.result.candidates}
+    assert {name: row.status for name, row in rows.items()} == {PLAIN: "ok", COMPILED: "ok"}
     for name, mode in TIMES:
-        assert rows[name][mode]["n"] == 4
-        assert rows[name]["error_vs_float32"][mode] <= 1e-5
-    assert rows[COMPILED]["compile_s"] > 0
-    assert rows[COMPILED]["compilations"] >= 1
-    assert "compile_s" not in rows[PLAIN]
-    assert record["comparison"]["speed_of_light_ms"] is None
-    assert {entry["verdict"] for entry in record["comparison"]["contrasts"]} == {"invalid"}
+        found = rows[name].mode(mode)
+        assert found.latency is not None and found.latency.calls == 4
+        assert found.error_vs_float32 is not None and found.error_vs_float32 <= 1e-5
+    compiled = rows[COMPILED].compiled
+    assert compiled is not None and compiled.blocks > 0
+    assert (compiled.seconds or 0.0) > 0 and (compiled.compilations or 0) >= 1
+    assert rows[PLAIN].compiled is None
+    assert record.result.comparison.speed_of_light_ms is None
+    assert {pair.mean.verdict for pair in record.result.comparison.contrasts} == {"invalid"}
     assert (tmp_path / "run.json").exists()
 
 
@@ -99,60 +101,51 @@ def test_a_tower_that_cannot_be_compiled_keeps_its_row_and_the_plain_ones_are_me
     traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitgraph.models.families.qwen3_vl.Qwen3VLEncoder.repeated_blocks", lambda self: [])
-    record = CompareRecord.of(run_compile_matrix(prepared(), tmp_path, ["vitgraph"], SilentProgress()))
-    rows = {row["requested"]: row for row in record.rows}
-    assert rows[COMPILED]["status"] == "error"
-    assert "no repeated block" in rows[COMPILED]["reason"]
-    assert rows[PLAIN]["graph"]["n"] == 4
-    assert {(entry["first"], entry["second"]) for entry in record["comparison"]["contrasts"]} == {("eager", "graph")}
+    result = run_compile_matrix(prepared(), tmp_path, SilentProgress()).result
+    rows = {row.name: row for row in result.candidates}
+    assert rows[COMPILED].status == "error"
+    assert "no repeated block" in str(rows[COMPILED].reason)
+    latency = rows[PLAIN].graph.latency
+    assert latency is not None and latency.calls == 4
+    assert [(pair.base, pair.series) for pair in result.comparison.contrasts] == [("plain/eager", "plain/graph")]
 
 
 TIMES = {(PLAIN, EAGER): 20.0, (COMPILED, EAGER): 16.0, (PLAIN, GRAPH): 10.0, (COMPILED, GRAPH): 5.0}
 
 
-NAMES = {"plain/eager": "eager", "compiled/eager": "eager+compile", "plain/graph": "graph"}
-NAMES["compiled/graph"] = "graph+compile"
+def made_up_record(mode: str = "cuda") -> CompareRecord:
+    record = make_record(mode=mode)
+    like = record.result.candidates[0]
+    rows = {name: like.but(name=name) for name in (COMPILED, PLAIN)}
+    for (name, one), mean_ms in TIMES.items():
+        measured = like.mode(one)
+        assert measured.latency is not None
+        measured = measured.but(latency=measured.latency.but(mean_ms=mean_ms, p99_supported=True))
+        rows[name] = rows[name].with_modes(**{one: measured})
+    cache = CompileCache(hits=1, misses=0)
+    compiled = Compiled(blocks=27, seconds=12.3, compilations=1, cache=cache, cache_dir="/cache")
+    rows[COMPILED] = rows[COMPILED].but(compiled=compiled)
+    comparison = record.result.comparison.but(
+        speed_of_light_ms=4.0, contrasts=tuple(_pair(*pair) for pair in CONTRASTS)
+    )
+    assert record.resolved is not None
+    return record.but(
+        kind=COMPILE_KIND,
+        resolved=record.resolved.but(packing="greedy"),
+        result=record.result.but(candidates=tuple(rows.values()), comparison=comparison),
+    )
 
 
-def made_up_record() -> CompareRecord:
-    record = make_record()
-    rows = []
-    for name in (COMPILED, PLAIN):
-        row = {**record.rows[0], "requested": name, "launch_gap": 1.02}
-        for mode in (EAGER, GRAPH):
-            row[mode] = {**row[mode], "mean_ms": TIMES[name, mode], "p99_supported": True}
-        rows.append(row)
-    rows[0] |= {
-        "compile_s": 12.3,
-        "compilations": 1,
-        "compile_cache": {"hits": 1, "misses": 0},
-        "compile_cache_dir": "/cache",
-    }
-    record.data |= {"kind": COMPILE_KIND, "backends": rows}
-    record.data["settings"] |= {"bench": {"requests_per_call": 1}, "graph": {"packing": "greedy"}}
-    record.data["settings"]["model"] |= {"compile": False}
-    floors = {mode: {"mean": 1.0, "p99": 1.0} for mode in (EAGER, GRAPH)}
-    facts = {"noise_floor_pct": floors, "invalid_reasons": []}
-    record.data["comparison"] |= facts | {
-        "speed_of_light_ms": 4.0,
-        "contrasts": [
-            {"first": NAMES[base], "second": NAMES[series], "metric": metric, **_gain(base, series)}
-            for base, series in CONTRASTS
-            for metric in ("mean", "p99")
-        ],
-    }
-    return record
-
-
-def _gain(base: str, series: str) -> dict[str, Any]:
+def _pair(base: str, series: str) -> Pair:
     first, second = (TIMES[tuple(name.split("/"))] for name in (base, series))  # type: ignore[index]
-    delta = 100 * (second / first - 1)
-    return {"delta_pct": delta, "ci95": [delta - 1, delta + 1], "noise_floor_pct": 1.0, "verdict": "faster"}
+    gain = 100 * (1 - second / first)
+    found = Improvement(improvement_pct=gain, ci95=(gain - 1, gain + 1), noise_floor_pct=1.0, verdict="faster")
+    return Pair(base=base, series=series, mean=found, p99=found)
 
 
 def text_of(record: CompareRecord) -> str:
     console = Console(file=io.StringIO(), width=110, color_system=None)
-    render(document_of(record_of(record.data)), console)
+    render(document_of(record), console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -176,8 +169,6 @@ def test_the_table_names_the_rows_their_limit_and_the_gains() -> None:
 
 
 def test_a_cpu_claims_no_gain() -> None:
-    record = made_up_record()
-    record.data["comparison"]["mode"] = "cpu-replay"
-    text = text_of(record)
+    text = text_of(made_up_record("cpu-replay"))
     assert "no speed-up is claimed" in text
     assert "→" not in text

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from record_dicts import RunRecord
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import diagnose as diagnostics
 from vitgraph.measure import timing
-from vitgraph.measure.bench import BenchRun, prepare_bench, run_bench
+from vitgraph.measure.bench import BenchRun, run_bench
 from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
 from vitgraph.measure.diagnose import measure_call_overheads, measure_replays, most_used_graphs
+from vitgraph.measure.preparation import prepare_bench
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
+from vitgraph.records.record import BenchRecord
+from vitgraph.records.sections import CallOverhead
+from vitgraph.records.store import read_record
 from vitgraph.report.columns import ms_text
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.graph_tables import per_path_table, shown_paths
@@ -85,7 +89,7 @@ def test_graphs_are_timed_from_the_most_used_one_on_until_the_limit(
 ) -> None:
     pretend(manager, replay_ms)
     inputs = CallInputs(manager.model, calls, 0)  # type: ignore[arg-type]
-    found = dict(measure_replays(manager, inputs, most_used_graphs(manager, inputs, calls)))
+    found = dict(measure_replays(manager, inputs, most_used_graphs(manager, calls)))
     assert [key.token_budget for key in found] == BUDGETS[:timed]
     assert all(times["replay_ms"] == pytest.approx(replay_ms) for times in found.values())
     assert all(times["launch_gap"] == pytest.approx(1.0) for times in found.values())
@@ -97,7 +101,7 @@ def test_a_long_replay_is_traced_once(
 ) -> None:
     traced = pretend(manager, replay_ms)
     inputs = CallInputs(manager.model, calls, 0)  # type: ignore[arg-type]
-    assert len(list(measure_replays(manager, inputs, most_used_graphs(manager, inputs, calls)))) == 3
+    assert len(list(measure_replays(manager, inputs, most_used_graphs(manager, calls)))) == 3
     assert traced == [repeats] * 3
 
 
@@ -108,14 +112,14 @@ def test_call_shapes_are_measured_from_the_most_frequent_one_on_until_the_limit(
     pretend(manager, replay_ms)
     inputs = CallInputs(manager.model, calls, 0)  # type: ignore[arg-type]
     found = list(measure_call_overheads(manager, inputs, calls))
-    assert [shape["tokens"] for shape in found] == [100, 64, 144][:shapes]
-    assert all(shape["call_ms"] == pytest.approx(replay_ms) for shape in found)
-    assert all(shape["overhead_ms"] == pytest.approx(0.0, abs=1e-6) for shape in found)
+    assert [shape.tokens for shape in found] == [100, 64, 144][:shapes]
+    assert all(shape.call_ms == pytest.approx(replay_ms) for shape in found)
+    assert all(shape.overhead_ms == pytest.approx(0.0, abs=1e-6) for shape in found)
 
 
 def stopped_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, model: str, side: Sequence[int], stop: BaseException
-) -> RunRecord:
+) -> BenchRecord:
     """Record of a run that `stop` ends in the trace of its second graph, if nothing else stops it before."""
     traces = 0
 
@@ -126,12 +130,12 @@ def stopped_run(
             raise stop
         return BusyTime(1e-6, None, 10)
 
-    def captured(self: BenchRun) -> None:
-        # From here on only the record and the release ask a manager for its device.
-        monkeypatch.setattr(EncoderCudaGraphManager, "is_cuda", True)
+    def captured(self: BenchRun, *_: Any) -> None:
+        # From here on only the record asks for the device.
+        self.device = torch.device("cuda", 0)
 
     monkeypatch.setattr(BenchRun, "_save_before_measuring", captured)
-    monkeypatch.setattr(BenchRun, "_release", lambda self: None)
+    monkeypatch.setattr(BenchRun, "release", lambda self: None)
     monkeypatch.setattr(timing, "matrix_rate_flops", lambda device, dtype: 1e12)
     monkeypatch.setattr(diagnostics, "busy_time", busy_time)
     sizes = {(height, height, 1): 1.0 / len(side) for height in side}
@@ -141,9 +145,11 @@ def stopped_run(
         RunSpec(rounds=1),
         WorkloadSpec(num_prompts=8, num_warmups=1, random_mm_bucket_config=sizes),
     )
-    with pytest.raises(type(stop)):
-        run_bench(prepare_bench(spec), folder, [], SilentProgress())
-    return RunRecord.load(folder)
+    with nullcontext() if isinstance(stop, KeyboardInterrupt) else pytest.raises(type(stop)):
+        run_bench(prepare_bench(spec), folder, SilentProgress())
+    record = read_record(folder)
+    assert isinstance(record, BenchRecord)
+    return record
 
 
 @pytest.mark.parametrize(
@@ -157,43 +163,41 @@ def test_a_stop_in_the_second_graph_keeps_the_figures_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException, status: str, reason: str
 ) -> None:
     record = stopped_run(tmp_path, monkeypatch, "qwen3-vl-debug", (256, 320), stop)
-    assert (record["status"], record["status_reason"]) == (status, reason)
-    graph = record["graph"]
-    most_used, other = sorted(graph["per_budget"], key=lambda row: -row["replays"])
-    assert most_used["replay_ms"] > 0 and most_used["gpu_busy_ms"] == 1e-6
-    assert "replay_ms" not in other
-    assert graph["launch_gap"] == pytest.approx(most_used["launch_gap"]) and graph["launch_gap"] > 1
-    assert [row["replay_ms"] for row in graph["per_path"]] == [None]
-    assert record["environment"]["matrix_rate_tflops"] == 1.0
-    assert record["summary"]["graph"]["times_speed_of_light"] > 0
+    assert (record.status, record.status_reason) == (status, reason)
+    graph = record.result.graph
+    most_used, other = sorted(graph.per_budget, key=lambda row: -row.replays)
+    assert (most_used.replay_ms or 0) > 0 and most_used.gpu_busy_ms == 1e-6
+    assert other.replay_ms is None
+    assert graph.launch_gap == pytest.approx(most_used.launch_gap) and (graph.launch_gap or 0) > 1
+    assert [row.replay_ms for row in graph.per_path] == [None]
+    assert record.environment is not None and record.environment.matrix_rate_tflops == 1.0
+    assert (record.result.latency["graph"].times_speed_of_light or 0) > 0
 
 
 def test_a_path_whose_graph_was_not_timed_reads_as_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = stopped_run(tmp_path, monkeypatch, "deepseek-ocr-debug", (200,), KeyboardInterrupt())
-    times = {row["path"]: row["replay_ms"] for row in record["graph"]["per_path"]}
-    assert times["global"] > 0 and times["local"] is None
-    typed = record.typed
-    assert typed is not None
-    rows = per_path_table(typed.result.graph).rows
+    times = {row.path: row.replay_ms for row in record.result.graph.per_path}
+    assert (times["global"] or 0) > 0 and times["local"] is None
+    rows = per_path_table(record.result.graph).rows
     assert {row["path"]: row["replay_ms"] for row in rows} == {**times, "all": None}
-    cells = {row[0].text: row[-1].text for row in shown_paths(typed.result.graph).cells()}
+    cells = {row[0].text: row[-1].text for row in shown_paths(record.result.graph).cells()}
     assert cells == {"global": ms_text(times["global"]), "local": "not measured"}
-    (chart,) = (chart for chart in document_of(typed).charts if chart.name == "paths")
+    (chart,) = (chart for chart in document_of(record).charts if chart.name == "paths")
     _, time_axes = chart.draw().axes
     assert [text.get_text() for text in time_axes.texts] == [f"{times['global']:.2f}", "not measured"]
 
 
 def test_a_stop_in_the_second_call_shape_keeps_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    overhead = {"items": 1, "tokens": 64, "replays": 1, "call_ms": 2.0, "replays_ms": 1.5, "overhead_ms": 0.5}
+    overhead = CallOverhead(items=1, tokens=64, replays=1, call_ms=2.0, replays_ms=1.5, overhead_ms=0.5)
 
-    def measure(*_: Any) -> Iterator[dict[str, Any]]:
+    def measure(*_: Any) -> Iterator[CallOverhead]:
         yield overhead
         raise KeyboardInterrupt
 
     monkeypatch.setattr(diagnostics, "measure_call_overheads", measure)
     record = stopped_run(tmp_path, monkeypatch, "qwen3-vl-debug", (256,), KeyboardInterrupt())
-    assert record["status"] == "interrupted"
-    assert record["graph"]["call_overheads"] == [overhead]
-    assert all(row["replay_ms"] > 0 for row in record["graph"]["per_path"])
+    assert record.status == "interrupted"
+    assert record.result.graph.call_overheads == (overhead,)
+    assert all((row.replay_ms or 0) > 0 for row in record.result.graph.per_path)

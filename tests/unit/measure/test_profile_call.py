@@ -86,7 +86,7 @@ def test_repeats_must_be_positive() -> None:
 
 
 def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Path) -> None:
-    result = run_profile(prepared("2*128x128"), tmp_path, ["vitgraph", "profile"], Silent()).result
+    result = run_profile(prepared("2*128x128"), tmp_path, Silent()).result
     assert result is not None
     saved = json.loads((tmp_path / "run.json").read_text())
     assert saved["kind"] == "profile"
@@ -99,7 +99,7 @@ def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Pa
         assert entry["kinds"]["product"]["kernels"] > 10
         assert sum(kind["ms"] for kind in entry["kinds"].values()) == pytest.approx(entry["busy_ms"])
     with pytest.raises(UsageError, match="--overwrite"):
-        run_profile(prepared("64x64"), tmp_path, [], Silent())
+        run_profile(prepared("64x64"), tmp_path, Silent())
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_the_limit_is_the_calls_arithmetic_in_parts(
     monkeypatch.setattr("vitgraph.measure.timing.matrix_rate_flops", lambda device, dtype: 1e12)
     found = prepared("128x128,64x96")
     found = replace(found, spec=replace(found.spec, model=replace(found.spec.model, compile=compiled)))
-    result = run_profile(found, tmp_path, [], Silent()).result
+    result = run_profile(found, tmp_path, Silent()).result
     limit = None if result is None else result.speed_of_light
     assert limit is not None and limit.product_ms is not None and limit.attention_ms is not None
     flops = sum(found.source.rule().flops(item) for item in found.call.items)
@@ -121,7 +121,7 @@ def test_the_limit_is_the_calls_arithmetic_in_parts(
 
 def test_a_call_that_no_graph_holds_has_no_replay_to_profile(tmp_path: Path) -> None:
     with pytest.raises(NothingReplayedError, match="leave --token-budgets out"):
-        run_profile(prepared("256x256", token_budgets=(67, 131), packing="exact"), tmp_path, [], Silent())
+        run_profile(prepared("256x256", token_budgets=(67, 131), packing="exact"), tmp_path, Silent())
 
 
 def test_products_are_counted_apart_from_attention(tower: VisionEncoder) -> None:

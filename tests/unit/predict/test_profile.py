@@ -18,6 +18,7 @@ from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.profile import ProfileError, load_profile
 from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
+from vitgraph.records.sections import Compiled, Encoder, Environment
 from vitgraph.specs import ModelSpec
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
@@ -113,19 +114,20 @@ sys.exit("torch" in sys.modules)
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-MEASURED = {"attn_backend": "FLASH_ATTN", "dtype": "bfloat16"}
+PLAIN = Encoder(attn_backend="FLASH_ATTN", dtype="bfloat16")
+COMPILED = PLAIN.but(compiled=Compiled(blocks=27))
 
 
 def test_a_tower_is_measured_as_it_was_calibrated() -> None:
     profile = synthetic_profile()
-    profile.model |= MEASURED | {"compiled_blocks": 27}
+    profile.environment = profile.environment.but(encoder=COMPILED)
     asked = ModelSpec("some-model", seed=3)
     assert profile.measured_spec(asked, ()) == replace(asked, compile=True, attn_backend="FLASH_ATTN", dtype="bfloat16")
     elsewhere = profile.measured_spec(asked, {"FLASH_ATTN"})
     assert (elsewhere.attn_backend, elsewhere.compile) == ("auto", True)
     wanted = replace(asked, attn_backend="TORCH_SDPA", dtype="float16", compile=True)
     assert profile.measured_spec(wanted, ()) == wanted
-    profile.model["compiled_blocks"] = 0
+    profile.environment = profile.environment.but(encoder=PLAIN)
     assert not profile.measured_spec(wanted, ()).compile
 
 
@@ -138,12 +140,10 @@ def choice(rows: int, **milliseconds: float) -> dict[str, Any]:
 def test_an_engine_is_given_the_one_backend_that_is_best_alone_for_its_calls(tmp_path: Path) -> None:
     """With a backend a graph the profile has three; `FLASH_ATTN:2` is none that an engine's setting names."""
     profile = synthetic_profile()
-    profile.environment["device_type"] = "cuda"
     variants = {"FLASH_ATTN:2": 0.5}
-    profile.model |= MEASURED | {
-        "attn_backend": "auto",
-        "attn_choices": [choice(400, A=1.0, B=3.0), choice(4000, A=9.0, B=6.0), choice(800, A=2.0, B=2.5, **variants)],
-    }
+    choices = [choice(400, A=1.0, B=3.0), choice(4000, A=9.0, B=6.0), choice(800, A=2.0, B=2.5, **variants)]
+    auto = PLAIN.but(attn_backend="auto", attn_choices=choices)
+    profile.environment = profile.environment.but(encoder=auto)
     path = tmp_path / "profile.json"
     profile.save(path)
     loaded = load_profile(path)
@@ -151,23 +151,21 @@ def test_an_engine_is_given_the_one_backend_that_is_best_alone_for_its_calls(tmp
     assert loaded.engine_backend({300: 1, 5000: 9})[0] == "B", "larger calls than any graph count as the largest"
     asked = ModelSpec("some-model")
     assert loaded.measured_spec(asked, (), "B").attn_backend == "B"
-    profile.model["attn_choices"] = None
+    profile.environment = profile.environment.but(encoder=auto.but(attn_choices=None))
     assert profile.engine_backend({300: 1}) == (None, None)
-    profile.model["attn_backend"] = "FLASH_ATTN"
+    profile.environment = profile.environment.but(encoder=PLAIN)
     assert profile.engine_backend({300: 1}) == ("FLASH_ATTN", None)
 
 
 def test_what_is_not_what_was_calibrated_is_named() -> None:
     profile = synthetic_profile()
-    profile.model |= MEASURED | {"compiled_blocks": 0}
-    profile.environment["device"] = "NVIDIA H200"
-    same = {"device": "NVIDIA H200", **MEASURED, "compiled_blocks": 0}
+    same = profile.environment = Environment(device="NVIDIA H200", device_type="cuda", encoder=PLAIN)
     assert profile.differences(same) == []
-    assert profile.differences({}) == []
-    (device,) = profile.differences({**same, "device": "NVIDIA B200"})
+    assert profile.differences(same.but(encoder=None)) == []
+    (device,) = profile.differences(same.but(device="NVIDIA B200"))
     assert "NVIDIA H200" in device and "NVIDIA B200" in device
-    (compiled,) = profile.differences({**same, "compiled_blocks": 27})
+    (compiled,) = profile.differences(same.but(encoder=COMPILED))
     assert "were not compiled" in compiled and "`vitgraph calibrate --compile`" in compiled
-    profile.model["compiled_blocks"] = 27
-    backend, plain = profile.differences({**same, "attn_backend": "TRITON_ATTN"})
+    profile.environment = same.but(encoder=COMPILED)
+    backend, plain = profile.differences(same.but(encoder=PLAIN.but(attn_backend="TRITON_ATTN")))
     assert backend.startswith("the attention backend was FLASH_ATTN") and "were compiled" in plain

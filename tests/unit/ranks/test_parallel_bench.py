@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankResult, run_ranks, values
-from record_dicts import RunRecord
 from rich.console import Console
+from saved_run_folders import read_bench
 
 import vitgraph
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.bench import follow_bench, prepare_bench, run_bench
+from vitgraph.measure.bench import follow_bench, run_bench
+from vitgraph.measure.preparation import prepare_bench
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup
+from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import read_samples
+from vitgraph.records.sections import Sharing
 from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
@@ -61,7 +64,7 @@ def run_on(spec: BenchSpec, folder: Path, before: Callable[[ParallelGroup], None
     def work(group: ParallelGroup) -> Any:
         before(group)
         if group.is_leader:
-            return run_bench(prepared, folder, ["vitgraph"], SilentProgress(), group).status
+            return run_bench(prepared, folder, SilentProgress(), group).status
         return follow_bench(prepared, group, SilentProgress())
 
     return run_ranks(spec.parallel.ranks, work)
@@ -74,23 +77,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def sharing_of(record: BenchRecord, series: str = "graph") -> Sharing:
+    """How a series was shared among the ranks."""
+    sharing = record.result.latency[series].sharing
+    assert sharing is not None
+    return sharing
+
+
 @pytest.fixture(scope="module")
-def record(folder: Path) -> RunRecord:
-    return RunRecord.load(folder)
+def record(folder: Path) -> BenchRecord:
+    return read_bench(folder)
 
 
-def test_the_counters_are_those_of_all_ranks(record: RunRecord) -> None:
+def test_the_counters_are_those_of_all_ranks(record: BenchRecord) -> None:
     expected = prepare_bench(bench_spec()).expected_counters()
-    graph = record["graph"]
-    assert record["status"] == "complete"
-    assert (graph["items"], graph["hits"], graph["replays"]) == (expected.items, expected.hits, expected.replays)
-    assert graph["per_budget"] == expected.as_dict()["per_budget"]
-    assert 0 < graph["hits"] < graph["items"]
-    by_rank = record["summary"]["graph"]["parallel"]["ranks"]
-    assert sum(rank["hits"] for rank in by_rank) == graph["hits"]
-    assert sum(rank["misses"] for rank in by_rank) == graph["misses"]
-    assert sum(rank["replays"] for rank in by_rank) == graph["replays"]
-    assert sum(rank["items"] for rank in by_rank) == graph["items"]
+    graph = record.result.graph
+    assert record.status == "complete"
+    assert graph.but(**expected.as_dict()) == graph
+    assert 0 < graph.hits < graph.items
+    by_rank = sharing_of(record).ranks
+    for name in ("hits", "misses", "replays", "items"):
+        assert sum(getattr(rank, name) for rank in by_rank) == getattr(graph, name)
 
 
 def test_the_record_follows_its_schema(folder: Path) -> None:
@@ -100,30 +107,30 @@ def test_the_record_follows_its_schema(folder: Path) -> None:
     assert [f"{problem.json_path}: {problem.message}" for problem in problems] == []
 
 
-def test_the_table_of_the_ranks(folder: Path, record: RunRecord) -> None:
+def test_the_table_of_the_ranks(folder: Path, record: BenchRecord) -> None:
     console = Console(file=io.StringIO(), width=100)
     render(document_of(read_record(folder)), console)
     text = " ".join(console.file.getvalue().split())
     assert "By rank, milliseconds a request (counts requests)" in text
     for series in ("eager", "graph", "hf"):
         assert f"{series} 0 " in text and f"{series} 1 " in text
-    gather = record["summary"]["graph"]["parallel"]["gather_ms"]
+    gather = sharing_of(record).gather_ms
     assert f"gather {gather:.3f} ms once the last rank is there" in text or f"gather {gather:.2f} ms" in text
     assert "shared by size" in text
 
 
-def test_ranks_pack_their_own_items(record: RunRecord) -> None:
+def test_ranks_pack_their_own_items(record: BenchRecord) -> None:
     alone = prepare_bench(bench_spec(1)).expected_counters()
-    assert record["graph"]["items"] == alone.items
-    assert record["graph"]["replays"] > alone.replays
+    assert record.result.graph.items == alone.items
+    assert record.result.graph.replays > alone.replays
 
 
-def test_outputs_of_all_ranks_were_compared_with_one_process(record: RunRecord) -> None:
-    assert record["correctness"]["status"] == "ok"
-    assert record["correctness"]["checked"] == 2
+def test_outputs_of_all_ranks_were_compared_with_one_process(record: BenchRecord) -> None:
+    correctness = record.result.correctness
+    assert correctness is not None and (correctness.status, correctness.checked) == ("ok", 2)
 
 
-def test_every_rank_has_a_sample_of_every_timed_call(folder: Path, record: RunRecord) -> None:
+def test_every_rank_has_a_sample_of_every_timed_call(folder: Path, record: BenchRecord) -> None:
     table = read_samples(folder / SAMPLES_FILE)
     of_ranks = table.frame[table.frame["rank"].notna()]
     assert len(of_ranks) == RANKS * len(table.calls)
@@ -138,34 +145,33 @@ def test_every_rank_has_a_sample_of_every_timed_call(folder: Path, record: RunRe
         assert (parts["wall_ms"] - parts["encode_ms"] - parts["gather_ms"]).abs().max() < 1e-5
 
 
-def test_the_ranks_facts_are_in_the_record(record: RunRecord) -> None:
-    ranks = record["environment"]["ranks"]
-    assert [rank["rank"] for rank in ranks] == [0, 1]
-    assert all(rank["device"] == "cpu" and rank["attn_backend"] == "TORCH_SDPA" for rank in ranks)
-    assert all(rank["captured"] == record["settings"]["resolved"]["graphs"] for rank in ranks)
-    assert record["settings"]["parallel"] == {
+def test_the_ranks_facts_are_in_the_record(record: BenchRecord) -> None:
+    assert record.environment is not None and record.resolved is not None
+    ranks = record.environment.ranks
+    assert [rank.rank for rank in ranks] == [0, 1]
+    assert all(rank.device == "cpu" and rank.attn_backend == "TORCH_SDPA" for rank in ranks)
+    assert all(rank.captured == record.resolved.graphs for rank in ranks)
+    assert record.settings["parallel"] == {
         "ranks": 2,
         "tp_mode": "data",
         "assignment": "size",
         "rank_timeout_s": 60.0,
     }
     for mode in ("eager", "graph", "hf"):
-        shared = record["summary"][mode]["parallel"]
-        assert shared["gather_ms"] > 0
-        assert 1 <= shared["input_imbalance"] <= 2
-        assert 1 <= shared["time_imbalance"] <= 2
+        shared = sharing_of(record, mode)
+        assert shared.gather_ms > 0
+        assert 1 <= shared.input_imbalance <= 2
+        assert 1 <= shared.time_imbalance <= 2
 
 
 def test_calls_of_one_item_leave_a_rank_idle_and_run(tmp_path: Path) -> None:
     values(run_on(bench_spec(3, items=1), tmp_path))
-    data = RunRecord.load(tmp_path)
-    ranks = data["summary"]["graph"]["parallel"]["ranks"]
-    assert [rank["idle_calls"] for rank in ranks][1:] != [0, 0]
-    assert ranks[2] | {"encode_ms": 0, "wait_ms": 0, "wall_ms": 0} == {
-        "rank": 2, "encode_ms": 0, "wait_ms": 0, "wall_ms": 0, "idle_calls": CALLS,
-        "items": 0, "tokens": 0, "hits": 0, "misses": 0, "replays": 0,
-    }  # fmt: skip
-    assert data["summary"]["graph"]["parallel"]["input_imbalance"] > 1.5
+    shared = sharing_of(read_bench(tmp_path))
+    assert [rank.idle_calls for rank in shared.ranks][1:] != [0, 0]
+    none = dict.fromkeys(("items", "tokens", "hits", "misses", "replays"), 0)
+    times = {"encode_ms", "wait_ms", "wall_ms"}
+    assert shared.ranks[2].model_dump(exclude=times) == {"rank": 2, "idle_calls": CALLS, **none}
+    assert shared.input_imbalance > 1.5
 
 
 def fail_in_call(number: int, how: Callable[[], None], rank: int = 1) -> Callable[[ParallelGroup], None]:
@@ -206,29 +212,28 @@ def test_what_was_measured_is_saved_with_the_rank_that_failed(
     # Two checked calls and two warm-ups come first; every call of this workload has items for both ranks.
     results: list[RankResult] = run_on(bench_spec(items=6), tmp_path, fail_in_call(2 + 2 + 5, how))
     assert results[0].error is not None and said in results[0].error
-    record = RunRecord.load(tmp_path)
-    assert record["status"] == "error"
-    assert record["status_reason"].startswith("rank 1 (")
-    assert said in record["status_reason"]
-    assert record["summary"]["graph"]["n"] == 4
-    assert record["comparison"]["requests"] == 4
+    record = read_bench(tmp_path)
+    assert record.status == "error"
+    assert str(record.status_reason).startswith("rank 1 (")
+    assert said in str(record.status_reason)
+    assert record.result.latency["graph"].calls == record.result.comparison.calls == 4
     table = read_samples(tmp_path / SAMPLES_FILE)
     assert len(table) == (RANKS + 1) * len(table.calls)
 
 
 def test_rank_0_saves_its_own_failure(tmp_path: Path) -> None:
     results = run_on(bench_spec(items=6), tmp_path, fail_in_call(2 + 2 + 5, run_out_of_memory, rank=0))
-    record = RunRecord.load(tmp_path)
-    assert (record["status"], record["status_reason"]) == ("error", "MemoryError: no room for 3 GiB")
-    assert record["summary"]["graph"]["n"] == 4
+    record = read_bench(tmp_path)
+    assert (record.status, record.status_reason) == ("error", "MemoryError: no room for 3 GiB")
+    assert record.result.latency["graph"].calls == 4
     assert results[1].error is not None and "rank 0 (" in results[1].error and "no room" in results[1].error
 
 
 def test_a_failure_before_the_measuring_is_saved_too(tmp_path: Path) -> None:
     run_on(bench_spec(items=6), tmp_path, fail_in_call(1, run_out_of_memory))
-    record = RunRecord.load(tmp_path)
-    assert (record["status"], record["summary"]) == ("error", {})
-    assert "rank 1 (" in record["status_reason"] and "no room for 3 GiB" in record["status_reason"]
+    record = read_bench(tmp_path)
+    assert (record.status, record.result.latency) == ("error", {})
+    assert "rank 1 (" in str(record.status_reason) and "no room for 3 GiB" in str(record.status_reason)
 
 
 def test_wrong_outputs_on_one_rank_are_never_timed(tmp_path: Path) -> None:
@@ -239,9 +244,9 @@ def test_wrong_outputs_on_one_rank_are_never_timed(tmp_path: Path) -> None:
 
     results = run_on(bench_spec(items=6), tmp_path, spoil)
     assert {result.exit_status for result in results} == {4}
-    record = RunRecord.load(tmp_path)
-    assert record["correctness"]["status"] == "incorrect"
-    assert record["summary"] == {}
+    result = read_bench(tmp_path).result
+    assert result.correctness is not None and result.correctness.status == "incorrect"
+    assert result.latency == {}
 
 
 def test_ranks_with_other_requests_are_refused(tmp_path: Path) -> None:
@@ -249,7 +254,7 @@ def test_ranks_with_other_requests_are_refused(tmp_path: Path) -> None:
 
     def work(group: ParallelGroup) -> Any:
         if group.is_leader:
-            return run_bench(first, tmp_path, [], SilentProgress(), group).status
+            return run_bench(first, tmp_path, SilentProgress(), group).status
         return follow_bench(second, group, SilentProgress())
 
     for result in run_ranks(2, work):

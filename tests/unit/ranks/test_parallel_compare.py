@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rank_processes import RankResult, run_ranks, values
-from record_dicts import CompareRecord
+from saved_run_folders import read_compare
 from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memory
 
 from vitgraph.errors import BackendError
@@ -20,6 +20,7 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
+from vitgraph.records.candidates import failure
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs import CompareSpec
@@ -38,8 +39,8 @@ def compare_on_ranks(folder: Path, before: Callable[[ParallelGroup], None] = lam
     def work(group: ParallelGroup) -> Any:
         before(group)
         if group.is_leader:
-            return run_compare(prepared, folder, ["vitgraph"], SilentProgress(), group).status
-        return follow_compare(prepared, ["vitgraph"], group, SilentProgress())
+            return run_compare(prepared, folder, SilentProgress(), group).status
+        return follow_compare(prepared, group, SilentProgress())
 
     return run_ranks(RANKS, work)
 
@@ -52,19 +53,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_record_is_that_of_all_ranks(folder: Path) -> None:
-    record = CompareRecord.load(folder)
-    assert record["status"] == "complete"
-    row, missing = record.rows
-    assert (row["status"], missing["status"]) == ("ok", "unavailable")
+    record = read_compare(folder)
+    assert record.status == "complete"
+    row, missing = record.result.candidates
+    assert (row.status, missing.status) == ("ok", "unavailable")
+    assert row.graphs is not None and row.graph.latency is not None and row.eager.latency is not None
     expected: GraphCounters = prepare_compare(CompareSpec(bench_spec(items=6), BACKENDS)).bench.expected_counters()
-    assert (row["use"]["items"], row["use"]["hits"]) == (expected.items, expected.hits)
-    assert row["use"]["replays"] == expected.replays
-    by_rank = row["parallel"]["graph"]["ranks"]
-    assert sum(rank["hits"] for rank in by_rank) == expected.hits
-    assert sum(rank["replays"] for rank in by_rank) == expected.replays
-    assert row["parallel"]["eager"]["gather_ms"] > 0
-    assert [rank["rank"] for rank in record["environment"]["ranks"]] == [0, 1]
-    assert record["settings"]["parallel"]["ranks"] == RANKS
+    assert (row.graphs.items, row.graphs.hits) == (expected.items, expected.hits)
+    assert row.graphs.replays == expected.replays
+    shared, eager = row.graph.latency.sharing, row.eager.latency.sharing
+    assert shared is not None and eager is not None and eager.gather_ms > 0
+    assert sum(rank.hits for rank in shared.ranks) == expected.hits
+    assert sum(rank.replays for rank in shared.ranks) == expected.replays
+    assert record.environment is not None and record.resolved is not None
+    assert [rank.rank for rank in record.environment.ranks] == [0, 1]
+    assert record.resolved.ranks == RANKS
 
 
 def test_samples_of_all_ranks_are_beside_it(folder: Path) -> None:
@@ -93,17 +96,18 @@ def test_a_backend_that_one_rank_cannot_open_is_measured_on_none(tmp_path: Path)
             Candidate.model_spec = model_spec  # type: ignore[method-assign]
 
     values(compare_on_ranks(tmp_path, spoil))
-    record = CompareRecord.load(tmp_path)
-    assert record.rows[0]["status"] == "unsupported"
-    assert record.rows[0]["reason"] == "rank 1: no such kernel on this GPU"
-    assert isinstance(record.failure(), BackendError)
+    result = read_compare(tmp_path).result
+    assert result.candidates[0].status == "unsupported"
+    assert result.candidates[0].reason == "rank 1: no such kernel on this GPU"
+    assert isinstance(failure(result), BackendError)
 
 
 def test_a_rank_that_fails_in_a_shared_call_ends_the_run_with_its_name(tmp_path: Path) -> None:
     # Each rank alone checks four calls, and four are checked on all ranks; then come two warm-ups.
     results = compare_on_ranks(tmp_path, fail_in_call(4 + 4 + 2 + 5, run_out_of_memory))
     assert results[0].error is not None and "failed: MemoryError: no room for 3 GiB" in results[0].error
-    record = CompareRecord.load(tmp_path)
-    assert record["status"] == "error"
-    assert record["status_reason"].startswith("rank 1 (")
-    assert record.rows[0]["graph"]["n"] >= 3
+    record = read_compare(tmp_path)
+    assert record.status == "error"
+    assert str(record.status_reason).startswith("rank 1 (")
+    latency = record.result.candidates[0].graph.latency
+    assert latency is not None and latency.calls >= 3

@@ -14,7 +14,7 @@ from vitgraph.errors import UsageError
 from vitgraph.records.saved_runs import open_runs
 from vitgraph.records.two_runs import RunComparison, compare_runs, compare_sides
 
-DEFER = set_field("settings", "graph", "packing", value="greedy-defer")
+DEFER = set_field("resolved", "packing", value="greedy-defer")
 
 
 def compare(first: Path, second: Path, *across: str) -> RunComparison:
@@ -68,7 +68,9 @@ def test_eager_that_changed_between_the_runs_is_noise_where_eager_should_not_cha
 
 def test_across_backends_eager_is_compared_too_and_its_noise_is_said_to_be_unknown(tmp_path: Path) -> None:
     other = write_run(
-        tmp_path / "other", set_field("environment", "attn_backend", value="FLASHINFER"), scale(eager=1.05, graph=1.03)
+        tmp_path / "other",
+        set_field("environment", "encoder", "attn_backend", value="FLASHINFER"),
+        scale(eager=1.05, graph=1.03),
     )
     comparison = compare(EXAMPLE, other)
     assert [difference.name for difference in comparison.differing] == ["backend"]
@@ -87,13 +89,13 @@ def test_across_backends_eager_is_compared_too_and_its_noise_is_said_to_be_unkno
             set_field("workload", "fingerprint", value="0123456789abcdef"),
             "workload fingerprint (synthetic-320 against 0123456789abcdef)",
         ),
-        (set_field("graph", "mode", value="cpu-replay"), "graph mode (cuda against cpu-replay)"),
+        (set_field("result", "graph", "mode", value="cpu-replay"), "graph mode (cuda against cpu-replay)"),
         (
             set_field("workload", "skipped", value=[{"source": "a.png", "reason": "broken"}]),
             "measured items (skipped 0 against skipped 1)",
         ),
         (
-            set_field("settings", "bench", value={"requests_per_call": 4, "rounds": 2, "baseline": "eager"}),
+            set_field("resolved", "requests_per_call", value=4),
             "requests per call (1 against 4)",
         ),
     ],
@@ -108,7 +110,7 @@ def test_unlike_runs_are_refused_with_the_difference_named(
 
 
 def two_changes(record: dict[str, Any]) -> None:
-    record["environment"]["attn_backend"] = "FLASHINFER"
+    record["environment"]["encoder"]["attn_backend"] = "FLASHINFER"
     record["environment"]["libraries"]["torch"] = "2.13.0"
 
 
@@ -137,7 +139,7 @@ def test_across_refuses_what_is_unknown_and_what_does_not_differ(tmp_path: Path)
 
 
 def test_budgets_are_compared_as_they_were_resolved(tmp_path: Path) -> None:
-    resolved = set_field("settings", "resolved", "token_budgets", value={"default": [512, 4864]})
+    resolved = set_field("resolved", "token_budgets", value={"default": [512, 4864]})
     other = write_run(tmp_path / "other", resolved)
     assert [str(difference) for difference in compare(EXAMPLE, other).differing] == [
         "budgets (token budgets 512 1024 1536 2048 2560 3072 3584 4096 4864 against token budgets 512 4864)"
@@ -147,7 +149,7 @@ def test_budgets_are_compared_as_they_were_resolved(tmp_path: Path) -> None:
 def test_a_run_that_is_not_valid_makes_the_verdict_invalid(tmp_path: Path) -> None:
     def throttle(record: dict[str, Any]) -> None:
         DEFER(record)
-        record["comparison"] |= {"verdict": "invalid", "verdict_reason": "the GPU was throttled"}
+        record["result"]["comparison"] |= {"verdict": "invalid", "verdict_reason": "the GPU was throttled"}
 
     comparison = compare(EXAMPLE, write_run(tmp_path / "hot", throttle, scale(graph=0.5)))
     assert {row.verdict for row in comparison.rows} == {"invalid"}

@@ -56,7 +56,7 @@ def quick() -> Iterator[None]:
     patch.undo()
 
 
-MODEL = {"name": "qwen3-vl-debug", "row": "qwen3_vl", "attn_backend": "TORCH_SDPA"}
+MODEL = {"name": "qwen3-vl-debug", "row": "qwen3_vl"}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_profile_holds_every_kind_of_measurement(profile: CalibrationProfile) ->
 def test_profile_says_that_a_cpu_replays_nothing(profile: CalibrationProfile) -> None:
     assert profile.is_cpu
     assert "CPU" in profile.label
-    assert profile.environment["device"] == "CPU"
+    assert profile.environment.device == "CPU"
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def profile_on(host: Host, tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(DeviceTiming, "beside_eager", beside)
     monkeypatch.setattr("vitgraph.tuning.device_timing.SECONDS_A_POINT", 0.0)
     monkeypatch.setattr("vitgraph.tuning.device_timing.FEWEST_REPEATS", 1)
-    model = {"name": "qwen3-vl-debug", "row": "qwen3_vl", "attn_backend": "TORCH_SDPA"}
+    model = {"name": "qwen3-vl-debug", "row": "qwen3_vl"}
     return calibrate(tower, max_tokens=300, model=model, budgets=(64, 128, 256), slots=(2,), holdout_calls=2)
 
 

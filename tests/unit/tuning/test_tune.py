@@ -19,6 +19,7 @@ from vitgraph.planning.packing import pack_items
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.towers import tower_shape
 from vitgraph.records.kinds.tune import TuneResult
+from vitgraph.records.sections import Encoder
 from vitgraph.specs import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
 from vitgraph.tuning.advice import Advice, tune_budgets
@@ -98,7 +99,6 @@ def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_lis
 def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> None:
     """The line that is pasted names one that exists there, and what it costs is said; long segments have the time."""
     profile = load_profile(STORED)
-    profile.environment["device_type"] = "cuda"
     shape = {"slots": 1, "is_graph": True}
     small = shape | {"rows": 2048, "longest": 2048, "backend": "TRITON_ATTN"}
     large = shape | {"rows": 16384, "longest": 16384, "backend": "FLASH_ATTN"}
@@ -109,7 +109,8 @@ def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> N
             "FLASH_ATTN": 2.0,
         },
     )
-    profile.model |= {"attn_backend": "auto", "attn_choices": [small, large]}
+    auto = Encoder(dtype="bfloat16", attn_backend="auto", attn_choices=[small, large])
+    profile.environment = profile.environment.but(device_type="cuda", encoder=auto)
     data = tuned(profile=profile, target="vllm")
     assert data.vllm.attn_backend == "FLASH_ATTN"
     assert data.serve_line is not None and data.serve_line.endswith("--mm-encoder-attn-backend FLASH_ATTN")

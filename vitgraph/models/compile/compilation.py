@@ -147,16 +147,16 @@ def compile_facts() -> dict[str, Any]:
     """What compiling has taken since `compile_blocks`, for the record; empty where nothing was set to compile.
 
     Returns:
-        `compile_s`, `compilations`, `compile_cache` (`hits` and `misses`), `compile_cache_dir` and `compile_fusions`.
+        `seconds`, `compilations`, `cache` (`hits` and `misses`), `cache_dir` and `fusions`.
     """
     if _clock is None or _compiler is None:
         return {}
     return {
-        "compile_s": _clock.seconds,
+        "seconds": _clock.seconds,
         "compilations": _clock.compilations,
-        "compile_cache": _clock.cache_counts(),
-        "compile_cache_dir": os.environ.get(CACHE_VARIABLE),
-        "compile_fusions": _compiler.facts(),
+        "cache": _clock.cache_counts(),
+        "cache_dir": os.environ.get(CACHE_VARIABLE),
+        "fusions": _compiler.facts(),
     }
 
 
@@ -191,10 +191,10 @@ def compile_encoder(encoder: VisionEncoder) -> dict[str, Any]:
     """Sets the blocks of an encoder to compile, and compiles them.
 
     Returns:
-        `compile_facts`, and `compiled_blocks`, how many they are.
+        `compile_facts`, and `blocks`, how many they are.
 
     Raises:
         ModelError: The family names no repeated block.
     """
     blocks = compile_blocks(encoder)
-    return {**compile_now(encoder), "compiled_blocks": blocks}
+    return {**compile_now(encoder), "blocks": blocks}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from vitgraph.records.sections import (
     AttentionChoice,
@@ -22,6 +22,8 @@ from vitgraph.records.sections import (
     Verdict,
 )
 
+OK: Literal["ok"] = "ok"
+COMPARED_MODES = ("eager", "graph")
 RowStatus = Literal["ok", "unavailable", "unsupported", "capture_failed", "incorrect", "out_of_memory", "error"]
 
 
@@ -94,6 +96,22 @@ class Candidate(Outcome):
     """Time that the backend spent building plans, in ms."""
     compiled: Compiled | None = None
     """What compilation did; null where nothing was compiled."""
+
+    def mode(self, name: str) -> CandidateMode:
+        """One of its modes."""
+        found: CandidateMode = getattr(self, name)
+        return found
+
+    def with_modes(self, **changed: CandidateMode) -> Self:
+        """The candidate with other modes; its status and reason are those of the first that is not `ok`."""
+        modes = {name: changed.get(name) or self.mode(name) for name in COMPARED_MODES}
+        states = {name: (mode.status, mode.reason) for name, mode in modes.items()}
+        failed = next((name for name, mode in modes.items() if mode.status != OK), None)
+        if failed is None:
+            return self.but(**modes, status=OK, reason=None)
+        status, reason = states[failed]
+        is_shared = len(set(states.values())) == 1
+        return self.but(**modes, status=status, reason=reason if is_shared else f"{failed}: {reason}")
 
 
 class Reference(Section):
