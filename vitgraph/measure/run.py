@@ -132,13 +132,14 @@ class MeasuredRun(ABC, Generic[Kind]):
         finally:
             if writer is not None:
                 self._summarize(experiment, keep.table(), problems)
+        if writer is None:
+            return
         if experiment.is_interrupted:
             self.draft.end("interrupted", STOPPED)
             return
         try:
-            if writer is not None:
-                # Replays alone are rank 0's on its own share, and the others wait for it at the end of the run.
-                self.diagnose(inputs, own_calls, keep.samples)
+            # Replays alone are rank 0's on its own share, and the others wait for it at the end of the run.
+            self.diagnose(inputs, own_calls, keep.samples)
         except KeyboardInterrupt as stop:
             self._raise_failure_behind(stop)
             self.draft.end("interrupted", STOPPED_AFTER)
