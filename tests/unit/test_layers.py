@@ -16,7 +16,6 @@ HEAVY = {"torch", "transformers"}
 MOST_LINES = 400
 LONGER = {
     "commands/import_settings.py": "one reader a format that vLLM's settings come in",
-    "measure/bench.py": "the series of bench and what each hands to the record",
     "ranks/group.py": "one protocol between ranks",
     "records/sections.py": "one schema, whose reference page follows its order",
     "report/views/bench.py": "one document, in the order of its parts",
