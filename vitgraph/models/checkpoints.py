@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import InputError, ModelError, VitgraphError
 from vitgraph.models.files import CONFIG_FILE, download, read_json
-from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE, resolve_processor
+from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE, contradiction, resolve_processor
 from vitgraph.models.registry import ModelSource, architecture_of, preset_of, row_of_config
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ def _source_from_files(
     processor = resolve_processor(encoder, name, files, preset["processor"], vision_config)
     # The language model's width is a fact of this checkpoint, never of the preset's.
     known = {fact: value for fact, value in preset["extra"].items() if fact != TEXT_WIDTH}
+    # transformers takes a lower bound of pixels above the upper one.
+    counts = {setting: value for setting, value in processor.items() if setting not in ("size", "video")}
+    if (wrong := contradiction({**counts, **extra})) is not None:
+        raise ModelError(f"{name}: its files' settings contradict each other: {wrong}")
     source = ModelSource(
         row=row,
         name=name,

@@ -14,7 +14,7 @@ from vitgraph.models.compile.aligned_mlp import use_aligned_mlps
 from vitgraph.models.compile.patch_linear import use_patch_products
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
-from vitgraph.models.weights import encoder_tensors, note_unread, quantisation, quantised, some_of
+from vitgraph.models.weights import encoder_tensors, note_unread, nothing_found, quantisation, quantised, some_of
 
 LOAD_FORMATS = ("auto", "dummy")
 
@@ -125,7 +125,11 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
                 )
             _copy(source, key, name, values[name], state[name], is_weight=name in weights)
             loaded[name] = key
+    if not loaded:
+        raise ModelError(nothing_found(source.name, unread, list(state)))
     missing = sorted(state.keys() - loaded.keys())
+    if missing and (method := quantisation(source.weights, source.revision)):
+        raise quantised(source.weights, missing[0], "is not there as a plain tensor", method)
     if missing:
         raise ModelError(
             f"{source.name}: the checkpoint lacks {len(missing)} tensors of the vision encoder: {some_of(missing, 5)}"

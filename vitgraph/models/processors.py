@@ -27,6 +27,8 @@ IMAGE_FILE, VIDEO_FILE, PROCESSOR_FILE = (
 PIXELS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 """Settings that change pixels and no size."""
 
+CHANNELS = ("image_mean", "image_std")
+
 PLAIN_PIXELS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
 """What the processors that are written here assume."""
 
@@ -138,6 +140,31 @@ def resolve_processor(
     return processor
 
 
+TILE_LIMITS = (
+    "max_dynamic_patch",
+    "max_tiles",
+    "max_crops",
+    "max_slice_nums",
+    "max_patches",
+    "pan_and_scan_max_num_crops",
+)
+MOST_TILES = 256
+"""Tiles of an image that a rule goes through; published models have at most 40."""
+
+
+def contradiction(settings: Mapping[str, Any]) -> str | None:
+    """What of a processor's settings, by the presets' names, no image could follow."""
+    for part in (settings, settings.get("video") or {}, settings.get("size") or {}):
+        pairs = [(name, "max_" + name[4:]) for name in part if name.startswith("min_")]
+        for low, high in (*pairs, ("shortest_edge", "longest_edge")):
+            if part.get(low) is not None and part.get(high) is not None and part[low] > part[high]:
+                return f"{low} is {part[low]}, above {high}, which is {part[high]}; give both, or another value"
+    for name in TILE_LIMITS:
+        if isinstance(settings.get(name), int) and settings[name] > MOST_TILES:
+            return f"{name} is {settings[name]}; an image is cut into {MOST_TILES} tiles at most here"
+    return None
+
+
 def _with_size(processor: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     size = {"size": {**processor.get("size", {}), **changed["size"]}} if "size" in changed else {}
     return {**changed, **size}
@@ -176,10 +203,12 @@ def _read(
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         read_names = ", ".join(sorted(settings.keys() & settings.names))
         raise ModelError(f"{name}: its processor's settings ({read_names}) cannot be read: {error}") from error
-    for setting in sorted(
-        settings.names & given.keys() & (defaults.keys() | {"min_pixels", "max_pixels"}) - WITHOUT_EFFECT
-    ):
-        rule = _broken_rule(setting, given[setting], defaults.get(setting)) if given[setting] is not None else None
+    checked = (
+        (settings.names | {*PIXELS} - {"resample"}) & given.keys() & (defaults.keys() | {"min_pixels", "max_pixels"})
+    )
+    for setting in sorted(checked - WITHOUT_EFFECT):
+        value = given[setting] if setting not in CHANNELS else settings[setting]
+        rule = _broken_rule(setting, value, defaults.get(setting)) if value is not None else None
         if rule is not None:
             raise ModelError(f"{name}: its processor sets {setting} to {given[setting]!r}; it must be {rule}")
         own = _of_tower(setting, vision_config) if setting != "size" else None
@@ -188,6 +217,9 @@ def _read(
                 f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
                 "and the processor's file do not belong together"
             )
+    size, edges = dict(settings).get("size") or {}, defaults.get("size") or {}
+    if is_named and given.get("size") and "size" in settings.names and not edges.keys() <= size.keys():
+        raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
     # Pixels of videos are drawn at random.
     follows_pixels = is_video or (encoder.follows_pixels and is_named)
     strange = []
@@ -195,6 +227,8 @@ def _read(
         value = settings.get(setting, given[setting])
         own = _of_tower(setting, vision_config)
         if _is_same(value, defaults.get(setting)) or value is None or side_of(value) == side_of(own):
+            continue
+        if setting == "crop_size" and not settings.get("do_center_crop"):
             continue
         if setting in PIXELS and follows_pixels:
             continue
@@ -235,16 +269,28 @@ def _class_settings(name: str, given: Mapping[str, Any], processor_class: type[A
         # Drawing needs a font of the checkpoint, which is not fetched.
         plain = {name: False for name in ("draw_on_frames",) if hasattr(processor_class, name)}
         found = processor_class.from_dict({**plain, **{n: v for n, v in given.items() if n not in WITHOUT_EFFECT}})
+        settings = {setting: getattr(found, setting, None) for setting in processor_class.valid_kwargs.__annotations__}
+        if given:
+            # What it checks in each call.
+            found._validate_preprocess_kwargs(**found._standardize_kwargs(**settings))
     except Exception as error:
         # The classes validate with several libraries; each refusal concerns the file.
         raise ModelError(f"{name}: {processor_class.__name__} refuses its settings: {error}") from error
-    names = {*processor_class.valid_kwargs.__annotations__, "video_processor_type"} - WITHOUT_EFFECT
-    settings = {setting: getattr(found, setting, None) for setting in names}
-    size = settings.get("size")
-    if size is not None:
-        settings["size"] = {side: value for side, value in dict(size).items() if value is not None}
     settings["video_processor_type"] = given.get("video_processor_type")
-    return {setting: list(value) if isinstance(value, tuple) else value for setting, value in settings.items()}
+    return {
+        setting: _plain(processor_class, setting, settings[setting]) for setting in settings.keys() - WITHOUT_EFFECT
+    }
+
+
+def _plain(processor_class: type[Any], setting: str, value: Any) -> Any:
+    """A value as files write it; a switch that a file leaves at null is off."""
+    if setting in ("size", "crop_size", "pad_size") and value is not None:
+        return {side: pixels for side, pixels in dict(value).items() if pixels is not None}
+    if setting in CHANNELS and isinstance(value, int | float):
+        return [value] * 3
+    if value is None and getattr(processor_class, setting, None) is True:
+        return False
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _is_same(value: Any, default: Any) -> bool:
@@ -271,6 +317,9 @@ def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSo
     """
     encoder = source.row.encoder_class()
     nested = {name: given.get(name) or {} for name in ("images_kwargs", "videos_kwargs")}
+    for name, part in nested.items():
+        if not isinstance(part, Mapping):
+            raise UsageError(f"--mm-processor-kwargs sets {name} to {part!r}; it must be an object of settings")
     flat = {name: value for name, value in given.items() if name not in nested}
     image_names = _override_names(encoder, source.processor, encoder.image_processor_class(), "image")
     has_video = "video" in source.processor
@@ -282,6 +331,9 @@ def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSo
         *((name, nested["videos_kwargs"], video_names) for name in nested["videos_kwargs"]),
     ):
         _check_override(source.name, name, part[name], known)
+        own = _of_tower(name, source.vision_config) if name != "size" else None
+        if own is not None and side_of(part[name]) != side_of(own):
+            raise UsageError(f"--mm-processor-kwargs sets {name} to {part[name]}; the tower of {source.name} has {own}")
     of_images = {**_only(flat, image_names), **nested["images_kwargs"]}
     of_images = {encoder.spellings.get(name, name): value for name, value in of_images.items()}
     of_videos = {**_only(flat, video_names), **nested["videos_kwargs"]}
@@ -303,13 +355,11 @@ def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSo
             f"follow; it follows {', '.join(sorted((read | _read_names(encoder)) - WITHOUT_EFFECT))}"
         )
     processor.update(_with_size(source.processor, changed))
-    for bounds in (processor.get("size") or {}, processor.get("video") or {}):
-        if bounds.get("shortest_edge", 0) > bounds.get("longest_edge", bounds.get("shortest_edge", 0)):
-            raise UsageError(
-                f"--mm-processor-kwargs leaves a lower bound of {bounds['shortest_edge']} pixels above the upper one "
-                f"of {bounds['longest_edge']}; give both, or another value"
-            )
-    return replace(source, processor=processor, extra={n: v for n, v in extra.items() if n not in changed})
+    extra = {fact: value for fact, value in extra.items() if fact not in changed}
+    wrong = contradiction({**processor, **extra})
+    if wrong is not None:
+        raise UsageError(f"--mm-processor-kwargs leaves settings that contradict each other: {wrong}")
+    return replace(source, processor=processor, extra=extra)
 
 
 def _only(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
@@ -345,6 +395,10 @@ BOOLEANS = ("do_", "use_", "dynamic_image_size", "crop_to_patches", "cap_pixels_
 FRACTIONS = ("fps", "rescale_factor", "ratio", "max_duration")
 
 
+LEAST_FRACTION = 1e-4
+"""Below it a number stands for nothing: frames hours apart, pixels that are all equal."""
+
+
 def _check_override(model: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
@@ -359,6 +413,7 @@ def _broken_rule(name: str, value: Any, example: Any) -> str | None:
     """What a setting must be where `value` is not that; told by another value of it, or by its name."""
     if isinstance(example, Mapping) or name == "size":
         sides = ("shortest_edge", "longest_edge", "height", "width", "min_pixels", "max_pixels")
+        sides += ("max_height", "max_width")
         parts = value.items() if isinstance(value, Mapping) else [("", 0)]
         fits = bool(parts) and all(side in sides and _is_count(part) for side, part in parts)
         rule = f"an object of positive integers such as {dict(example) if example else {'height': 448}}"
@@ -369,11 +424,12 @@ def _broken_rule(name: str, value: Any, example: Any) -> str | None:
         numbers = value if isinstance(value, list | tuple) else [None]
         if nested:
             numbers = [number for pair in numbers for number in (pair if isinstance(pair, list | tuple) else [None])]
-        fits = all(isinstance(number, int | float) for number in numbers)
-        rule = f"a list of {'pairs of ' if nested else ''}numbers such as {list(example or (0.5,) * 3)[:3]}"
+        fits = all(isinstance(number, int | float) for number in numbers) and (name != "image_std" or all(numbers))
+        kind = "numbers, none of them 0," if name == "image_std" else "pairs of numbers" if nested else "numbers"
+        rule = f"a list of {kind} such as {list(example or (0.5,) * 3)[:3]}"
     elif isinstance(example, float) or any(part in name for part in FRACTIONS):
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-        rule = "a positive number"
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and LEAST_FRACTION <= value <= 1e6
+        rule = f"a positive number, from {LEAST_FRACTION:g} to 1000000"
     else:
         fits, rule = _is_count(value), "a positive integer"
     return None if fits else rule

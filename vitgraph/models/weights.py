@@ -27,14 +27,14 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 BLOCK_SIDES = (16, 32, 64, 128, 256)
 COMPANION = re.compile(
-    r"(?:^|[._])(?:scales?|scale_inv|scale_\d|scale_weight|zero_points?|q?zeros|qweight|packed|g_idx|weight_shape"
+    r"(?:^|[._])(?:scales?|scale_inv|scale_\d|scale_weight|scale_ub|zero_points?|q?zeros|qweight|packed|g_idx|weight_shape"
     r"|absmax|quant_map|SCB|weight_format|q?data|blocks|codebook|amax|lut)$|quant_state|quantizer"
 )
 """Names of tensors that stand beside quantised weights: of FP8, compressed-tensors, AWQ, GPTQ, bitsandbytes, ModelOpt,
 MXFP4, torchao and quanto checkpoints."""
 
 WEIGHT_SCALE = re.compile(r"\.weight_scale(?:_inv)?$")
-ACTIVATION_SCALE = re.compile(r"\.(?:input|output)_scale$|\.activation_scale$")
+ACTIVATION_SCALE = re.compile(r"\.(?:input|output)_scale(?:_ub)?$|\.activation_scale$")
 ADAPTER = re.compile(r"\.lora_|\.base_layer\.|\.modules_to_save\.")
 
 UNQUANTISED = (
@@ -192,7 +192,7 @@ def _chosen_copy(
     direct = {key: key for key in keys if owns(key)}
     copies = {"": direct} if direct else _wrapped_copies(keys, owns)
     if not copies:
-        raise ModelError(_nothing_found(weights, list(keys), names))
+        raise ModelError(nothing_found(weights, list(keys), names))
     if len(copies) > 1:
         found = ", ".join(f"{len(copy)} under {prefix!r}" for prefix, copy in copies.items())
         raise ModelError(f"{weights} holds several copies of the vision encoder ({found}); keep the one that is meant")
@@ -216,7 +216,7 @@ def _described(key: str, stored_key: str, file: Any) -> StoredTensor:
     return StoredTensor(key, stored_key, header.get_dtype(), tuple(header.get_shape()), file)
 
 
-def _nothing_found(weights: str, keys: Sequence[str], names: Sequence[str]) -> str:
+def nothing_found(weights: str, keys: Sequence[str], names: Sequence[str]) -> str:
     """What a checkpoint without a published name of the encoder holds instead."""
     tails = {name.split(".", 1)[-1] for name in names if name.count(".") > 1}
     counts: dict[str, int] = defaultdict(int)

@@ -100,6 +100,10 @@ def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytes
         (None, {"do_center_crop": True, "crop_size": 224}, "crop"),
         (None, {"do_pad": True}, "do_pad"),
         (None, {"size": {"longest_edge": "large", "shortest_edge": 1}}, "size|longest"),
+        (None, {"size": {"height": 256, "width": 256}}, "longest_edge and shortest_edge"),
+        (None, {"rescale_factor": "x"}, "rescale_factor to 'x'; it must be a positive number"),
+        (None, {"image_std": [0, 0, 0]}, "image_std .* none of them 0"),
+        (None, {"image_mean": None}, "image_mean"),
         ("gemma3-debug", {"do_resize": False}, "do_resize"),
         ("gemma3-debug", {"size": {"height": 10, "width": 10}}, "size"),
         ("internvl-debug", {"do_resize": False}, "do_resize"),
@@ -114,6 +118,11 @@ def test_settings_that_no_rule_follows_are_refused_by_name(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         resolve(tmp_path, preset_config(preset) if preset else QWEN, preprocessor_config=settings)
+
+
+def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path: Path) -> None:
+    processor = resolve(tmp_path, preprocessor_config={"do_resize": None, "image_mean": 0.5, "crop_size": 64}).processor
+    assert (processor["do_resize"], processor["image_mean"]) == (False, [0.5] * 3)
 
 
 def test_settings_without_meaning_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,7 +256,14 @@ def test_a_rate_changes_how_many_frames_of_a_file_are_taken() -> None:
         ("qwen2.5-vl-7b", {"max_pixels": "1003520"}, "positive integer"),
         ("qwen2.5-vl-7b", {"max_pixels": 1e6}, "positive integer"),
         ("qwen2.5-vl-7b", {"max_pixels": True}, "positive integer"),
-        ("qwen2.5-vl-7b", {"max_pixels": 100}, "lower bound of 3136 pixels above the upper one of 100"),
+        ("qwen2.5-vl-7b", {"max_pixels": 100}, "shortest_edge is 3136, above longest_edge, which is 100"),
+        ("qwen3-vl-8b", {"fps": 1e-320}, "positive number, from 0.0001"),
+        ("qwen3-vl-8b", {"images_kwargs": 5}, "images_kwargs to 5; it must be an object"),
+        ("qwen3-vl-8b", {"patch_size": 14}, "patch_size to 14; the tower of qwen3-vl-8b has 16"),
+        ("qwen3-vl-8b", {"videos_kwargs": {"min_frames": 9, "max_frames": 8}}, "min_frames is 9, above max_frames"),
+        ("internvl3.5-8b", {"max_dynamic_patch": 10**9}, "max_dynamic_patch is 1000000000.*256 tiles"),
+        ("internvl3.5-8b", {"min_dynamic_patch": 9, "max_dynamic_patch": 4}, "min_dynamic_patch is 9, above"),
+        ("lfm2-vl-450m", {"min_tiles": 20}, "min_tiles is 20, above max_tiles, which is 10"),
         ("qwen2.5-vl-7b", {"size": {"longest": 5}}, "object of positive integers"),
         ("qwen2.5-vl-7b", {"size": 448}, "object of positive integers"),
         ("qwen2.5-vl-7b", {"fps": -1}, "positive number"),
