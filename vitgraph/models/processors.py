@@ -217,7 +217,8 @@ def _read(
                 f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
                 "and the processor's file do not belong together"
             )
-    size, edges = dict(settings).get("size") or {}, defaults.get("size") or {}
+    edges: Mapping[str, int] = dict(defaults).get("size") or {}  # type: ignore[assignment]
+    size = dict(settings).get("size") or {}
     if is_named and given.get("size") and "size" in settings.names and not edges.keys() <= size.keys():
         raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
     # Pixels of videos are drawn at random.
@@ -412,8 +413,8 @@ def _check_override(model: str, name: str, value: Any, known: Mapping[str, Any])
 def _broken_rule(name: str, value: Any, example: Any) -> str | None:
     """What a setting must be where `value` is not that; told by another value of it, or by its name."""
     if isinstance(example, Mapping) or name == "size":
-        sides = ("shortest_edge", "longest_edge", "height", "width", "min_pixels", "max_pixels")
-        sides += ("max_height", "max_width")
+        edges = ("shortest_edge", "longest_edge", "min_pixels", "max_pixels")
+        sides = (*edges, "height", "width", "max_height", "max_width")
         parts = value.items() if isinstance(value, Mapping) else [("", 0)]
         fits = bool(parts) and all(side in sides and _is_count(part) for side, part in parts)
         rule = f"an object of positive integers such as {dict(example) if example else {'height': 448}}"
