@@ -17,10 +17,10 @@ from vitgraph.records.record import TuneRecord, VerifyRecord
 from vitgraph.report.views.recommend import advice_of
 
 SMALL = [
-    "recommend", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "24",
+    "recommend", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "10",
     "--dataset-name", "random-mm", "--random-mm-bucket-config", '{"(224,224,1)": 0.5, "(256,320,1)": 0.5}',
     "--requests-per-call", "1", "--max-num-batched-tokens", "200", "--calibration-time-limit", "1", "--time-limit", "1",
-    "--verify-calls", "4", "--check-calls", "3", "--quiet",
+    "--verify-calls", "4", "--check-calls", "3", "--search-share", "1", "--quiet",
 ]  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_with_a_device_it_calibrates_measures_and_verifies(measured: tuple[Path,
     folder, result = measured
     assert result.exit_code == 0, result.output
     page = " ".join(result.stdout.split())
-    assert "Not sure enough to say" in page and "Measured, tuned" in page and "Replay against eager ok" in page
+    assert "Measured, tuned" in page and "Replay against eager ok" in page
     assert load_profile(folder / "calibration.json").is_cpu
     record, verified = vitgraph.read_record(folder), vitgraph.read_record(folder / "verify")
     assert isinstance(record, TuneRecord) and isinstance(verified, VerifyRecord)
@@ -69,15 +69,11 @@ def test_with_a_device_it_calibrates_measures_and_verifies(measured: tuple[Path,
     assert record.result.target == "vllm"
 
 
-@pytest.mark.parametrize(
-    ("verdict", "advice"),
-    [("faster", "use_graphs"), ("slower", "no_graphs"), ("same", "no_graphs"), ("undecided", "measure_first")],
-)
-def test_what_is_measured_outweighs_what_is_predicted(measured: tuple[Path, Any], verdict: str, advice: str) -> None:
-    folder, _ = measured
-    data = json.loads((folder / "run.json").read_text())
-    data["result"]["measured"]["strategies"]["tuned"]["against_eager"]["mean"]["verdict"] = verdict
-    assert advice_of(TuneRecord.model_validate(data), None) == advice
+def test_what_is_measured_is_the_headline(measured: tuple[Path, Any]) -> None:
+    record = vitgraph.read_record(measured[0])
+    assert isinstance(record, TuneRecord)
+    assert "measured" in record.result.verdict_text and "Predicted: " in record.result.verdict_text
+    assert advice_of(record, None) == record.result.verdict
 
 
 def test_a_replay_that_differs_outweighs_everything(measured: tuple[Path, Any]) -> None:

@@ -53,7 +53,9 @@ def check_goals(spec: TuneSpec) -> tuple[Objective, Limits]:
     from vitgraph.tuning.objective import Limits, Objective
 
     memory = None if spec.max_graph_memory is None else spec.max_graph_memory * 2**30
-    return Objective.parse(spec.objective), Limits(spec.max_graphs, memory, spec.max_capture_time)
+    return Objective.parse(spec.objective), Limits(
+        spec.max_graphs, memory, spec.max_capture_time, spec.max_slower_share
+    )
 
 
 def profile_for(spec: TuneSpec, prepared: PreparedBench) -> CalibrationProfile:
@@ -65,7 +67,7 @@ def profile_for(spec: TuneSpec, prepared: PreparedBench) -> CalibrationProfile:
     from vitgraph.predict.find_profile import find_profile
 
     model = spec.bench.model
-    wanted = {"dtype": model.dtype, "attn_backend": model.attn_backend}
+    wanted = {"dtype": model.dtype, "attn_backend": model.attn_backend, "compile": model.compile}
     return find_profile(spec.bench.graph.calibration, prepared.source, wanted)
 
 
@@ -93,6 +95,7 @@ def tune(
         regroup=_regroup(spec, prepared),
         share=spec.search_share,
         seed=spec.bench.workload.seed,
+        doubts=[*filter(None, [profile.compile_doubt(spec.bench.model.compile)])],
     )
     advice.note(*refusal_notes(prepared.source.name, prepared.calls, prepared.skipped))
     save = TuningSaver(results, spec, prepared, profile, advice)

@@ -14,7 +14,7 @@ from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.targets import DOUBT, TargetCost, target_named
 from vitgraph.predict.towers import is_same_network, is_same_tower, tower_shape
 
-ASKED = ("dtype", "attn_backend", "device")
+ASKED = ("dtype", "attn_backend", "device", "compile")
 """What else a profile is chosen by, where it is asked for."""
 
 
@@ -25,7 +25,7 @@ def shipped_profiles() -> dict[str, Path]:
 
 
 def find_profile(
-    calibration: str | None, source: ModelSource, wanted: Mapping[str, str | None] | None = None
+    calibration: str | None, source: ModelSource, wanted: Mapping[str, Any] | None = None
 ) -> CalibrationProfile:
     """The profile of a file or of a shipped name; without either, the shipped one of the model's tower.
 
@@ -42,7 +42,7 @@ def find_profile(
         return load_profile(shipped.get(calibration, Path(calibration)))
     found = [profile for profile in map(load_profile, shipped.values()) if stands_for(profile, source) is True]
     if found:
-        return max(found, key=lambda profile: _agreement(profile, wanted or {}))
+        return max(found, key=lambda profile: _agreement(profile, {"compile": False, **(wanted or {})}))
     raise UsageError(
         f"no calibration given, and none comes with vitgraph for the tower of {source.name}; run `vitgraph calibrate "
         f"--model {source.name}` on the device and pass its file with --calibration. Shipped: "
@@ -63,11 +63,12 @@ def _shape_of_preset(name: str) -> dict[str, Any] | None:
     return None if preset is None else tower_shape(preset)
 
 
-def _agreement(profile: CalibrationProfile, wanted: Mapping[str, str | None]) -> int:
+def _agreement(profile: CalibrationProfile, wanted: Mapping[str, Any]) -> int:
     found = {
         "device": profile.environment.device,
         "attn_backend": profile.backend,
         "dtype": getattr(profile.ran, "dtype", None),
+        "compile": profile.is_compiled,
     }
     return sum(wanted.get(name) is not None and found[name] == wanted[name] for name in ASKED)
 

@@ -112,6 +112,16 @@ class CalibrationProfile:
         best = best_alone(known)
         return best, costs[best] / costs[AUTO] if best is not None else None
 
+    def compile_doubt(self, compiles: bool) -> str | None:
+        """Why predictions are not of the tower that is asked for, which is compiled or is not; None where they are."""
+        if compiles == self.is_compiled:
+            return None
+        was, advice = ("compiled", "--compile") if self.is_compiled else ("not compiled", "no --compile")
+        return (
+            f"the tower's blocks were {was} when the profile was calibrated, unlike what is asked for; ask with "
+            f"{advice}, or run `vitgraph calibrate{' --compile' if compiles else ''}` and pass its file"
+        )
+
     def measured_spec(self, spec: ModelSpec, unavailable: Collection[str], engine: str | None = None) -> ModelSpec:
         """How to run the tower so that what is measured is what was calibrated.
 

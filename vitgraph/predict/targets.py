@@ -254,6 +254,11 @@ class TargetCost:
         added = np.where(np.asarray(replays_ms) > 0, self.overheads.call_ms, self.overheads.miss_ms)
         return self.model.join_ms(replays_ms, host_ms, device_ms) + added
 
+    def doubted_ms(self, calls_ms: FloatArray, eager_ms: FloatArray) -> FloatArray:
+        """Latencies of calls where predictions may be off by `doubt`; what is eager as a whole cannot lose to eager."""
+        is_eager = np.isclose(calls_ms, eager_ms + self.overheads.miss_ms, rtol=1e-9)
+        return np.where(is_eager, calls_ms, calls_ms * (1.0 + self.doubt))
+
     # -- whole calls ---------------------------------------------------------------------------------------------------
 
     def pack(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[PackedBatch]:
@@ -326,19 +331,22 @@ class TargetCost:
         return float(self.model.capture_ms(budgets).sum()) * keys / 1e3
 
 
-def compilation_config(settings: Settings, *, takes_videos: bool) -> str:
+def compilation_config(settings: Settings, *, takes_videos: bool, is_compiled: bool) -> str:
     """vLLM's `--compilation-config`, as one line of JSON.
 
     Args:
         settings: Tuned for vLLM.
         takes_videos: The model takes videos; its frames are then named, because vLLM otherwise reserves the longest
             video's for every item.
+        is_compiled: The times are of a compiled encoder, which vLLM leaves uncompiled unless told.
     """
     config: dict[str, Any] = {
         "cudagraph_mm_encoder": True,
         "encoder_cudagraph_token_budgets": list(settings.token_budgets),
         "encoder_cudagraph_max_vision_items_per_batch": settings.max_items,
     }
+    if is_compiled:
+        config["compile_mm_encoder"] = True
     if takes_videos:
         config["encoder_cudagraph_max_frames_per_batch"] = settings.max_frames
     return json.dumps(config)

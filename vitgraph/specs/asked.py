@@ -160,7 +160,7 @@ class TuneSpec(Spec):
     bench: BenchSpec = part(
         BenchSpec,
         without=(
-            *("compile", "token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "compilation_config"),
+            *("token_budgets", "max_vision_items_per_batch", "max_frames_per_batch", "compilation_config"),
             *("packing", "enforce_eager", "slot_tiers", "video_pruning_rate", "rounds", "baseline", "monolithic_crops"),
             *("same_margin_pct", "fail_on_slower", "parallel", "compile_rows", "num_warmups"),
         ),
@@ -179,6 +179,12 @@ class TuneSpec(Spec):
         "Seconds of capturing at most.",
         panel=GRAPHS,
         rule=between(0, 1e6, "above 0 seconds, for example 30", open_ends=True),
+    )
+    max_slower_share: float = option(
+        0.02,
+        "Share of the requests that may become slower than eager; without a list that keeps it, graphs stay off.",
+        panel=GRAPHS,
+        rule=between(0, 1, "from 0 to 1, for example 0.05"),
     )
     search_share: float = option(
         0.5,

@@ -6,7 +6,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitgraph.errors import InputError
@@ -18,14 +18,31 @@ from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, compilation_config, make_plan
 from vitgraph.predict.traffic import Traffic
-from vitgraph.records.kinds.tune import AdvisedCalls, GraphSettings, OtherTraffic, TuneResult, UsedProfile
+from vitgraph.records.kinds.tune import (
+    AdvisedCalls,
+    GraphSettings,
+    Measured,
+    OtherTraffic,
+    TuneResult,
+    TuneVerdict,
+    UsedProfile,
+)
 from vitgraph.records.sample_table import Sample
 from vitgraph.specs import WorkloadSpec
 from vitgraph.tuning.describe import describe, describe_vllm
 from vitgraph.tuning.held_out import predicted_times
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask, make_task, search_calls
-from vitgraph.tuning.verdict import DEPENDS, NO_GRAPHS, TUNED, USE_GRAPHS, Outcome, joint_verdict
+from vitgraph.tuning.verdict import (
+    DEPENDS,
+    MEASURE_FIRST,
+    NO_GRAPHS,
+    TUNED,
+    USE_GRAPHS,
+    Outcome,
+    joint_verdict,
+    measured_verdict,
+)
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 
@@ -38,8 +55,6 @@ SIDE_REQUESTS = 1000
 OTHER_REQUESTS = 300
 """Requests of every other shipped trace that a list is tried on."""
 
-GRAPHS_OFF = '{"cudagraph_mm_encoder": false}'
-
 
 @dataclass(slots=True)
 class Advice:
@@ -49,17 +64,45 @@ class Advice:
         result: The answer; `result.measured` is None until `verify_tuning` fills it.
         tuned: What was found for the target.
         calls: Calls that the search has not seen.
+        paste: What to paste.
+        most_slower: Share of the requests that may become slower.
         samples: What was measured.
     """
 
     result: TuneResult
     tuned: Tuned
     calls: list[EncoderCall]
+    paste: Paste
+    most_slower: float
     samples: list[Sample] = field(default_factory=list)
+    _predicted: tuple[TuneVerdict, str] | None = None
 
     def note(self, *notes: str) -> None:
         """Adds what a reader should know."""
         self.result = self.result.model_copy(update={"notes": (*self.result.notes, *notes)})
+
+    def take(self, measured: Measured) -> None:
+        """Takes in what was measured: the verdict, and what to paste, follow it.
+
+        How many requests a call has is not settled by measuring calls of one.
+        """
+        update: dict[str, Any] = {"measured": measured}
+        judged = measured_verdict(measured, self.most_slower)
+        if judged is not None:
+            verdict, text = judged
+            if self._predicted is None:
+                self._predicted = self.result.verdict, self.result.verdict_text
+            predicted, said = self._predicted
+            if predicted == DEPENDS:
+                verdict = DEPENDS
+            elif self.result.by_requests_per_call and verdict != predicted:
+                verdict, text = DEPENDS, f"{text} (of one request a call)"
+            update |= {"verdict": verdict, "verdict_text": f"{text}. Predicted: {said}"}
+            theirs = self.result.vllm
+            if self.result.target == VLLM:
+                update["vllm"] = theirs = theirs.model_copy(update={"verdict": verdict})
+            update |= self.paste.where(theirs.verdict if verdict == USE_GRAPHS else verdict)
+        self.result = self.result.model_copy(update=update)
 
 
 def tune_budgets(
@@ -107,13 +150,19 @@ def tune_budgets(
         seed=seed,
         doubts=doubts,
     )
-    found = search_calls(task, calls, (target, VLLM))
-    by_size = {1: found}
+    by_size = {1: search_calls(task, calls, (target, VLLM))}
     if regroup is not None:
         for size in CALL_SIZES[1:]:
             by_size[size] = search_calls(task, regroup(size)[: SIDE_REQUESTS // size], (target, VLLM))
-    tuned = found.targets[target]
+    found = by_size[1]
+    common = {name: common_list(task, by_size, name) for name in dict.fromkeys((target, VLLM))}
+    found.targets |= {name: one.tuned for name, one in common.items()}
+    own, theirs = common[target], common[VLLM]
+    has_videos = any(spec.modality == VIDEO for call in calls for spec in call.specs)
+    backend, _ = _engine_backend(task, found)
+    paste = Paste(task, theirs.tuned.best.settings, has_videos, backend)
     result = TuneResult(
+        target=target,
         objective=str(task.objective),
         limits=task.limits.as_dict(),
         profile=UsedProfile(
@@ -124,11 +173,16 @@ def tune_budgets(
             environment=profile.environment,
         ),
         notes=tuple(_notes(task, found)),
-        other_traffic=tuple(other_traffic(task, tuned, workload_name)),
+        other_traffic=tuple(other_traffic(task, own.tuned, workload_name)),
+        verdict=own.verdict,
+        verdict_text=str(own),
+        settings_for=own.sizes_text,
+        vllm=describe_vllm(theirs.tuned, theirs.verdict, paste.config, backend),
         **describe(task, found, target),
-        **_advice(task, by_size, target),
+        **_advised(by_size, own),
+        **paste.where(theirs.verdict),
     )
-    return Advice(result, tuned, found.reported_calls)
+    return Advice(result, own.tuned, found.reported_calls, paste, task.limits.most_slower)
 
 
 def _notes(task: TuneTask, found: Searched) -> list[str]:
@@ -186,90 +240,117 @@ def _engine_notes(rules: EngineRules | None) -> list[str]:
 # -- for which calls it holds ------------------------------------------------------------------------------------------
 
 
-def _advice(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> dict[str, Any]:
-    """Verdict, what to paste, and both for every number of requests a call."""
+@dataclass(slots=True)
+class CommonList:
+    """One list for every number of requests a call.
+
+    Attributes:
+        tuned: It on the calls of the workload.
+        outcomes: What it does, by number of requests a call.
+        own: What the list made for each number does.
+        verdict: Whether to use graphs, for all of them.
+    """
+
+    tuned: Tuned
+    outcomes: dict[int, Outcome]
+    own: dict[int, Outcome]
+    verdict: TuneVerdict
+
+    @property
+    def sizes_text(self) -> str:
+        """Which calls its settings are for, in words."""
+        if len(self.outcomes) == 1:
+            return "the calls of this workload"
+        if self.verdict == USE_GRAPHS:
+            return f"calls of {', '.join(map(str, self.outcomes))} requests, one list for all of them"
+        return "calls of one request"
+
+    def __str__(self) -> str:
+        if self.verdict != DEPENDS:
+            return str(self.outcomes[1])
+        parts = [
+            f"{size} a call: {outcome.improvement_pct:+.1f}%, {_SHORT[outcome.verdict]}"
+            for size, outcome in self.own.items()
+        ]
+        return (
+            f"it depends on how many requests a call has ({'; '.join(parts)}): say so with --requests-per-call or "
+            f"--request-rate, which replays arrivals; no list for {self.tuned.cost.target.name} holds for all of them"
+        )
+
+
+_SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", MEASURE_FIRST: "measure it first"}
+
+
+def common_list(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> CommonList:
+    """Of the lists for each number of requests, the one that keeps most and whose least gain is the largest.
+
+    Where none holds for all of them, the settings are those of one request a call.
+    """
     own = {size: found.targets[target] for size, found in by_size.items()}
-    verdict = joint_verdict([tuned.outcome.verdict for tuned in own.values()])
-    settings, outcomes = _list_for_all(task, by_size)
-    theirs = joint_verdict([outcome.verdict for outcome in outcomes.values()])
-    if theirs == DEPENDS and all(found.targets[VLLM].outcome.verdict == NO_GRAPHS for found in by_size.values()):
-        theirs = NO_GRAPHS
-    if task.source.architecture in WITHOUT_GRAPHS:
-        theirs = NO_GRAPHS
-    if target == VLLM:
-        verdict = theirs
-    has_videos = any(spec.modality == VIDEO for call in by_size[1].calls for spec in call.specs)
-    takes_videos = VIDEO in task.profile.encoder.modalities
-    config = compilation_config(settings, takes_videos=takes_videos)
-    pasted = {USE_GRAPHS: config, NO_GRAPHS: GRAPHS_OFF}.get(theirs)
-    turns_videos_off = theirs == USE_GRAPHS and takes_videos and not has_videos
-    backend, _ = _engine_backend(task, by_size[1])
-    line = None if pasted is None else serve_line(task, pasted, backend, turns_videos_off=turns_videos_off)
-    return {
-        "target": target,
-        "verdict": verdict,
-        "verdict_text": _verdict_text(verdict, {size: tuned.outcome for size, tuned in own.items()}, target),
-        "by_requests_per_call": tuple(
-            AdvisedCalls(
-                requests_per_call=size,
-                calls=len(by_size[size].calls),
-                best=GraphSettings(**tuned.best.settings.as_dict()),
-                **_outcome(tuned.outcome),
-            )
-            for size, tuned in own.items()
-            if len(own) > 1
-        ),
-        "list_for_all": tuple(
-            AdvisedCalls(requests_per_call=size, **_outcome(outcome))
-            for size, outcome in outcomes.items()
-            if len(outcomes) > 1
-        ),
-        "compilation_config": pasted,
-        "serve_line": line,
-        "vllm": describe_vllm(by_size[1].targets[VLLM], theirs, config, backend),
-    }
-
-
-def _list_for_all(task: TuneTask, by_size: Mapping[int, Searched]) -> tuple[Settings, dict[int, Outcome]]:
-    """Of the engine's lists for each number of requests, the one whose least gain over all of them is the largest."""
-    tried = {}
-    for found in by_size.values():
-        settings = found.targets[VLLM].best.settings
+    tried: dict[Settings, dict[int, Outcome]] = {}
+    for tuned in own.values():
+        settings = tuned.best.settings
         if settings not in tried:
-            tried[settings] = {size: _try_list(task, settings, other) for size, other in by_size.items()}
-    best = max(tried, key=lambda settings: min(outcome.improvement_pct for outcome in tried[settings].values()))
-    return best, tried[best]
+            tried[settings] = {size: _try_list(task, settings, other, target) for size, other in by_size.items()}
+
+    def worth(settings: Settings) -> tuple[bool, float]:
+        outcomes = tried[settings].values()
+        return all(outcome.is_kept for outcome in outcomes), min(outcome.improvement_pct for outcome in outcomes)
+
+    best = max(tried, key=worth)
+    verdict = joint_verdict([outcome.verdict for outcome in tried[best].values()])
+    if verdict in (DEPENDS, NO_GRAPHS):
+        verdict = NO_GRAPHS if all(tuned.outcome.verdict == NO_GRAPHS for tuned in own.values()) else DEPENDS
+    if target == VLLM and task.source.architecture in WITHOUT_GRAPHS:
+        verdict = NO_GRAPHS
+    shown, first = own[1], by_size[1]
+    if verdict == USE_GRAPHS and best != shown.best.settings:
+        shown = _with_settings(task, shown, first, best)
+    return CommonList(shown, tried[best], {size: tuned.outcome for size, tuned in own.items()}, verdict)
 
 
-def _try_list(task: TuneTask, settings: Settings, found: Searched) -> Outcome:
-    tuned = found.targets[VLLM]
+def _try_list(task: TuneTask, settings: Settings, found: Searched, target: str) -> Outcome:
+    tuned = found.targets[target]
     if settings == tuned.best.settings:
         return tuned.outcome
     plan = make_plan(tuned.cost.target, task.profile.encoder, settings)
     return task.outcome(predicted_times(found.reported, tuned.cost, {TUNED: (plan, settings.packing)}))
 
 
-def _verdict_text(verdict: str, outcomes: Mapping[int, Outcome], target: str) -> str:
-    if verdict != DEPENDS:
-        return str(next(iter(outcomes.values())))
-    parts = [
-        f"{size} a call: {outcome.improvement_pct:+.1f}%, {_SHORT[outcome.verdict]}"
-        for size, outcome in outcomes.items()
+def _with_settings(task: TuneTask, tuned: Tuned, found: Searched, settings: Settings) -> Tuned:
+    """What was found, with other settings than its own best."""
+    scored = tuned.predict(settings)
+    assert scored is not None
+    plans = {**tuned.plans, TUNED: (make_plan(tuned.cost.target, task.profile.encoder, settings), settings.packing)}
+    times = predicted_times(found.reported, tuned.cost, plans)
+    seen = predicted_times(found.searched, tuned.cost, plans)
+    result = replace(tuned.result, best=scored)
+    return replace(tuned, result=result, plans=plans, times=times, seen=seen, outcome=task.outcome(times))
+
+
+def _advised(found: Mapping[int, Searched], common: CommonList) -> dict[str, Any]:
+    """The rows for each number of requests a call; none where the number was chosen."""
+    if len(found) == 1:
+        return {}
+    target = common.tuned.cost.target.name
+    rows = [
+        AdvisedCalls(
+            requests_per_call=size,
+            calls=len(searched.calls),
+            best=GraphSettings(**searched.targets[target].best.settings.as_dict()),
+            **_outcome(common.own[size]),
+        )
+        for size, searched in found.items()
     ]
-    return (
-        f"it depends on how many requests a call has ({'; '.join(parts)}): say so with --requests-per-call or "
-        f"--request-rate, which replays arrivals; no list for {target} holds for all of them"
-    )
-
-
-_SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", "measure_first": "measure it first"}
+    lists = [AdvisedCalls(requests_per_call=size, **_outcome(one)) for size, one in common.outcomes.items()]
+    return {"by_requests_per_call": tuple(rows), "list_for_all": tuple(lists)}
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
     return {
         "verdict": outcome.verdict,
         "improvement_pct": outcome.improvement_pct,
-        "slower_share": outcome.slower_share,
+        "slower_share": outcome.kept.slower_share,
     }
 
 
@@ -298,20 +379,53 @@ def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherT
             continue
         times = predicted_times(Traffic(calls), tuned.cost, {TUNED: (plan, policy)})
         outcome = task.outcome(times)
-        text = f"if your traffic turns into {trace}: {outcome.improvement_pct:+.1f}%, {outcome.slower_share:.0%} slower"
+        gain, slower = outcome.improvement_pct, outcome.kept.slower_share
+        text = f"if your traffic turns into {trace}: {gain:+.1f}%, {slower:.0%} slower"
         rows.append(OtherTraffic(name=trace, requests=len(calls), text=text, **_outcome(outcome)))
     return rows
 
 
-def serve_line(task: TuneTask, config: str, attn_backend: str | None, *, turns_videos_off: bool) -> str:
-    """A whole `vllm serve` command with the settings.
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """What to paste into vLLM.
 
-    A list that was chosen for images alone has no room for a video's frames, so that its line turns videos off.
+    Attributes:
+        task: What was tuned for.
+        settings: The list for vLLM.
+        has_videos: Whether the workload has videos.
+        attn_backend: The engine's attention backend; None where nothing is known.
     """
-    source = task.source
-    parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", config]
-    if turns_videos_off:
-        parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
-    if attn_backend is not None:
-        parts += ["--mm-encoder-attn-backend", attn_backend]
-    return shlex.join(parts)
+
+    task: TuneTask
+    settings: Settings
+    has_videos: bool
+    attn_backend: str | None
+
+    @property
+    def _takes_videos(self) -> bool:
+        return VIDEO in self.task.profile.encoder.modalities
+
+    @property
+    def config(self) -> str:
+        """The JSON of `--compilation-config`."""
+        is_compiled = self.task.profile.is_compiled
+        return compilation_config(self.settings, takes_videos=self._takes_videos, is_compiled=is_compiled)
+
+    def where(self, verdict: TuneVerdict) -> dict[str, Any]:
+        """The fields of a result: without `use_graphs` there is nothing to paste, graphs are off by default."""
+        if verdict != USE_GRAPHS:
+            return {"compilation_config": None, "serve_line": None}
+        return {"compilation_config": self.config, "serve_line": self.serve_line()}
+
+    def serve_line(self) -> str:
+        """A whole `vllm serve` command with the settings.
+
+        A list that was chosen for images alone has no room for a video's frames, so that its line turns videos off.
+        """
+        source = self.task.source
+        parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", self.config]
+        if self._takes_videos and not self.has_videos:
+            parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
+        if self.attn_backend is not None:
+            parts += ["--mm-encoder-attn-backend", self.attn_backend]
+        return shlex.join(parts)

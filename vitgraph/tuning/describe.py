@@ -24,9 +24,10 @@ from vitgraph.records.kinds.tune import (
 from vitgraph.records.sections import GraphUse
 from vitgraph.tuning.held_out import SEEN
 from vitgraph.tuning.misses import break_even_tokens, collect_misses
+from vitgraph.tuning.objective import Kept
 from vitgraph.tuning.search_result import ScoredSettings, SearchResult
 from vitgraph.tuning.tune import AUTOMATIC, Searched, Tuned, TuneTask
-from vitgraph.tuning.verdict import EAGER, SLOWER_THRESHOLD, TUNED
+from vitgraph.tuning.verdict import EAGER, TUNED
 
 RUNNERS_UP = 5
 
@@ -118,7 +119,7 @@ def _against_eager(tuned: Tuned, name: str) -> AgainstEager:
     return AgainstEager(
         latency=_latency(times),
         improvement_pct=float(1 - times.sum() / eager.sum()) * 100,
-        slower_share=float((times > eager * (1 + SLOWER_THRESHOLD)).mean()),
+        slower_share=Kept.of(times, eager).slower_share,
         closed_to_oracle_mean=closed_share(float(base.mean()), float(times.mean()), float(oracle.mean())),
         closed_to_oracle_median=closed_share(*(float(np.median(values)) for values in (base, times, oracle))),
     )

@@ -17,6 +17,7 @@ from vitgraph.predict.targets import OPTIMAL, TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, predict_calls
 from vitgraph.tuning.misses import REASON_TEXTS, collect_misses
+from vitgraph.tuning.objective import Kept
 
 
 def explain_plan(
@@ -107,7 +108,7 @@ def explain_workload(
         "predicted": {
             "graph": _summary(graph),
             "eager": _summary(eager),
-            "slower_than_eager_share": float((graph > eager * 1.02).mean()),
+            "slower_than_eager_share": Kept.of(graph, eager).slower_share,
             "error": error.model_dump(),
             "error_text": str(error),
         },

@@ -15,6 +15,7 @@ from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
+from vitgraph.tuning.verdict import EAGER, TUNED
 
 SPLIT: Final = "split"
 CROSS_VALIDATED: Final = "cross-validation"
@@ -94,12 +95,12 @@ def split_calls(calls: int, share: float = DEFAULT_SHARE, seed: int = 0) -> Spli
 
 def predicted_times(traffic: Traffic, cost: TargetCost, plans: Plans) -> Times:
     """What each plan, eager and the oracle are predicted to take on some calls."""
-    some_plan, _ = plans["tuned"]
+    some_plan, _ = plans[TUNED]
     found = {
         name: traffic.per_request(predict_calls(traffic, cost, plan, policy, exact_items=EXACT_ITEMS))
         for name, (plan, policy) in plans.items()
     }
-    found["eager"] = traffic.per_request(eager_calls(traffic, cost, some_plan))
+    found[EAGER] = traffic.per_request(eager_calls(traffic, cost, some_plan))
     found["oracle"] = traffic.per_request(oracle_calls(traffic, cost, some_plan))
     return found
 

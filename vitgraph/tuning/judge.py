@@ -85,7 +85,7 @@ def verify_tuning(
     checkpoint: Callable[[], object] = lambda: None,
     progress: Progress | None = None,
 ) -> Measured:
-    """Measures the tuned settings and their baselines, and stores the answer in `advice.result.measured`.
+    """Measures the tuned settings and their baselines, and lets `advice` take the answer in.
 
     A stop by the user ends the measuring; what was measured until then is reported.
 
@@ -111,7 +111,7 @@ def verify_tuning(
     def report() -> Measured:
         found = VerificationReport(run)
         advice.samples, measured = found.samples(), found.measured()
-        advice.result = advice.result.model_copy(update={"measured": measured})
+        advice.take(measured)
         return measured
 
     def save() -> None:

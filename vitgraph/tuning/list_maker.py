@@ -13,10 +13,13 @@ from vitgraph.predict.targets import OPTIMAL, Settings, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import BudgetList, ListProblem, best_lists
-from vitgraph.tuning.objective import Limits, doubted_loss
+from vitgraph.tuning.objective import SLOWER_THRESHOLD, Limits
 
 MOST_GRAPHS = 96
 """Graphs that a list may have where no limit is given: about ten seconds of capture on a large GPU."""
+
+SLOWER_PRICE = 0.1
+"""Share of its eager time that a call is priced at where it becomes slower than eager: few may."""
 
 LIMIT_PRICES = (0.003, 0.03, 0.3)
 """Shares of eager's time that a whole memory or capture limit is priced at, to make lists that stay within it."""
@@ -65,7 +68,7 @@ class ListMaker:
         if settings.packing == OPTIMAL:
             costs = np.where(costs * (1.0 + self.cost.doubt) < eager, costs, eager)
         else:
-            costs = costs + doubted_loss(costs, eager, self.cost.doubt)
+            costs = costs + self._losses(costs, eager)
         weights = groups.counts
         tails = np.full(len(weights), np.inf) if above is None else above
         if threshold is not None:
@@ -78,6 +81,14 @@ class ListMaker:
         for price in (0.0, *LIMIT_PRICES) if self.limits.needs_penalty else (0.0,):
             found += best_lists(replace(problem, prices=self._prices(candidates, graphs, price)), most, keep)
         return found
+
+    def _losses(self, costs: FloatArray, eager: FloatArray) -> FloatArray:
+        """What each group may lose to eager, and a price for each that becomes slower by more than what counts."""
+        if not self.cost.doubt:
+            return np.zeros(())
+        doubted = costs * (1.0 + self.cost.doubt)
+        slower = doubted > eager * (1.0 + SLOWER_THRESHOLD)
+        return np.maximum(doubted - eager, 0.0) + np.where(slower, SLOWER_PRICE * eager, 0.0)
 
     def _prices(self, candidates: IntArray, graphs: IntArray, price: float) -> FloatArray:
         """What each candidate takes of the memory and of the capture time allowed, as a share of eager's time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,54 @@ from vitgraph.planning.graph_tables import FloatArray
 METRICS = ("mean", "p99", "throughput")
 TIE_WEIGHT = 0.05
 
+SLOWER_THRESHOLD = 0.02
+"""A request counts as slower than eager, and so does the P99, from this share on, as in the bench."""
 
-def doubted_loss(graph: FloatArray, eager: FloatArray, doubt: float) -> FloatArray:
-    """How much slower than eager each request may be, where predictions may be off by the share `doubt`.
+MOST_SLOWER = 0.02
+"""Share of the requests that may become slower than eager, unless another is asked for."""
 
-    Somebody whose requests became slower is not consoled by a better mean, so that a search adds this to what it
-    minimises; a search that does not doubt its predictions (0) takes them at their mean.
+
+def is_surely_more(share: float, requests: int, most: float) -> bool:
+    """Whether a share of so many requests is more than `most`, and not by chance (one-sided, 95 %)."""
+    return share - 1.645 * sqrt(share * (1.0 - share) / requests) > most
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What settings keep of eager: somebody whose requests became slower is not consoled by a better mean.
+
+    Attributes:
+        slower_share: Requests that become slower than eager by more than `SLOWER_THRESHOLD`.
+        p99_ratio: P99 over eager's.
+        requests: How many there are.
     """
-    return np.maximum(graph * (1.0 + doubt) - eager, 0.0) if doubt else np.zeros(())
+
+    slower_share: float
+    p99_ratio: float
+    requests: int
+
+    @classmethod
+    def of(cls, graph: FloatArray, eager: FloatArray) -> Kept:
+        """What latencies of requests keep of eager's."""
+        slower = float((graph > eager * (1.0 + SLOWER_THRESHOLD)).mean())
+        return cls(slower, float(np.percentile(graph, 99) / np.percentile(eager, 99)), len(graph))
+
+    def excess(self, most_slower: float) -> float:
+        """By how much more requests become slower than may, and by how much the P99 does; 0 where it is kept."""
+        too_many, tail = self.slower_share - most_slower, self.p99_ratio - 1.0 - SLOWER_THRESHOLD
+        return max(0.0, too_many) + max(0.0, tail)
+
+    def broken(self, most_slower: float) -> str:
+        """What is surely not kept, in words; empty where all is."""
+        found = []
+        if is_surely_more(self.slower_share, self.requests, most_slower):
+            found.append(
+                f"{self.slower_share:.1%} of the requests would become slower (at most {most_slower:.1%}; "
+                "--max-slower-share allows more)"
+            )
+        if self.p99_ratio > 1.0 + SLOWER_THRESHOLD:
+            found.append(f"the P99 would become {self.p99_ratio - 1.0:.1%} longer")
+        return " and ".join(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +130,13 @@ class Limits:
         max_graphs: Graphs to capture, all slot tiers counted.
         max_memory_bytes: Pool and buffers.
         max_capture_s: Seconds of capturing.
+        most_slower: Share of the requests that may become slower than eager; kept where any settings keep it.
     """
 
     max_graphs: int | None = None
     max_memory_bytes: float | None = None
     max_capture_s: float | None = None
+    most_slower: float = MOST_SLOWER
 
     def __post_init__(self) -> None:
         for option, value in (
@@ -123,4 +166,5 @@ class Limits:
             "max_graphs": self.max_graphs,
             "max_graph_memory_bytes": self.max_memory_bytes,
             "max_capture_s": self.max_capture_s,
+            "max_slower_share": self.most_slower,
         }

@@ -28,7 +28,7 @@ from vitgraph.tuning.budget_lists import (
     is_subset_space_small,
 )
 from vitgraph.tuning.list_maker import MOST_GRAPHS, ListMaker
-from vitgraph.tuning.objective import Limits, Objective, doubted_loss
+from vitgraph.tuning.objective import Kept, Limits, Objective
 from vitgraph.tuning.search_options import frame_options, item_options
 from vitgraph.tuning.search_result import ScoredSettings, SearchResult
 
@@ -88,11 +88,11 @@ class Search:
                 f"a call may hold {self.high} tokens, but the smallest item of the workload has {self.low}; raise "
                 "--max-model-len and --max-num-batched-tokens"
             )
-        self._requests = traffic.per_request(traffic.requests.astype(np.float64) ** 2)
         self._known: dict[Settings, ScoredSettings | None] = {}
         self._most_graphs = limits.max_graphs or MOST_GRAPHS
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
-        self.eager_ms = traffic.per_request(eager_calls(traffic, cost, some_plan))
+        self._eager_calls = eager_calls(traffic, cost, some_plan)
+        self.eager_ms = traffic.per_request(self._eager_calls)
         self._lists = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
         self.only: set[tuple[int, int]] | None = None
         self.item_options = item_options(traffic)
@@ -142,13 +142,14 @@ class Search:
             plan = make_plan(self.target, self.facts, settings)
         except BudgetError:
             return None
-        times = self.traffic.per_request(predict_calls(self.traffic, self.cost, plan, settings.packing))
+        calls = predict_calls(self.traffic, self.cost, plan, settings.packing)
+        times = self.traffic.per_request(calls)
         p50, p99 = np.percentile(times, (50, 99))
         graphs, memory, capture = self.cost.graph_count(plan), self.cost.memory_bytes(plan), self.cost.capture_s(plan)
         return ScoredSettings(
             settings,
             self.objective.score(times, self.eager_ms),
-            self._loss(times),
+            *self._losses(calls),
             float(times.mean()),
             float(p50),
             float(p99),
@@ -158,11 +159,13 @@ class Search:
             self.limits.allow(graphs, memory, capture),
         )
 
-    def _loss(self, times: FloatArray) -> float:
-        loss = doubted_loss(times, self.eager_ms, self.cost.doubt)
-        # What is run eagerly as a whole cannot be lost to eager, however uncertain its prediction is.
-        is_eager = np.isclose(times, self.eager_ms + self.cost.overheads.miss_ms / self._requests, rtol=1e-9)
-        return float(np.where(is_eager, 0.0, loss).sum() / self.eager_ms.sum())
+    def _losses(self, calls: FloatArray) -> tuple[float, float]:
+        """`loss` and `excess`; a search that does not doubt its predictions takes them at their mean."""
+        if not self.cost.doubt:
+            return 0.0, 0.0
+        doubted = self.traffic.per_request(self.cost.doubted_ms(calls, self._eager_calls))
+        loss = np.maximum(doubted - self.eager_ms, 0.0).sum() / self.eager_ms.sum()
+        return float(loss), Kept.of(doubted, self.eager_ms).excess(self.limits.most_slower)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
@@ -232,7 +235,7 @@ class Search:
     def _allowed(self) -> list[ScoredSettings]:
         found = [evaluation for evaluation in self._known.values() if evaluation is not None and evaluation.is_allowed]
         order = {policy: place for place, policy in enumerate(self.target.policies)}
-        return sorted(found, key=lambda e: (e.rank, e.graphs, order[e.settings.packing], e.settings.max_items))
+        return sorted(found, key=lambda e: (*e.order, e.graphs, order[e.settings.packing], e.settings.max_items))
 
     def _ranked(self) -> list[ScoredSettings]:
         """Without those of so many graphs that they take minutes to capture, where there are others."""
@@ -244,7 +247,8 @@ class Search:
         best = ranked[0]
         gain = 1.0 - best.rank
         slack = min(self.parsimony * best.rank, PARSIMONY_OF_GAIN * gain if gain > 0 else np.inf)
-        near = [e for e in ranked if e.rank <= best.rank + slack] if self.parsimony else [best]
+        alike = [e for e in ranked if e.order[0] == best.order[0]]
+        near = [e for e in alike if e.rank <= best.rank + slack] if self.parsimony else [best]
         order = {policy: place for place, policy in enumerate(self.target.policies)}
         return min(near, key=lambda e: (e.graphs, order[e.settings.packing], e.rank))
 
@@ -364,7 +368,7 @@ class Search:
                 self.evaluate(replace(settings, token_budgets=entry.budgets))
                 for entry in self._lists.make(groups, candidates, settings, keep=4)
             ]
-            better = [e for e in tried if e is not None and self._may_follow(e, current) and e.rank < current.rank]
+            better = [e for e in tried if e is not None and self._may_follow(e, current) and e.order < current.order]
             if not better:
                 return
-            current = min(better, key=lambda e: e.rank)
+            current = min(better, key=lambda e: e.order)

@@ -15,6 +15,8 @@ class ScoredSettings:
         settings: What was evaluated.
         score: Of the objective; below 1 is better than eager.
         loss: What requests may be slower than eager, as a share of eager's time; weighed beside the score.
+        excess: By how much more requests, or the P99, may become slower than eager than is allowed; 0 is preferred to
+            everything else.
         mean_ms, p50_ms, p99_ms: Per request.
         graphs: Graphs to capture.
         memory_bytes: Their pool and buffers.
@@ -25,6 +27,7 @@ class ScoredSettings:
     settings: Settings
     score: float
     loss: float
+    excess: float
     mean_ms: float
     p50_ms: float
     p99_ms: float
@@ -35,8 +38,13 @@ class ScoredSettings:
 
     @property
     def rank(self) -> float:
-        """What the search minimises."""
-        return self.score + self.loss
+        """What the search minimises, of settings that keep eager's promises and of those that do not."""
+        return self.score + self.loss + self.excess
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The less, the better."""
+        return self.excess > 0.0, self.rank
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vitgraph.errors import BudgetError, UsageError
@@ -20,12 +20,14 @@ from vitgraph.predict.targets import (
     DOUBT,
     TARGETS,
     VLLM,
+    Settings,
     TargetCost,
     automatic_settings,
     make_plan,
     seed_settings,
     target_named,
 )
+from vitgraph.predict.towers import is_same_network
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.records.kinds.tune import ModelError
@@ -69,10 +71,10 @@ class TuneTask:
         """What was measured."""
         return self.model.profile
 
-    def outcome(self, times: Times, name: str = TUNED) -> Outcome:
-        """What a plan's predicted times amount to."""
+    def outcome(self, times: Times) -> Outcome:
+        """What predicted times of settings amount to."""
         noise = 100.0 * (self.model.eager_spread or 0.0)
-        return outcome_of(times, self.objective, self.error, noise, self.doubts, name)
+        return outcome_of(times, self.objective, self.error, noise, self.limits.most_slower, self.doubts)
 
 
 @dataclass(slots=True)
@@ -88,6 +90,7 @@ class Tuned:
         seen: The same on those that were searched on.
         outcome: What the former amount to.
         rules: The engine's rules that the search kept; None without any.
+        predict: Scores other settings as the search did; None for those that contradict each other.
     """
 
     cost: TargetCost
@@ -98,6 +101,7 @@ class Tuned:
     seen: Times
     outcome: Outcome
     rules: EngineRules | None
+    predict: Callable[[Settings], ScoredSettings | None]
 
     @property
     def best(self) -> ScoredSettings:
@@ -115,12 +119,14 @@ class Searched:
         split: Which were searched on.
         targets: What was found for each target.
         reported: The traffic that is reported on.
+        searched: The traffic that was searched on.
     """
 
     calls: Sequence[EncoderCall]
     split: Split
     targets: dict[str, Tuned]
     reported: Traffic
+    searched: Traffic
 
     @property
     def reported_calls(self) -> list[EncoderCall]:
@@ -156,7 +162,7 @@ def make_task(
         UsageError: The profile is of another family.
     """
     row = profile.model.get("row")
-    if row is not None and row != source.row.name:
+    if row is not None and not is_same_network(row, source.row):
         raise UsageError(
             f"the profile was measured with {profile.model.get('name')} ({row}), but the model is {source.name} "
             f"({source.row.name}); calibrate that model, or tune this one"
@@ -181,12 +187,13 @@ def search_calls(task: TuneTask, calls: Sequence[EncoderCall], targets: Sequence
     everything = _traffic(calls, range(len(calls)))
     facts = replace(task.profile.encoder, axes=_needed_axes(task.profile.encoder, everything))
     reported = _traffic(calls, sorted({place for _, part in split.parts for place in part}))
+    searched = _traffic(calls, sorted({place for part, _ in split.parts for place in part}))
     found = {}
     for name in dict.fromkeys(target_named(target).name for target in targets):
         cost = TargetCost(task.model, TARGETS[name], DOUBT)
         rules = EngineRules(engine_tower(task.source), everything.has_videos) if name == VLLM else None
         found[name] = _search_target(task, cost, facts, rules, calls, split)
-    return Searched(calls, split, found, reported)
+    return Searched(calls, split, found, reported, searched)
 
 
 def _search_target(
@@ -201,13 +208,14 @@ def _search_target(
     parts, seen = [], []
     for searched, reported in split.parts:
         seen_traffic = _traffic(calls, searched)
-        result, baselines, plans = _search(task, cost, facts, rules, seen_traffic, has_videos)
+        search, result, baselines, plans = _search(task, cost, facts, rules, seen_traffic, has_videos)
         parts.append(predicted_times(_traffic(calls, reported), cost, plans))
         seen.append(predicted_times(seen_traffic, cost, plans))
     if len(split.parts) > 1:
-        result, baselines, plans = _search(task, cost, facts, rules, _traffic(calls, range(len(calls))), has_videos)
+        everything = _traffic(calls, range(len(calls)))
+        search, result, baselines, plans = _search(task, cost, facts, rules, everything, has_videos)
     times = pooled(parts)
-    return Tuned(cost, result, baselines, plans, times, pooled(seen), task.outcome(times), rules)
+    return Tuned(cost, result, baselines, plans, times, pooled(seen), task.outcome(times), rules, search.predict)
 
 
 def _traffic(calls: Sequence[EncoderCall], places: Sequence[int]) -> Traffic:
@@ -230,7 +238,7 @@ def _search(
     rules: EngineRules | None,
     traffic: Traffic,
     has_videos: bool,
-) -> tuple[SearchResult, dict[str, ScoredSettings], dict[str, tuple[BudgetPlan, str]]]:
+) -> tuple[Search, SearchResult, dict[str, ScoredSettings], dict[str, tuple[BudgetPlan, str]]]:
     """The winner on some traffic, and the lists that people use without tuning."""
     baselines = {
         AUTOMATIC: automatic_settings(cost.target, facts, task.max_call_tokens, has_videos),
@@ -257,4 +265,4 @@ def _search(
             plans[name] = make_plan(cost.target, facts, settings), settings.packing
         except BudgetError:
             continue
-    return result, {name: found for name, found in evaluated.items() if found is not None}, plans
+    return search, result, {name: found for name, found in evaluated.items() if found is not None}, plans

@@ -1,4 +1,4 @@
-"""Whether to use graphs, from what settings are predicted to do with calls that they were not made for."""
+"""Whether to use graphs, by what settings are predicted or were measured to do with calls they were not made for."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitgraph.planning.graph_tables import FloatArray
-from vitgraph.records.kinds.tune import ModelError, TuneVerdict
-from vitgraph.tuning.objective import Objective
+from vitgraph.records.kinds.tune import Measured, ModelError, TuneVerdict
+from vitgraph.records.sections import Pair
+from vitgraph.tuning.objective import Kept, Objective, is_surely_more
 
 USE_GRAPHS: Final = "use_graphs"
 NO_GRAPHS: Final = "no_graphs"
 MEASURE_FIRST: Final = "measure_first"
 DEPENDS: Final = "depends"
 TUNED, EAGER = "tuned", "eager"
-
-SLOWER_THRESHOLD = 0.02
-"""A request counts as slower than eager from this share on, as in the bench."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,36 +24,46 @@ class Outcome:
 
     Attributes:
         improvement_pct: Of the objective, in percent of eager's; positive = faster.
-        slower_share: Requests that become slower than eager by more than `SLOWER_THRESHOLD`.
+        kept: How many requests become slower, and what the tail does.
         margin_pct: Error and noise that a gain must exceed.
+        most_slower: Share of the requests that may become slower.
         doubts: Why predictions are not to be acted on.
     """
 
     improvement_pct: float
-    slower_share: float
+    kept: Kept
     margin_pct: float
+    most_slower: float
     doubts: tuple[str, ...] = ()
 
     @property
+    def is_kept(self) -> bool:
+        """Whether not surely too many requests become slower, and the tail does not."""
+        return not self.kept.broken(self.most_slower)
+
+    @property
     def verdict(self) -> TuneVerdict:
-        """`use_graphs`, `no_graphs` (never slower than eager: also where the gain is within error), `measure_first`."""
+        """`use_graphs`, `no_graphs` (also where it is not sure that eager is never better), `measure_first`."""
         if self.doubts:
             return MEASURE_FIRST
-        return USE_GRAPHS if self.improvement_pct > self.margin_pct else NO_GRAPHS
+        return USE_GRAPHS if self.improvement_pct > self.margin_pct and self.is_kept else NO_GRAPHS
 
     def __str__(self) -> str:
-        slower = f"{self.slower_share:.1%} of the requests slower"
         if self.verdict == MEASURE_FIRST:
             return f"measure it first: {'; '.join(self.doubts)}"
-        if self.verdict == USE_GRAPHS:
-            return f"use graphs: predicted {self.improvement_pct:.1f}% faster than eager, {slower}"
         if self.improvement_pct <= 0.0:
             loss = abs(self.improvement_pct)
             return f"leave graphs off: the best settings found are predicted {loss:.1f}% slower than eager"
-        return (
-            f"leave graphs off: predicted {self.improvement_pct:.1f}% faster than eager, {slower}, which is within the "
-            f"error of the prediction and the noise of eager ({self.margin_pct:.1f}%)"
-        )
+        gain = f"predicted {self.improvement_pct:.1f}% faster than eager"
+        slower = f"{self.kept.slower_share:.1%} of the requests slower"
+        if self.verdict == USE_GRAPHS:
+            return f"use graphs: {gain}, {slower}"
+        if self.improvement_pct <= self.margin_pct:
+            return (
+                f"leave graphs off: {gain}, {slower}, which is within the error of the prediction and the noise of "
+                f"eager ({self.margin_pct:.1f}%)"
+            )
+        return f"leave graphs off: the best list is {gain} in the mean, but {self.kept.broken(self.most_slower)}"
 
 
 def outcome_of(
@@ -63,8 +71,8 @@ def outcome_of(
     objective: Objective,
     error: ModelError,
     noise_pct: float,
+    most_slower: float,
     doubts: Sequence[str],
-    name: str = TUNED,
 ) -> Outcome:
     """What one plan's predicted times amount to.
 
@@ -73,15 +81,60 @@ def outcome_of(
         objective: What is minimised.
         error: Of the model on its held-out calls.
         noise_pct: How far eager strays from itself, in percent.
+        most_slower: Share of the requests that may become slower.
         doubts: Why predictions are not to be acted on.
-        name: Of the plan.
     """
-    graph, eager = times[name], times[EAGER]
+    graph, eager = times[TUNED], times[EAGER]
     margin = max(noise_pct, error.both.median_pct or 0.0)
-    slower = float((graph > eager * (1.0 + SLOWER_THRESHOLD)).mean())
-    return Outcome((1.0 - objective.score(graph, eager)) * 100.0, slower, margin, tuple(doubts))
+    gain = (1.0 - objective.score(graph, eager)) * 100.0
+    return Outcome(gain, Kept.of(graph, eager), margin, most_slower, tuple(doubts))
 
 
 def joint_verdict(verdicts: Sequence[TuneVerdict]) -> TuneVerdict:
     """The verdict where how many requests a call has is not known: the common one, or `depends`."""
     return verdicts[0] if len(set(verdicts)) == 1 else DEPENDS
+
+
+def measured_verdict(measured: Measured, most_slower: float) -> tuple[TuneVerdict, str] | None:
+    """Whether to use graphs by what was measured, and the same in a sentence; None where nothing was compared.
+
+    Args:
+        measured: The settings, measured beside eager.
+        most_slower: Share of the requests that may become slower; only what is surely more counts.
+    """
+    tuned = measured.strategies.get(TUNED)
+    pair = tuned.against_eager if tuned else None
+    if pair is None or pair.mean.improvement_pct is None:
+        return None
+    if measured.problems or pair.mean.verdict == "invalid":
+        return MEASURE_FIRST, f"measured, but the times are not valid: {'; '.join(measured.problems)}"
+    found, gain = pair.mean.verdict, pair.mean.improvement_pct
+    ends = "" if pair.mean.ci95 is None else f" (95% CI {pair.mean.ci95[0]:+.1f}% to {pair.mean.ci95[1]:+.1f}%)"
+    what = f"measured {gain:+.1f}%{ends} against eager on {measured.calls} calls, {_slower_text(pair)}"
+    if found == "faster":
+        broken = _is_surely_slower(pair, most_slower) or (pair.p99 is not None and pair.p99.verdict == "slower")
+        why = f"leave graphs off: {what}, P99 {'not known' if pair.p99 is None else pair.p99.verdict}"
+        return (NO_GRAPHS, why) if broken else (USE_GRAPHS, f"use graphs: {what}")
+    if found in ("slower", "same"):
+        return NO_GRAPHS, f"leave graphs off: {what}: {found}"
+    return MEASURE_FIRST, f"undecided: {what}; measure more with --verify-calls and --time-limit"
+
+
+def _slower_share(pair: Pair) -> float | None:
+    """Requests slower by more than noise and by more than what counts."""
+    if pair.slower is None:
+        return None
+    shares = [share for share in (pair.slower.share, pair.slower.over_2pct_share) if share is not None]
+    return min(shares, default=None)
+
+
+def _slower_text(pair: Pair) -> str:
+    share = _slower_share(pair)
+    return "requests not compared one by one" if share is None else f"{share:.1%} of the requests slower"
+
+
+def _is_surely_slower(pair: Pair, most: float) -> bool:
+    share = _slower_share(pair)
+    if share is None or pair.slower is None:
+        return False
+    return is_surely_more(share, pair.slower.requests, most)

@@ -24,15 +24,23 @@ from vitgraph.specs import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
 from vitgraph.tuning.advice import Advice, tune_budgets
 from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.workloads.base import MediaItem, Request
 from vitgraph.workloads.registry import build_workload
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
 SOURCE = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
 
 
-def trace_calls(name: str = "mixed-chat", prompts: int = 400, requests_per_call: int = 1) -> list[EncoderCall]:
+def trace_calls(name: str = "mixed-chat", prompts: int = 200, requests_per_call: int = 1) -> list[EncoderCall]:
     spec = WorkloadSpec(dataset_name="trace", dataset_path=name, num_prompts=prompts)
     return make_calls(build_workload(spec).requests, SOURCE.rule(), requests_per_call)[0]
+
+
+def few_sizes(requests_per_call: int = 1) -> list[EncoderCall]:
+    """Images of four sizes in turn, so that few calls differ."""
+    sides = ((224, 224), (640, 640), (1120, 1120), (1600, 1120))
+    requests = [Request(number, (MediaItem(*sides[number * (number + 1) // 2 % 4]),)) for number in range(32)]
+    return make_calls(requests, SOURCE.rule(), requests_per_call)[0]
 
 
 def advised(
@@ -141,8 +149,7 @@ def test_no_graphs_where_eager_is_faster() -> None:
     data = tuned(trace_calls(prompts=60), profile)
     assert data.verdict == "no_graphs"
     assert "leave graphs off" in data.verdict_text
-    assert "--compilation-config '{\"cudagraph_mm_encoder\": false}'" in data.serve_line
-    assert data.compilation_config == '{"cudagraph_mm_encoder": false}'
+    assert data.serve_line is None and data.compilation_config is None
 
 
 def test_a_gain_within_the_error_leaves_graphs_off() -> None:
@@ -152,7 +159,7 @@ def test_a_gain_within_the_error_leaves_graphs_off() -> None:
     profile.eager = [replace(p, time=replace(p.time, ms=1.02 * p.time.ms)) for p in profile.eager]
     data = tuned(trace_calls(prompts=200), profile)
     assert data.verdict == "no_graphs"
-    assert data.compilation_config == '{"cudagraph_mm_encoder": false}'
+    assert data.compilation_config is None
 
 
 def test_a_profile_that_misses_its_own_calls_is_not_acted_on() -> None:
@@ -175,7 +182,7 @@ def test_a_profile_of_another_tower_of_the_family_is_not_acted_on() -> None:
 
 def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
     """Every size occurs once: a list that is made of the ones seen pads those that were held back."""
-    distinct = list({call.tokens: call for call in trace_calls(prompts=3000)}.values())
+    distinct = list({call.tokens: call for call in trace_calls(prompts=800)}.values())
     data = tuned(distinct)
     unseen = data.unseen
     assert (unseen.method, unseen.calls) == ("split", len(distinct) - round(len(distinct) / 2))
@@ -189,27 +196,22 @@ def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
 
 
 def test_without_a_number_of_requests_the_advice_stands_side_by_side() -> None:
-    data = tuned(trace_calls(prompts=240), regroup=lambda size: trace_calls(prompts=240, requests_per_call=size))
+    data = tuned(few_sizes(), regroup=few_sizes, share=1.0)
     rows = data.by_requests_per_call
     assert [row.requests_per_call for row in rows] == [1, 2, 4, 8]
     gains = [row.improvement_pct for row in rows]
     assert gains[0] == max(gains)
     assert len(data.list_for_all) == 4
     assert (data.serve_line is None) == (data.vllm.verdict == "depends")
+    assert data.settings_for == "calls of one request"
 
 
 def test_a_list_that_does_not_hold_for_all_calls_is_not_printed() -> None:
     """Eight requests a call keep this GPU busy, so that graphs only pad; one does not."""
-    machine = Machine(launch=15.0, call=0.1)
-    sizes = (100, 1000, 1700, 2600)
-    data = tuned(
-        trace_calls(prompts=200),
-        synthetic_profile(machine),
-        target="vllm",
-        regroup=lambda size: trace_calls(prompts=200, requests_per_call=size),
-    )
+    profile = synthetic_profile(Machine(launch=15.0, call=0.1))
+    data = tuned(few_sizes(), profile, target="vllm", regroup=few_sizes, share=1.0)
     verdicts = [row.verdict for row in data.by_requests_per_call]
-    assert verdicts[0] == "use_graphs" and verdicts[-1] == "no_graphs", sizes
+    assert verdicts[0] == "use_graphs" and verdicts[-1] == "no_graphs"
     assert data.verdict == "depends"
     assert data.serve_line is None
     assert "--requests-per-call" in data.verdict_text
@@ -223,7 +225,7 @@ def test_the_list_is_tried_on_the_other_shipped_traces() -> None:
 
 def test_videos_get_frames() -> None:
     profile = synthetic_profile(Machine(launch=300.0))
-    data = tuned(trace_calls("videos", 60), profile)
+    data = tuned(trace_calls("videos", 16), profile, share=1.0)
     assert data.best.settings.max_frames_per_batch > 1
     assert json.loads(data.compilation_config)["encoder_cudagraph_max_frames_per_batch"] > 1
 
@@ -242,7 +244,7 @@ def test_p99_objective_does_not_lose_its_tail() -> None:
 
 def test_profile_of_another_family_is_refused() -> None:
     with pytest.raises(UsageError, match="measured with synthetic"):
-        tuned(source=replace(SOURCE, row=replace(SOURCE.row, name="internvl")))
+        tuned(source=resolve_source(ModelSpec("internvl3.5-8b")))
 
 
 def test_unknown_target_is_refused() -> None:

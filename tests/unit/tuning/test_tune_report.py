@@ -75,7 +75,7 @@ def test_tables_answer_the_question() -> None:
 def test_tables_say_so_where_graphs_lose() -> None:
     text = text_of(document_of(tuned(Machine(launch=0.01, call=0.5)))).lower()
     assert "leave graphs off" in text
-    assert "for vllm: no encoder graphs" in text
+    assert "nothing to paste" in text
 
 
 def test_plan_of_a_call_names_replays_and_reasons() -> None:

@@ -338,8 +338,10 @@ class TuneResult(Section):
     """Whether graphs pay."""
     verdict_text: str
     """The same in a sentence."""
+    settings_for: str
+    """Which calls `best` is for, in words; what is measured and what is to be pasted are for the same."""
     best: Evaluation
-    """The best settings found."""
+    """The best settings found for these calls."""
     runners_up: tuple[Evaluation, ...]
     """The next best, one for each policy and number of graphs."""
     error: ModelError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +13,6 @@ from vitgraph.report.document import Code, Document, Facts, Text, Verdict, secti
 from vitgraph.report.views.conditions import Ran
 from vitgraph.report.views.tune import by_requests_table
 
-GRAPHS_OFF = '{"cudagraph_mm_encoder": false}'
 USE, OFF, MEASURE, DEPENDS, BROKEN = "use_graphs", "no_graphs", "measure_first", "depends", "incorrect"
 _HEADLINES = {
     USE: ("faster", "Use encoder graphs"),
@@ -23,17 +21,13 @@ _HEADLINES = {
     DEPENDS: ("undecided", "It depends on how many requests are encoded together"),
     BROKEN: ("failed", "Do not use encoder graphs: a replay differs from eager"),
 }
-_OF_MEASURED = {"faster": USE, "slower": OFF, "same": OFF}
 
 
 def advice_of(record: TuneRecord, verified: VerifyRecord | None) -> str:
-    """What to do: what was measured outweighs what was predicted, and a wrong output outweighs both."""
-    result, gain = record.result, _measured_gain(record.result)
+    """What to do: what was measured, or else predicted; a wrong output outweighs both."""
     if verified is not None and any(model.status != "ok" for model in verified.result.models):
         return BROKEN
-    if result.verdict == DEPENDS or gain is None:
-        return result.verdict
-    return _OF_MEASURED.get(gain.verdict, MEASURE)
+    return record.result.verdict
 
 
 def recommendation(record: TuneRecord, verified: VerifyRecord | None) -> dict[str, Any]:
@@ -44,8 +38,8 @@ def recommendation(record: TuneRecord, verified: VerifyRecord | None) -> dict[st
         "is_measured": gain is not None,
         "improvement_pct": gain.improvement_pct if gain else result.unseen.improvement_pct,
         "ci95": gain.ci95 if gain else None,
-        "compilation_config": _pasted(result, advice),
-        "serve_line": result.serve_line if advice == result.verdict else None,
+        "compilation_config": result.compilation_config if advice == USE else None,
+        "serve_line": result.serve_line if advice == USE else None,
         "profile": result.profile.label,
         "is_verified": None if verified is None else advice != BROKEN,
     }
@@ -61,18 +55,21 @@ def recommend_document(record: TuneRecord, verified: VerifyRecord | None, *, is_
     """
     result, advice, ran = record.result, advice_of(record, verified), Ran(record)
     word, headline = _HEADLINES[advice]
-    pasted = _pasted(result, advice)
-    line = f"\n{result.serve_line}" if advice == result.verdict and result.serve_line else ""
-    nothing = Text("Nothing to paste: no list is sure to be faster than eager on this traffic.")
+    pasted = f"--compilation-config '{result.compilation_config}'\n{result.serve_line}" if advice == USE else None
+    nothing = Text("Nothing to paste: encoder graphs are off in vLLM unless they are turned on.")
     return Document(
         name="vitgraph recommend",
         title=f"{ran.model}, {ran.workload}",
         what=(result.profile.environment.device, ran.measured),
-        verdict=Verdict(word, headline, _reason(result, advice), _figure(result)),
+        verdict=Verdict(word, headline, result.verdict_text, _figure(result)),
         warning=ran.warning,
         sections=sections(
-            section("Paste into vLLM", Code(f"--compilation-config '{pasted}'{line}") if pasted else nothing),
-            section("What it gains", Facts.of(_gain_facts(result)), Text(_list_note(result))),
+            section("Paste into vLLM", Code(pasted) if pasted else nothing),
+            section(
+                "What it gains",
+                Facts.of(_gain_facts(result)),
+                Text(f"For {result.settings_for}. Positive = faster than eager."),
+            ),
             section("How sure", Facts.of(_sure_facts(record, verified, is_shipped))),
             section(
                 "What would change the answer",
@@ -90,21 +87,6 @@ def _measured_gain(result: TuneResult) -> Improvement | None:
     """What the settings were measured to gain over eager; None where nothing was measured."""
     tuned = result.measured.strategies.get("tuned") if result.measured else None
     return tuned.against_eager.mean if tuned and tuned.against_eager else None
-
-
-def _pasted(result: TuneResult, advice: str) -> str | None:
-    if advice in (OFF, BROKEN):
-        return GRAPHS_OFF
-    return result.compilation_config if advice == USE and result.compilation_config != GRAPHS_OFF else None
-
-
-def _reason(result: TuneResult, advice: str) -> str:
-    gain = _measured_gain(result)
-    if gain is None or advice == result.verdict:
-        return result.verdict_text
-    measured = f"measured {pct_text(gain.improvement_pct)} on calls that the settings were not made for: {gain.verdict}"
-    more = "; measure more with --verify-calls and --time-limit" if advice == MEASURE else ""
-    return f"{measured}{more}. Predicted: {result.verdict_text}"
 
 
 def _figure(result: TuneResult) -> str:
@@ -131,20 +113,6 @@ def _gain_facts(result: TuneResult) -> Iterable[tuple[str, str | None]]:
         more = f" ({pct_text(gain.improvement_pct)}{ends})" if gain else ""
         yield f"Measured, {name.replace('_', ' ')}", f"{ms_text(strategy.latency.mean_ms)} ms a request{more}"
     yield "Costs", f"{count_text(result.best.graphs, 'graph')}, {number_text(result.best.capture_s, 1)} s of capturing"
-
-
-def _list_note(result: TuneResult) -> str:
-    """Says so where the list to paste, made for every number of requests a call, is not the one of the figures."""
-    if result.compilation_config in (None, GRAPHS_OFF):
-        return "Positive = faster than eager."
-    pasted = json.loads(result.compilation_config or "{}").get("encoder_cudagraph_token_budgets")
-    own = result.best.settings.token_budgets
-    if not isinstance(own, tuple) or pasted == list(own):
-        return "Positive = faster than eager."
-    return (
-        "Positive = faster than eager. These figures are of the list made for one request a call; the list to paste "
-        "is the one that does best over 1, 2, 4 and 8 (below)."
-    )
 
 
 def _sure_facts(

@@ -237,6 +237,7 @@ def _strategy_row(name: str, strategy: Strategy) -> dict[str, Any]:
 def _setting_facts(result: TuneResult) -> Iterable[tuple[str, str]]:
     best, search = result.best.settings, result.search
     lists = best.token_budgets.values() if isinstance(best.token_budgets, dict) else [best.token_budgets]
+    yield "For", result.settings_for
     yield "Budgets", f"{sum(map(len, lists))}: {budgets_text(best.token_budgets).replace(' ', ', ')}"
     yield "Items / frames a replay", limits_text(best.max_vision_items_per_batch, best.max_frames_per_batch)
     yield "Packing", best.packing
@@ -289,10 +290,12 @@ def _paste_section(result: TuneResult) -> Section:
             f"{ms_text(beyond.mean_ms)} ms, {pct_text(-beyond.loss_pct)} against these settings (positive = faster)."
         )
     if result.serve_line is None:
-        lines.append("Nothing to paste: no list for vLLM is sure to be faster than eager on these calls.")
+        lines.append(
+            "Nothing to paste: no list for vLLM is sure to be faster than eager on these calls, and its encoder graphs "
+            "are off unless they are turned on."
+        )
         return section("To paste", *map(Text, lines))
-    if result.vllm.verdict == "no_graphs":
-        lines.append("For vLLM: no encoder graphs, its manager would not be faster than eager on this traffic.")
+    lines.append(f"For {result.settings_for}.")
     paste = f"--compilation-config '{result.compilation_config}'\n{result.serve_line}"
     return section("To paste", *map(Text, lines), Code(paste))
 
