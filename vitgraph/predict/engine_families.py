@@ -267,6 +267,9 @@ FAMILIES: tuple[EngineFamily, ...] = (
 )
 
 WITHOUT_GRAPHS = {
+    "LightOnOCRForConditionalGeneration": "model_executor/models/lightonocr.py",
+    "LlavaForConditionalGeneration": "model_executor/models/llava.py",
+    "Mistral3ForConditionalGeneration": "model_executor/models/mistral3.py",
     "InternVLForConditionalGeneration": "model_executor/models/interns1.py",
     "Qwen2_5OmniModel": "model_executor/models/qwen2_5_omni_thinker.py",
     "Qwen2_5OmniForConditionalGeneration": "model_executor/models/qwen2_5_omni_thinker.py",
