@@ -50,7 +50,7 @@ SAMPLES: dict[str, Any] = {
     "random_mm_bucket_config": '{"(5,6,1)": 1.0}', "video_pruning_rate": 0.25, "video_fps": 24.0,
     "random_mm_num_mm_items_range_ratio": 0.5, "compare": ("a", "b"),
     "limit_mm_per_prompt": '{"video": 2}', "fields": '{"width": "w"}', "requests_per_call": "1:0.5,2:0.5",
-    "search_share": 0.25,
+    "search_share": 0.25, "max_slower_share": 0.25,
 }  # fmt: skip
 """A value other than the default, where "x", 7 or 7.5 would be none."""
 
