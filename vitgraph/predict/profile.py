@@ -116,10 +116,10 @@ class CalibrationProfile:
         """Why predictions are not of the tower that is asked for, which is compiled or is not; None where they are."""
         if compiles == self.is_compiled:
             return None
-        was, advice = ("compiled", "--compile") if self.is_compiled else ("not compiled", "no --compile")
+        was, advice = ("compiled", "with") if self.is_compiled else ("not compiled", "without")
         return (
-            f"the tower's blocks were {was} when the profile was calibrated, unlike what is asked for; ask with "
-            f"{advice}, or run `vitgraph calibrate{' --compile' if compiles else ''}` and pass its file"
+            f"the tower's blocks were {was} when the profile was calibrated, unlike what is asked for; ask {advice} "
+            f"--compile, or run `vitgraph calibrate{' --compile' if compiles else ''}` and pass its file"
         )
 
     def measured_spec(self, spec: ModelSpec, unavailable: Collection[str], engine: str | None = None) -> ModelSpec:

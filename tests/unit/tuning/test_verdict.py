@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from vitgraph.measure.calls import make_calls
 from vitgraph.measure.setup import resolve_source
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.find_profile import find_profile
+from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.tune import Closed, Measured, PredictionError, Strategy
-from vitgraph.records.sections import Improvement, Pair, SlowerRequests
+from vitgraph.records.sections import Compiled, Improvement, Pair, SlowerRequests
 from vitgraph.records.stats import summarize
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
@@ -147,12 +149,17 @@ def test_a_measurement_that_compared_nothing_leaves_the_prediction() -> None:
     assert advice.result.measured is not None
 
 
+def with_blocks_compiled(profile: CalibrationProfile) -> CalibrationProfile:
+    assert profile.ran is not None
+    encoder = profile.ran.model_copy(update={"compiled": Compiled(blocks=27)})
+    return replace(profile, environment=profile.environment.model_copy(update={"encoder": encoder}))
+
+
 def test_a_compiled_profile_is_found_only_for_a_compiled_tower_and_its_line_compiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     plain = find_profile(None, SOURCE)
-    compiled = find_profile(None, SOURCE)
-    compiled.model["compiled_blocks"] = 27
+    compiled = with_blocks_compiled(find_profile(None, SOURCE))
     for name, profile in (("a-compiled", compiled), ("b-plain", plain)):
         profile.save(tmp_path / f"{name}.json")
     shipped = {path.stem: path for path in sorted(tmp_path.glob("*.json"))}
@@ -164,8 +171,7 @@ def test_a_compiled_profile_is_found_only_for_a_compiled_tower_and_its_line_comp
     assert "vitgraph calibrate --compile" in str(plain.compile_doubt(True))
     doubted = advised(doubts=[str(plain.compile_doubt(True))]).result
     assert doubted.verdict == "measure_first" and "not compiled" in doubted.verdict_text
-    compiled_profile = synthetic_profile(Machine(launch=18.0))
-    compiled_profile.model["compiled_blocks"] = 27
+    compiled_profile = with_blocks_compiled(synthetic_profile(Machine(launch=18.0)))
     calls = make_calls([Request(0, (MediaItem(224, 448),))] * 8, SOURCE.rule(), 1)[0]
     line = tune_budgets(calls, SOURCE, compiled_profile, max_call_tokens=4096).result.serve_line
     assert line is not None and '"compile_mm_encoder": true' in line
