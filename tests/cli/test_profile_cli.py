@@ -32,6 +32,13 @@ def test_a_profile_leaves_a_record_a_plot_and_traces(tmp_path: Path) -> None:
     assert json.loads((folder / "trace-graph.json").read_text())["traceEvents"]
 
 
+def test_torchs_profiler_tells_nothing_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = run("--items", "96x64", "--output-dir", str(tmp_path / "run"))
+    assert result.exit_code == 0, result.output
+    said = capfd.readouterr()
+    assert "USDT" not in said.err + said.out
+
+
 def test_a_call_can_be_drawn_as_random_mm_draws_it(tmp_path: Path) -> None:
     result = run(
         "--random-mm-bucket-config", '{"(64,96,1)": 1.0}', "--random-mm-base-items-per-request", "3", "--json",

@@ -15,7 +15,6 @@ PACKAGE = Path(__file__).parents[2] / "vitgraph"
 HEAVY = {"torch", "transformers"}
 MOST_LINES = 400
 LONGER = {
-    "commands/import_settings.py": "one reader a format that vLLM's settings come in",
     "ranks/group.py": "one protocol between ranks",
     "records/sections.py": "one schema, whose reference page follows its order",
     "report/views/bench.py": "one document, in the order of its parts",

@@ -28,11 +28,11 @@ def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
     if spec.compile_rows:
         return _compile_rows(spec, progress)
     folder = spec.run.output_dir or new_folder("bench", spec.model.model)
-    overwrite = spec.run.overwrite
-    if not spec.shell.dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite):
+    overwrite, launches = spec.run.overwrite, not spec.shell.dry_run
+    if ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite, launches=launches):
         return None
     prepared = prepare_bench(spec)
-    check_run(spec.model, prepared.source, folder, overwrite=overwrite, parallel=spec.parallel)
+    check_run(spec.model, prepared.source, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return described(prepared.describe())
     for warning in prepared.warnings:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.shell import Shown
-from vitgraph.specs import ModelSpec, ParallelSpec
+from vitgraph.specs import ModelSpec
 from vitgraph.specs.fields import Spec, as_options
 
 if TYPE_CHECKING:
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from vitgraph.models.registry import ModelSource
 
 
-def check_run(
-    model: ModelSpec,
-    source: ModelSource | None,
-    folder: Path | None,
-    *,
-    overwrite: bool,
-    parallel: ParallelSpec | None = None,
-) -> None:
+def check_run(model: ModelSpec, source: ModelSource | None, folder: Path | None, *, overwrite: bool) -> None:
     """Refuses a run that could not start or could not save; leaves nothing behind.
 
     Args:
@@ -30,18 +23,13 @@ def check_run(
         source: The model; None where it is checked already.
         folder: Where the record goes; None where none is kept.
         overwrite: A record there may be replaced.
-        parallel: How many processes; None for one.
 
     Raises:
         VitgraphError: The first reason that is found.
     """
-    from vitgraph.ranks.launch import check_devices, check_ranks, is_follower, is_rank
+    from vitgraph.ranks.launch import is_follower
     from vitgraph.records.store import ResultFolder
 
-    if parallel is not None:
-        check_ranks(parallel.ranks)
-        if parallel.ranks > 1 and not is_rank():
-            check_devices(model.device, parallel.ranks)
     if source is not None:
         from vitgraph.measure.setup import check_model
         from vitgraph.models.loading import check_weights

@@ -43,11 +43,11 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     folder = bench.run.output_dir or new_folder(MICRO_KIND if spec.micro else KIND, bench.model.model)
     if spec.micro:
         return _run_micro(spec, folder, progress)
-    is_on_ranks = not (spec.shell.dry_run or spec.isolate)
-    if is_on_ranks and ran_on_ranks(bench.parallel, bench.model.device, folder, progress, overwrite=overwrite):
+    launches, device = not (spec.shell.dry_run or spec.isolate), bench.model.device
+    if ran_on_ranks(bench.parallel, device, folder, progress, overwrite=overwrite, launches=launches):
         return None
     prepared = prepare_compare(spec)
-    check_run(bench.model, prepared.bench.source, folder, overwrite=overwrite, parallel=bench.parallel)
+    check_run(bench.model, prepared.bench.source, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return described(prepared.describe())
     for warning in prepared.bench.warnings:

@@ -10,12 +10,12 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from vitgraph.commands.habits import dotted_value
+from vitgraph.commands.server_lines import SHELL_WORDS, Copied, ImportedSettings, LineReader, split_options
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
@@ -32,30 +32,13 @@ from vitgraph.specs.values import (
 
 VLLM, SGLANG = "vLLM", "SGLang"
 
-_ENABLED = ENABLED_FIELD
-_TOKEN_BUDGETS, _MAX_ITEMS, _MAX_FRAMES = ENCODER_FIELDS
-_SHELL_WORDS = ("env", "export", "sudo")
-_PROGRAMS = (
-    *("vllm", "serve", "bench", "mm-processor", "sglang", "python", "python3", "docker", "podman", "run", "exec"),
-    *_SHELL_WORDS,
-)
-_LEVELS = tuple("{0123456789")
+_MAX_FRAMES = "encoder_cudagraph_max_frames_per_batch"
 _DATA = "data"
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _EXAMPLE = "for example: vitgraph import \"vllm serve MODEL --compilation-config '{...}'\""
 
 _VLLM_MARKS = ("vllm", "--compilation-config", "--mm-encoder-attn-backend", "-cc", "-O")
 _SGLANG_MARKS = ("sglang", "--vit-cuda-graph", "--enable-vit-cuda-graph", "--model-path", "--mm-attention-backend")
-
-_SAME_OPTIONS = (
-    *("--dataset-name", "--dataset-path", "--hf-name", "--hf-subset", "--hf-split", "--num-prompts", "--num-warmups"),
-    *("--random-mm-base-items-per-request", "--random-mm-num-mm-items-range-ratio", "--random-mm-limit-mm-per-prompt"),
-    *("--random-mm-bucket-config", "--mm-processor-kwargs", "--video-pruning-rate", "--revision", "--seed"),
-)
-"""Options that vLLM spells as vitgraph does."""
-
-_DTYPES = {"half": "float16", "float": "float32"}
 
 _SGLANG_BACKENDS: Mapping[str, tuple[str, int | None]] = {
     "sdpa": ("TORCH_SDPA", None),
@@ -67,41 +50,6 @@ _SGLANG_BACKENDS: Mapping[str, tuple[str, int | None]] = {
     "flashinfer_cudnn": ("FLASHINFER", None),
 }
 """Values of SGLang's `--mm-attention-backend`, as registry name and FlashAttention generation."""
-
-
-@dataclass(slots=True)
-class ImportedSettings:
-    """What a line of another server says of the encoder.
-
-    Attributes:
-        server: `vLLM` or `SGLang`.
-        options: vitgraph option to its value as text, in the order of printing; an empty text is a switch.
-        notes: What a reader must know before comparing.
-        left_out: Options of the line that do not shape the encoder here, as typed.
-    """
-
-    server: str
-    options: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-
-    def arguments(self) -> list[str]:
-        """The options as arguments of `vitgraph bench`."""
-        return [part for option, value in self.options.items() for part in ((option, value) if value else (option,))]
-
-    def command(self) -> str:
-        """The `vitgraph bench` command, quoted for a shell."""
-        return shlex.join(["vitgraph", "bench", *self.arguments()])
-
-    def as_dict(self) -> dict[str, Any]:
-        """The settings for `--json`."""
-        return {
-            "server": self.server,
-            "options": dict(self.options),
-            "command": self.command(),
-            "notes": list(self.notes),
-            "left_out": list(self.left_out),
-        }
 
 
 def import_settings(text: str) -> ImportedSettings:
@@ -123,10 +71,10 @@ def import_settings(text: str) -> ImportedSettings:
             f"the line is not a shell command ({error}): {_short(text)}; quote it whole, {_EXAMPLE}"
         ) from None
     server = _server_of(words, text)
-    assignments = list(takewhile(lambda word: word in _SHELL_WORDS or _ASSIGNMENT.fullmatch(word), words))
+    assignments = list(takewhile(lambda word: word in SHELL_WORDS or _ASSIGNMENT.fullmatch(word), words))
     environment = [word for word in words if (word in assignments and "=" in word) or word.startswith("SGLANG_")]
     words = [word for word in words if word not in environment]
-    positional, options = _split_options(words)
+    positional, options = split_options(words)
     return _import_sglang(options, environment) if server == SGLANG else _import_vllm(positional, options, environment)
 
 
@@ -142,90 +90,24 @@ def _server_of(words: Sequence[str], text: str) -> str:
     )
 
 
-def _split_options(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Arguments before the first option, and the values of each option's last occurrence, option names with dashes."""
-    positional: list[str] = []
-    options: dict[str, list[str]] = {}
-    values = positional
-    for word in words:
-        if not word.startswith("-") or _NUMBER.fullmatch(word):
-            values.append(word)
-            continue
-        # vLLM spells -O3 and -O{...} without a space.
-        name, is_set, value = ("-O", "=", word[2:]) if word.startswith("-O") and word[2:3] in _LEVELS else _parts(word)
-        values = [value] if is_set else []
-        if name.endswith("+"):
-            # One word more of a list each time.
-            values = options.setdefault(name, [])
-            values += [value] if is_set else []
-        else:
-            options[name] = values
-    return [word for word in positional if word.rsplit("/", 1)[-1] not in _PROGRAMS], options
-
-
-def _parts(word: str) -> tuple[str, str, str]:
-    """Name, `=` where there is one, and value of `--name=value`; `--name.key` keeps its key's spelling."""
-    name, is_set, value = word.partition("=")
-    head, dot, key = name.partition(".")
-    if head.startswith("--"):
-        head = head.replace("_", "-")
-    if head == "-cc" or (head == "-O" and dot):
-        head = "--compilation-config"
-    return head + dot + key, is_set, value
-
-
-@dataclass(slots=True)
-class _Reader:
-    """Takes known options out of a line, one after the other; what is left at the end is left out."""
-
-    given: dict[str, list[str]]
-    settings: ImportedSettings
-    extra: list[str] = field(default_factory=list)
-
-    def take(self, *names: str) -> str | None:
-        """The value of the first of these options that is given; an empty text for a switch."""
-        found = [self.given.pop(name) for name in names if name in self.given]
-        if not found:
-            return None
-        self.extra += found[0][1:]
-        return found[0][0] if found[0] else ""
-
-    def copy(self, target: str, *names: str, convert: Callable[[str, str], str] | None = None) -> None:
-        """Says the value of an option under vitgraph's name, where the option is given and stands for anything."""
-        value = self.take(*names)
-        if value is None:
-            return
-        if not value:
-            raise UsageError(f"{names[0]} has no value in the line; give the whole command")
-        converted = convert(names[0], value) if convert else value
-        if converted:
-            self.settings.options[target] = converted
-        else:
-            self.settings.left_out.append(f"{names[0]} {value}")
-
-    def finish(self) -> ImportedSettings:
-        """The settings, with everything that was not taken named."""
-        self.settings.left_out += [" ".join([name, *values]) for name, values in self.given.items()]
-        return self.settings
-
-
 def _import_vllm(
     positional: Sequence[str], options: dict[str, list[str]], environment: Sequence[str]
 ) -> ImportedSettings:
-    reader = _Reader(options, ImportedSettings(VLLM))
+    reader = LineReader(options, ImportedSettings(VLLM))
     settings, notes = reader.settings, reader.settings.notes
     model = reader.take("--model")
     settings.options["--model"] = ""
-    _copy_shared(reader)
-    reader.copy("--max-model-len", "--max-model-len", convert=_tokens)
-    reader.copy("--max-num-batched-tokens", "--max-num-batched-tokens", convert=_tokens)
-    reader.copy("--mm-encoder-attn-backend", "--mm-encoder-attn-backend", convert=lambda _, value: value.upper())
-    for name in _SAME_OPTIONS:
-        reader.copy(name, name)
+    reader.take("-m")
+    reader.copy(_COPIED[VLLM])
     fields = _compilation_fields(reader)
-    if fields.pop(_ENABLED, None) is not True:
-        notes.append(f"{_ENABLED} is not true in the line, so vLLM would run the encoder without graphs")
-    _add_graph_options(settings, fields)
+    if fields.pop(ENABLED_FIELD, None) is not True:
+        notes.append(f"{ENABLED_FIELD} is not true in the line, so vLLM would run the encoder without graphs")
+    for name, option in ENCODER_FIELDS.items():
+        value = fields.get(name)
+        # 0 and an empty list are automatic, but for frames, where 0 makes graphs image-only.
+        if value or (name == _MAX_FRAMES and value is not None):
+            listed = value if isinstance(value, list) else [value]
+            settings.options[f"--{option.replace('_', '-')}"] = ",".join(map(str, listed))
     limit = reader.take("--limit-mm-per-prompt")
     if limit and _allows_no_video(limit) and "--max-frames-per-batch" not in settings.options:
         settings.options["--max-frames-per-batch"] = "0"
@@ -271,21 +153,15 @@ def _engine_notes(model: str, options: Mapping[str, str], *, may_have_videos: bo
 
 def _import_sglang(options: dict[str, list[str]], environment: Sequence[str]) -> ImportedSettings:
     budgets = options.pop("--vit-cuda-graph-token-budgets", None)
-    reader = _Reader(options, ImportedSettings(SGLANG))
+    reader = LineReader(options, ImportedSettings(SGLANG))
     settings, notes = reader.settings, reader.settings.notes
-    reader.copy("--model", "--model-path", "--model")
-    reader.copy("--revision", "--revision")
-    _copy_shared(reader)
-    reader.copy("--max-model-len", "--context-length", convert=_tokens)
-    reader.copy("--max-num-batched-tokens", "--chunked-prefill-size", convert=_tokens)
+    reader.take("-m")
+    reader.copy(_COPIED[SGLANG])
     backend = reader.take("--mm-attention-backend")
     if backend is not None:
         _add_sglang_backend(settings, backend)
     if budgets is not None:
         settings.options["--token-budgets"] = ",".join(map(str, _integers("--vit-cuda-graph-token-budgets", budgets)))
-    items = reader.take("--vit-cuda-graph-max-batch-size")
-    if items is not None:
-        settings.options["--max-vision-items-per-batch"] = str(_integers("--vit-cuda-graph-max-batch-size", [items])[0])
     by_variable = [word for word in environment if word.startswith("SGLANG_VIT_ENABLE_CUDA_GRAPH=")]
     is_enabled = reader.take("--enable-vit-cuda-graph") is not None or any(
         word.partition("=")[2].lower() in ("1", "true", "yes", "y", "t", "on") for word in by_variable
@@ -309,14 +185,7 @@ def _import_sglang(options: dict[str, list[str]], environment: Sequence[str]) ->
     return reader.finish()
 
 
-def _copy_shared(reader: _Reader) -> None:
-    reader.take("-m")
-    reader.copy("--dtype", "--dtype", convert=lambda _, value: _DTYPES.get(value, value))
-    # Every other format names a way of reading the same weights.
-    reader.copy("--load-format", "--load-format", convert=lambda _, value: value if value == "dummy" else "")
-
-
-def _compilation_fields(reader: _Reader) -> dict[str, Any]:
+def _compilation_fields(reader: LineReader) -> dict[str, Any]:
     """The encoder's fields, from the JSON and from the dotted spelling, which wins."""
     short = reader.take("-O")
     text = reader.take("--compilation-config") or (short if (short or "").startswith("{") else None)
@@ -332,23 +201,14 @@ def _compilation_fields(reader: _Reader) -> dict[str, Any]:
             config[key[:-1]] = [*config.get(key[:-1], []), *map(dotted_value, values)]
         else:
             config[key] = dotted_value(values[-1])
-    is_enabled = config.get(_ENABLED)
+    is_enabled = config.get(ENABLED_FIELD)
     if is_enabled is False:
-        del config[_ENABLED]
+        del config[ENABLED_FIELD]
     with warnings.catch_warnings():
         # A server's line says much of the language model; only what is no option at all is named.
         warnings.simplefilter("ignore", IgnoredSetting)
         fields = parse_compilation_config(json.dumps(config))
-    return {**fields, _ENABLED: is_enabled}
-
-
-def _add_graph_options(settings: ImportedSettings, fields: Mapping[str, Any]) -> None:
-    if fields.get(_TOKEN_BUDGETS):
-        settings.options["--token-budgets"] = ",".join(map(str, fields[_TOKEN_BUDGETS]))
-    if fields.get(_MAX_ITEMS):
-        settings.options["--max-vision-items-per-batch"] = str(fields[_MAX_ITEMS])
-    if fields.get(_MAX_FRAMES) is not None:
-        settings.options["--max-frames-per-batch"] = str(fields[_MAX_FRAMES])
+    return {**fields, ENABLED_FIELD: is_enabled}
 
 
 def _add_ranks(settings: ImportedSettings, size: str | None, shares_items: bool, split_by: str) -> None:
@@ -416,3 +276,41 @@ def _integers(option: str, values: Sequence[str]) -> list[int]:
 def _short(text: str) -> str:
     line = " ".join(text.split())
     return repr(line if len(line) <= 80 else f"{line[:77]}...")
+
+
+def _same(_: str, value: str) -> str:
+    return value
+
+
+_SHARED: tuple[Copied, ...] = (
+    ("--dtype", ("--dtype",), lambda _, value: {"half": "float16", "float": "float32"}.get(value, value)),
+    # Every other format names a way of reading the same weights.
+    ("--load-format", ("--load-format",), lambda _, value: value if value == "dummy" else ""),
+    ("--revision", ("--revision",), _same),
+)
+_SPELLED_ALIKE = (
+    *("--dataset-name", "--dataset-path", "--hf-name", "--hf-subset", "--hf-split", "--num-prompts", "--num-warmups"),
+    *("--random-mm-base-items-per-request", "--random-mm-num-mm-items-range-ratio", "--random-mm-limit-mm-per-prompt"),
+    *("--random-mm-bucket-config", "--mm-processor-kwargs", "--video-pruning-rate", "--seed"),
+)
+_COPIED: Mapping[str, tuple[Copied, ...]] = {
+    VLLM: (
+        *_SHARED,
+        ("--max-model-len", ("--max-model-len",), _tokens),
+        ("--max-num-batched-tokens", ("--max-num-batched-tokens",), _tokens),
+        ("--mm-encoder-attn-backend", ("--mm-encoder-attn-backend",), lambda _, value: value.upper()),
+        *((name, (name,), _same) for name in _SPELLED_ALIKE),
+    ),
+    SGLANG: (
+        ("--model", ("--model-path", "--model"), _same),
+        *_SHARED,
+        ("--max-model-len", ("--context-length",), _tokens),
+        ("--max-num-batched-tokens", ("--chunked-prefill-size",), _tokens),
+        (
+            "--max-vision-items-per-batch",
+            ("--vit-cuda-graph-max-batch-size",),
+            lambda name, value: str(_integers(name, [value])[0]),
+        ),
+    ),
+}
+"""Options of either server that are options here, in the order of printing."""

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from vitgraph.records.record import BenchRecord
 
 
-def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, progress: Progress, *, overwrite: bool) -> bool:
+def ran_on_ranks(
+    spec: ParallelSpec, device: str, folder: Path | None, progress: Progress, *, overwrite: bool, launches: bool
+) -> bool:
     """Runs this command line again on several ranks of this host, where they are wanted and not there yet.
 
     Args:
@@ -41,9 +43,10 @@ def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, progress:
         folder: Where rank 0 saves; decided here, so that the user can be told whatever happens.
         progress: That of this process; rank 0 tells of its own.
         overwrite: Results in it may be replaced.
+        launches: Run it; else only what stands in the way is refused.
 
     Returns:
-        False where this process does the work itself: it is the only one, or one of the ranks.
+        False where this process does the work itself: it is the only one, or one of the ranks, or nothing is launched.
 
     Raises:
         UsageError: There are not enough devices, or torchrun started another number of processes.
@@ -57,6 +60,8 @@ def ran_on_ranks(spec: ParallelSpec, device: str, folder: Path | None, progress:
     if folder is not None:
         # Refused here, before processes are started; the folder is rank 0's afterwards.
         ResultFolder(folder, overwrite).close()
+    if not launches:
+        return False
     progress.close()
     output = ["--output-dir", str(folder)] if folder is not None else []
     ended = launch_ranks(spec.ranks, [*sys.argv[1:], *output])

@@ -19,11 +19,11 @@ def verify(spec: VerifySpec, progress: Progress) -> Shown | None:
     from vitgraph.commands.on_ranks import ran_on_ranks
     from vitgraph.verify.models import failure_of
 
-    folder, overwrite = spec.output_dir, spec.overwrite
-    if not spec.shell.dry_run and ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite):
+    folder, overwrite, launches = spec.output_dir, spec.overwrite, not spec.shell.dry_run
+    if ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite, launches=launches):
         return None
     prepared = _prepare(spec)
-    check_run(spec.model, None, folder, overwrite=overwrite, parallel=spec.parallel)
+    check_run(spec.model, None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would verify {'every row' if spec.every_row else ', '.join(spec.models)}")
     record = _run(spec, prepared, progress)

@@ -14,7 +14,15 @@ from vitgraph.models.compile.aligned_mlp import use_aligned_mlps
 from vitgraph.models.compile.patch_linear import use_patch_products
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
-from vitgraph.models.weights import encoder_tensors, note_unread, nothing_found, quantisation, quantised, some_of
+from vitgraph.models.weights import (
+    check_files,
+    encoder_tensors,
+    note_unread,
+    nothing_found,
+    quantisation,
+    quantised,
+    some_of,
+)
 
 LOAD_FORMATS = ("auto", "dummy")
 
@@ -66,15 +74,19 @@ def load_encoder(
 
 
 def check_weights(source: ModelSource, load_format: str) -> None:
-    """Refuses a way of loading that is unknown, or weights that are nowhere.
+    """Refuses a way of loading that is unknown, or weights that are nowhere; reads none of them.
 
     Raises:
         ModelError: Either.
+        HubUnreachableError: They are on the hub, which does not answer, and not cached.
     """
     if load_format not in LOAD_FORMATS:
         raise ModelError(f"unknown load format {load_format!r}; known: {', '.join(LOAD_FORMATS)}")
-    if load_format != "dummy" and source.weights is None:
+    if load_format == "dummy":
+        return
+    if source.weights is None:
         raise ModelError(f"{source.name} has no published weights; use --load-format dummy")
+    check_files(source.weights, source.row.encoder_class().owns_checkpoint_key, source.revision)
 
 
 MATRIX_GAIN = 0.5

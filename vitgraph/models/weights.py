@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
+from vitgraph.hub import hub_problem
 from vitgraph.models.files import CONFIG_FILE, download, read_json
 
 if TYPE_CHECKING:
@@ -252,6 +253,35 @@ def some_of(keys: Sequence[str], most: int = 3) -> str:
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
+
+
+def check_files(weights: str, owns: Callable[[str], bool], revision: str | None = None) -> None:
+    """Refuses weights that are not there or not to be had; reads none of them, and fetches none from the hub.
+
+    Args:
+        weights: Local folder or hub id.
+        owns: Says whether a published key belongs to the encoder.
+        revision: Hub revision.
+
+    Raises:
+        ModelError: No safetensors files that transformers would read.
+        HubUnreachableError: They are not cached, and the hub does not answer.
+    """
+    from huggingface_hub import file_exists
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if Path(weights).is_dir() or hub_problem() is not None:
+        _files(weights, owns, revision)
+        return
+    config = download(weights, CONFIG_FILE, revision, required=True)
+    named = ((read_json(config) if config else None) or {}).get("transformers_weights")
+    names = [SINGLE_FILE, INDEX_FILE] if named is None else [_checked_name(weights, named)]
+    try:
+        has_one = any(file_exists(weights, name, revision=revision) for name in names)
+    except (HfHubHTTPError, OSError):
+        return  # Loading asks again, and says what is wrong.
+    if not has_one:
+        raise ModelError(f"{weights} has no {' and no '.join(names)} on the hub; use --load-format dummy")
 
 
 def _files(weights: str, owns: Callable[[str], bool], revision: str | None) -> dict[Path, list[str]]:

@@ -29,7 +29,7 @@ from vitgraph.specs.parts import (
     folder_option,
     overwrite_option,
 )
-from vitgraph.specs.values import Size, parse_items, parse_names
+from vitgraph.specs.values import Size, parse_items, parse_names, preset_names
 
 
 @dataclass(frozen=True)
@@ -285,6 +285,7 @@ class VerifySpec(Spec):
         "--model",
         panel=MODEL,
         parse=parse_names,
+        completes=preset_names,
     )
     every_row: bool = option(False, "Every row of `vitgraph models`.", "--all", panel=MODEL)
     debug_size: bool = option(False, "With --all: the small presets.", panel=MODEL)
@@ -334,3 +335,7 @@ class ProfileSpec(Spec):
         super().__post_init__()
         if not self.model.model:
             raise UsageError(NO_MODEL)
+        if self.graph.packing == "optimal":
+            raise UsageError(
+                "--packing optimal weighs predicted times, and a profile has one call; use another packing"
+            )

@@ -144,7 +144,10 @@ class GraphSpec(Spec):
         rule=at_least(0, most=MOST_LIMIT),
     )
     packing: str = option(
-        "greedy", "greedy, greedy-defer (vLLM 0.33), exact, or optimal (needs --calibration).", panel=GRAPHS
+        "greedy",
+        "greedy, greedy-defer (vLLM 0.33), exact, or optimal (needs --calibration).",
+        panel=GRAPHS,
+        rule=one_of("greedy", "greedy-defer", "exact", "optimal"),
     )
     calibration: str | None = option(
         None, "Profile of `vitgraph calibrate`: a file, or the name of one that comes with vitgraph.", panel=GRAPHS

@@ -25,7 +25,7 @@ from vitgraph.specs.parts import (
     overwrite_option,
     same_margin_option,
 )
-from vitgraph.specs.values import parse_log_fields, parse_percent
+from vitgraph.specs.values import parse_log_fields, parse_percent, preset_names
 
 WHOLE_TRACE = 10**9
 """Requests of `workload inspect` and `convert` where no number is asked for: all that there are."""
@@ -41,6 +41,7 @@ class WorkloadInspectSpec(Spec):
         "--model",
         is_repeatable=True,
         panel=MODEL,
+        completes=preset_names,
     )
     model: ModelSpec = part(ModelSpec, only=("mm_processor_kwargs", "revision"), load_format="dummy", device="cpu")
     workload: WorkloadSpec = part(

@@ -268,10 +268,11 @@ def parse_log_fields(value: Any) -> dict[str, str]:
 
 
 def preset_names(begun: str) -> list[str]:
-    """The presets that begin so."""
+    """The presets that begin so; of several names with commas, for the last one."""
     from vitgraph.models.registry import all_presets
 
-    return [name for name in all_presets() if name.startswith(begun)]
+    before, comma, last = begun.rpartition(",")
+    return [f"{before}{comma}{name}" for name in all_presets() if name.startswith(last)]
 
 
 def near(name: str, known: Any) -> str:

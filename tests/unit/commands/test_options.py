@@ -17,12 +17,13 @@ import typer
 import typer.main
 from typer.testing import CliRunner
 
+from vitgraph import errors
 from vitgraph.cli import app
 from vitgraph.commands.habits import as_here
 from vitgraph.commands.options import add_command, read_spec
 from vitgraph.commands.options_page import options_page, specs_of_commands
 from vitgraph.commands.shell import Shown, reported_errors
-from vitgraph.errors import UsageError
+from vitgraph.errors import EXIT_STATUSES, UsageError, VitgraphError
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 from vitgraph.specs.fields import SpecOption, as_options, build, options_of
 from vitgraph.specs.tools import DoctorSpec
@@ -50,7 +51,7 @@ SAMPLES: dict[str, Any] = {
     "random_mm_bucket_config": '{"(5,6,1)": 1.0}', "video_pruning_rate": 0.25, "video_fps": 24.0,
     "random_mm_num_mm_items_range_ratio": 0.5, "compare": ("a", "b"),
     "limit_mm_per_prompt": '{"video": 2}', "fields": '{"width": "w"}', "requests_per_call": "1:0.5,2:0.5",
-    "search_share": 0.25, "max_slower_share": 0.25,
+    "search_share": 0.25, "max_slower_share": 0.25, "packing": "exact",
 }  # fmt: skip
 """A value other than the default, where "x", 7 or 7.5 would be none."""
 
@@ -126,10 +127,26 @@ def test_the_page_of_options_is_what_the_fields_say() -> None:
 
 
 def test_a_shell_completes_the_presets() -> None:
-    (model,) = (entry for key, entry in options_of(BenchSpec).items() if key == "model")
-    assert model.option.completes is not None
-    assert "qwen3-vl-debug" in model.option.completes("qwen3-vl-d")
-    assert model.option.completes("nothing") == []
+    models = [options["model"] for spec in specs_of_commands(app).values() if "model" in (options := options_of(spec))]
+    assert len(models) == 10
+    for model in models:
+        assert model.option.completes is not None
+        assert "qwen3-vl-debug" in model.option.completes("qwen3-vl-d")
+        assert "gemma3-4b,qwen3-vl-debug" in model.option.completes("gemma3-4b,qwen3-vl-d")
+        assert model.option.completes("nothing") == []
+
+
+def errors_below(kind: type[VitgraphError]) -> set[type[VitgraphError]]:
+    return {kind}.union(*(errors_below(each) for each in kind.__subclasses__()))
+
+
+def test_every_exit_status_is_in_the_one_table_and_on_its_page() -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8").partition("## Exit statuses")[2]
+    named = {name: value for name, value in vars(errors).items() if name.startswith("EXIT_") and isinstance(value, int)}
+    assert set(named.values()) == set(EXIT_STATUSES)
+    assert {kind.exit_status for kind in errors_below(VitgraphError)} <= set(EXIT_STATUSES)
+    for status, meaning in EXIT_STATUSES.items():
+        assert f"| {status} | {meaning} |" in page
 
 
 def test_every_command_of_settings_takes_a_config_file() -> None:
