@@ -46,10 +46,10 @@ class MediaItem:
                 )
         if self.frames > MOST_FRAMES:
             raise InputError(f"{self.source or 'item'}: frames is {self.frames}; a video has at most {MOST_FRAMES}")
-        if self.fps is not None and not is_positive_number(self.fps):
+        if self.fps is not None and not is_rate(self.fps):
             raise InputError(
-                f"{self.source or 'item'}: fps is {self.fps!r}; it must be a positive number, for example 29.97, "
-                "or None where frames are already sampled"
+                f"{self.source or 'item'}: fps is {self.fps!r}; it must be {RATE_RULE}, for example 29.97, or "
+                "None where frames are already sampled"
             )
 
     @property
@@ -198,9 +198,12 @@ def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_positive_number(value: object) -> bool:
-    """Whether `value` is a finite number above 0 that is not a truth value."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+RATE_RULE = "a positive number, from 0.001 to 1,000,000"
+
+
+def is_rate(value: object) -> bool:
+    """Whether `value` can be frames a second or seconds of a video, by `RATE_RULE`; a truth value cannot."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0.001 <= value <= 1e6
 
 
 def _size_text(item: MediaItem) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import parse_json
-from vitgraph.workloads.base import MediaItem, SkippedItem, Workload, is_int, is_positive_number, number_requests
+from vitgraph.workloads.base import RATE_RULE, MediaItem, SkippedItem, Workload, is_int, is_rate, number_requests
 from vitgraph.workloads.encoded_image import read_upright_size
 
 LIST_KEYS = ("image_sizes", "images", "videos", "items")
@@ -360,8 +360,8 @@ def make_item(
     """
     width, height, frames, fps, duration = (_number(value) for value in (width, height, frames, fps, duration))
     for name, value in (("fps", fps), ("duration", duration)):
-        if value is not None and not is_positive_number(value):
-            raise InputError(f"{name} of {_short(size)} must be a positive number")
+        if value is not None and not is_rate(value):
+            raise InputError(f"{name} of {_short(size)} must be {RATE_RULE}")
     if frames is None and fps is not None and duration is not None:
         frames = max(1, round(fps * duration))
     if frames is None and (is_video or duration is not None or fps is not None):

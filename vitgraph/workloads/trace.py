@@ -18,7 +18,16 @@ from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import MOST_BYTES, is_file
 from vitgraph.records.store import write_file
 from vitgraph.specs import WorkloadSpec
-from vitgraph.workloads.base import MediaItem, Provenance, Request, Workload, choose_warmups, shrink_size
+from vitgraph.workloads.base import (
+    RATE_RULE,
+    MediaItem,
+    Provenance,
+    Request,
+    Workload,
+    choose_warmups,
+    is_rate,
+    shrink_size,
+)
 from vitgraph.workloads.request_log import unpacked
 
 TRACE_FOLDER = Path(__file__).with_name("traces")
@@ -54,6 +63,9 @@ SHIPPED_TRACES: dict[str, ShippedTrace] = {
         video_fps=29.97,
     ),
 }
+
+MOST_SECONDS = 1e10
+"""Latest arrival; beyond it the resolution of a float is microseconds, and the number is of another unit."""
 
 _SIZE_COLUMNS = ("width", "height", "frames")
 _COLUMNS = (*_SIZE_COLUMNS, "request", "fps", "call", "arrival_s")
@@ -303,27 +315,30 @@ def _parse_item(source: str, row: dict[str, str], video_fps: float | None) -> Me
 def _parse_fps(source: str, text: str) -> float | None:
     if not text:
         return None
-    try:
-        fps = float(text)
-    except ValueError:
-        fps = math.nan
-    if not math.isfinite(fps) or fps <= 0:
+    fps = _number(text)
+    if not is_rate(fps):
         raise InputError(
-            f"{source}: column fps is {text!r}; it must be a positive number, for example 29.97, or empty where frames "
-            "are already sampled"
+            f"{source}: column fps is {text!r}; it must be {RATE_RULE}, for example 29.97, or empty where frames are "
+            "already sampled"
         )
     return fps
+
+
+def _number(text: str) -> float:
+    """NaN where the text is no number."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _parse_arrival(source: str, row: dict[str, str]) -> float | None:
     text = row.get("arrival_s", "")
     if not text:
         return None
-    try:
-        arrival = float(text)
-    except ValueError:
-        arrival = math.nan
-    if not math.isfinite(arrival):
+    arrival = _number(text)
+    # Seconds since 1970 in nanoseconds, say, are of another unit.
+    if not abs(arrival) <= MOST_SECONDS:
         raise InputError(f"{source}: column arrival_s is {text!r}; it must be a number of seconds, for example 12.5")
     return arrival
 

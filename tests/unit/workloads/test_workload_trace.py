@@ -65,6 +65,18 @@ def test_accepted_files(tmp_path: Path, text: str, expected: list) -> None:
         ("width,height,request\n640,480,\n", r"t\.csv:2: column request is empty; name the request of every row"),
         ("width,height,request\n1,2,a\n,,a\n", r"t\.csv:3: columns width and height are empty, yet request 'a' has"),
         ("width,height,frames,fps\n1,2,3,-1\n", r"t\.csv:2: column fps is '-1'; it must be a positive number"),
+        (
+            "width,height,frames,fps\n1,2,3,1e-320\n",
+            r"t\.csv:2: column fps is .1e-320.; it must be a positive number, from",
+        ),
+        (
+            "width,height,frames,fps\n1,2,3,1e300\n",
+            r"t\.csv:2: column fps is .1e300.; it must be a positive number, from",
+        ),
+        (
+            "width,height,arrival_s\n1,2,1e300\n",
+            r"t\.csv:2: column arrival_s is .1e300.; it must be a number of seconds",
+        ),
         ("width,height,frames,fps\n1,2,3,nan\n", r"t\.csv:2: column fps is 'nan'; it must be a positive number"),
         (
             "640,480\n320,240\n",
@@ -96,7 +108,7 @@ def test_missing_trace_lists_the_shipped_ones(tmp_path: Path) -> None:
         read("mixed_chat")
     with pytest.raises(InputError, match=r"did you mean 'documents'\?"):
         read("document.csv")
-    with pytest.raises(InputError, match=r"is a folder and no shipped trace"):
+    with pytest.raises(InputError, match=r"holds no .parquet file"):
         read(str(tmp_path))
 
 
