@@ -140,7 +140,7 @@ def profile_record(**changes: Any) -> ProfileRecord:
 
 def comparison_record(**options: Any) -> CompareRecord:
     """A made-up backend comparison."""
-    record = made_up_comparison.make_record(**options).typed
+    record = made_up_comparison.make_record(**options)
     return changed(record, {"resolved.packing": "greedy", "resolved.rounds": 1})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -62,6 +63,10 @@ def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
     assert {row["series"] for row in rows} == {"eager", "graph", "eager_repeat"}
     for name in ("summary.csv", "per_budget.csv", "plots/latency_by_tokens.png", "plots/budgets.svg"):
         assert (folder / name).stat().st_size > 0
+    # The command that it names makes the page.
+    (command,) = (line.partition(": ")[2] for line in result.stdout.splitlines() if line.startswith("its page"))
+    assert CliRunner().invoke(app, shlex.split(command)[1:]).exit_code == 0
+    assert (folder / "export" / "report.html").stat().st_size > 0
 
 
 @pytest.mark.parametrize("asked", [["-cc", '{"cudagraph_mm_encoder": false}'], ["--enforce-eager"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +97,8 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         shown.view(Console()) if callable(shown.view) else render(shown.view, Console())
         if shown.folder is not None:
             print(f"{shown.kept_as}: {shown.folder}")
+            if shown.kept_as == "record":
+                print(f"its page, tables and plots: vitgraph export {shlex.quote(str(shown.folder))}")
     sys.stdout.flush()
 
 

@@ -6,6 +6,7 @@ dark. Series differ in marker, line or hatch as well as in colour. Text is drawn
 
 from __future__ import annotations
 
+import html
 import io
 import re
 import textwrap
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from vitgraph.report.columns import clean
+from vitgraph.report.say import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,8 +56,8 @@ MODE_LOOKS: dict[str, dict[str, Any]] = {
 CPU_NOTE = "replay on a CPU, no speed-up claimed"
 
 WIDTH = 6.0
-"""Inches; with text of `_POINTS` it is still read on a phone, whose screen is as wide as the figure then."""
-_POINTS = 13
+"""Inches; with text of `POINTS` it is still read on a phone, whose screen is as wide as the figure then."""
+POINTS = 13
 _PNG_DPI = 160
 _LOG_SPAN = 4.0
 _CHARACTERS = 57
@@ -65,14 +66,14 @@ _THIN_FROM = 400
 _THIN_GRID = 500
 _STYLE: dict[str, Any] = {
     "text.parse_math": False,
-    "font.size": _POINTS,
-    "axes.labelsize": _POINTS,
+    "font.size": POINTS,
+    "axes.labelsize": POINTS,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "figure.titlesize": 15,
     "figure.titleweight": "bold",
     "legend.frameon": False,
-    "legend.fontsize": _POINTS,
+    "legend.fontsize": POINTS,
     "hatch.linewidth": 0.8,
     "svg.hashsalt": "vitgraph",
 }
@@ -122,31 +123,25 @@ def page_svg(chart: Chart, prefix: str) -> str:
     svg = re.sub(r' id="([\w.-]+)"', lambda found: f' id="{prefix}-{found[1]}"' if found[1] in used else "", svg)
     svg = re.sub(r'(url\(#|href="#)([\w.-]+)', rf"\1{prefix}-\2", svg)
     points = 72 * figure.get_figwidth()
-    attributes = f'class="chart" role="img" aria-label="{_attribute(chart.title)}" style="min-width: '
-    head = f'<svg {attributes}{points * 10.2 / _POINTS:.0f}px; max-width: {1.3 * points:.0f}px"'
+    attributes = f'class="chart" role="img" aria-label="{html.escape(clean(chart.title))}" style="min-width: '
+    head = f'<svg {attributes}{points * 10.2 / POINTS:.0f}px; max-width: {1.3 * points:.0f}px"'
     svg = re.sub(r'<svg[^>]*?(viewBox="[^"]*")[^>]*>', lambda found: f"{head} {found[1]}>", svg, count=1)
     return re.sub(r"\n\s*", "\n", re.sub(r"<!--.*?-->|<\?.*?\?>|font-family:[^;\"]*;?", "", svg, flags=re.DOTALL))
 
 
-def _attribute(text: str) -> str:
-    import html
-
-    return html.escape(clean(text))
-
-
-def new_figure(title: str, subtitle: str, height: float, width: float = WIDTH) -> Figure:
+def new_figure(title: str, subtitle: str, height: float) -> Figure:
     """An empty figure that no window shows, with its title and, beneath it, what was measured on what."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = wrapped(subtitle, round(_CHARACTERS * width / WIDTH))
+    lines = wrapped(subtitle)
     count = lines.count("\n") + 1
     height += 0.25 * (count - 1)
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
-    # The title's empty lines hold the room of what stands beneath it.
+    # The title's empty lines hold the room of what stands beneath it. The layout puts it at a distance in inches.
     figure.suptitle(clean(title) + "\n" * count, x=0.01, ha="left")
-    figure.text(0.01, 0.98 - 21 / (72 * height), lines, va="top", color=GREY)
+    figure.text(0.01, 1 - (0.08 + 21 / 72) / height, lines, va="top", color=GREY)
     return figure
 
 
@@ -198,12 +193,6 @@ def scale_axis(axes: Axes, name: Literal["x", "y"], low: float, high: float) -> 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}k" if value >= 10000 else f"{value:g}"))
 
 
-def grid_behind(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
-    """Pale lines behind the data."""
-    axes.grid(axis=axis, color=GRID_GREY, linewidth=0.8)
-    axes.set_axisbelow(True)
-
-
 def thinned(x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool_]:
     """Which points to draw: of many, one where several fall together, so that a page stays small."""
     keep = np.ones(x.size, dtype=bool)
@@ -218,11 +207,6 @@ def thinned(x: FloatArray, y: FloatArray) -> npt.NDArray[np.bool_]:
     keep[:] = False
     keep[first] = True
     return keep
-
-
-def bar_labels(axes: Axes, bars: Any, labels: Sequence[str], **options: Any) -> None:
-    """A figure at the end of each bar."""
-    axes.bar_label(bars, labels=list(labels), fontsize=_POINTS, padding=2, **options)
 
 
 def mode_look(mode: str, index: int = 0) -> Mapping[str, Any]:

@@ -9,25 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from vitgraph.records.stats import P99_MIN_SAMPLES
-from vitgraph.report.charts import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PALE_GREY,
-    PINK,
-    VERMILLION,
-    FloatArray,
-    grid_behind,
-    legend_below,
-    mode_look,
-    new_axes,
-    new_figure,
-    scale_axis,
-    series_label,
-    thinned,
-)
-from vitgraph.report.columns import clean, short_number
+from vitgraph.report import charts, say
+from vitgraph.report.charts import BLUE, GREEN, GREY, ORANGE, PALE_GREY, PINK, VERMILLION, FloatArray, mode_look
+from vitgraph.report.charts_of_bars import name_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,40 +38,33 @@ def draw_by_tokens(
         budgets: Token budgets that were captured.
         a_call: What a point is.
     """
-    figure = new_figure("Latency by tokens", subtitle, 4.6)
-    (axes,) = new_axes(figure)
+    figure = charts.new_figure("Latency by tokens", subtitle, 4.6)
+    (axes,) = charts.new_axes(figure)
     axes.set(xlabel=f"Output tokens of a {a_call}", ylabel=f"Latency of a {a_call} (ms)")
     every = np.concatenate(list(times_ms.values()))
-    scale_axis(axes, "x", tokens.min(), tokens.max())
-    scale_axis(axes, "y", every.min(), every.max())
-    near = [budget for budget in budgets if tokens.min() <= budget <= _BUDGET_REACH * tokens.max()]
-    for budget in near:
-        axes.axvline(budget, color=PALE_GREY, linewidth=0.8, zorder=0, label="token budget")
+    charts.scale_axis(axes, "x", tokens.min(), tokens.max())
+    charts.scale_axis(axes, "y", every.min(), every.max())
+    for budget in budgets:
+        if tokens.min() <= budget <= _BUDGET_REACH * tokens.max():
+            axes.axvline(budget, color=PALE_GREY, linewidth=0.8, zorder=0, label="token budget")
     for index, (mode, times) in enumerate(times_ms.items()):
-        parts = [(mode, np.ones(tokens.size, dtype=bool), mode_look(mode, index)["marker"])]
+        look = mode_look(mode, index)
+        parts = [(mode, np.ones(tokens.size, dtype=bool), look["marker"])]
         if mode == "graph":
             missed = misses > 0
             parts = [("graph", ~missed, "^"), ("graph, with an eager fallback", missed, "x")]
         for label, chosen, marker in parts:
             if chosen.any():
-                _scatter(axes, tokens[chosen], times[chosen], label, marker, mode_look(mode, index)["color"])
-    legend_below(figure)
+                _scatter(axes, tokens[chosen], times[chosen], label, marker, look["color"])
+    charts.legend_below(figure)
     return figure
 
 
 def _scatter(axes: Axes, x: FloatArray, y: FloatArray, label: str, marker: str, color: str) -> None:
-    kept = thinned(x, y)
-    face = {"color": color} if marker in "x^" else {"facecolors": "none", "edgecolors": color}
-    axes.scatter(
-        x[kept],
-        y[kept],
-        s=26,
-        linewidths=1.0,
-        alpha=0.75,
-        marker=marker,
-        label=series_label(label),
-        **face,  # type: ignore[arg-type]
-    )
+    kept = charts.thinned(x, y)
+    style: dict[str, Any] = {"color": color} if marker in "x^" else {"facecolors": "none", "edgecolors": color}
+    style |= {"s": 26, "linewidths": 1.0, "alpha": 0.75, "marker": marker}
+    axes.scatter(x[kept], y[kept], label=charts.series_label(label), **style)
 
 
 def draw_distribution(
@@ -103,44 +80,32 @@ def draw_distribution(
         series: Values by name.
         unit: Unit of the figures in the legend; empty for whole numbers.
     """
-    figure = new_figure(title, subtitle, 4.2 + 0.3 * len(series))
-    (axes,) = new_axes(figure)
+    figure = charts.new_figure(title, subtitle, 4.2 + 0.3 * len(series))
+    (axes,) = charts.new_axes(figure)
     axes.set(xlabel=xlabel, ylabel=f"Share of {share_of} (%)", ylim=(0, 103))
     every = np.concatenate(list(series.values()))
-    scale_axis(axes, "x", every.min(), every.max())
+    charts.scale_axis(axes, "x", every.min(), every.max())
     for index, (name, values) in enumerate(series.items()):
         look = mode_look(name, index)
         ordered = np.sort(values)
-        tail_name, tail = _tail(ordered)
-        mean = float(np.mean(ordered))
-        figures = f"mean {_figure(mean, unit)}, {tail_name} {_figure(tail, unit)}"
-        axes.step(
-            np.insert(ordered, 0, ordered[0]),
-            100.0 * np.arange(ordered.size + 1) / ordered.size,
-            where="post",
-            color=look["color"],
-            linestyle=look["dashes"],
-            linewidth=2.0,
-            label=series_label(f"{name} (n={ordered.size:,}): {figures}", 50),
-        )
+        has_p99 = ordered.size >= P99_MIN_SAMPLES
+        tail_name = "P99" if has_p99 else "max"
+        mean, tail = float(np.mean(ordered)), float(np.percentile(ordered, 99) if has_p99 else ordered[-1])
+        said = [f"{say.short(one)} {unit}" if unit else f"{one:,.0f}" for one in (mean, tail)]
+        label = f"{name} (n={ordered.size:,}): mean {said[0]}, {tail_name} {said[1]}"
+        shares = 100.0 * np.arange(ordered.size + 1) / ordered.size
+        line: dict[str, Any] = {"color": look["color"], "linestyle": look["dashes"], "linewidth": 2.0}
+        places = np.insert(ordered, 0, ordered[0])
+        axes.step(places, shares, where="post", label=charts.series_label(label, 50), **line)
         for marker, value in (("o", mean), ("D", tail)):
             height = 100.0 * float(np.mean(ordered <= value))
             axes.plot(value, height, marker, color=look["color"], markersize=9, markeredgecolor="#ffffff", zorder=3)
     for marker, name in (("o", "mean"), ("D", tail_name)):
         axes.plot([], [], marker, color=GREY, markersize=8, label=name)
-    grid_behind(axes)
-    legend_below(figure, columns=1)
+    axes.grid(axis="y", color=charts.GRID_GREY, linewidth=0.8)
+    axes.set_axisbelow(True)
+    charts.legend_below(figure, columns=1)
     return figure
-
-
-def _tail(ordered: FloatArray) -> tuple[str, float]:
-    if ordered.size >= P99_MIN_SAMPLES:
-        return "P99", float(np.percentile(ordered, 99))
-    return "max", float(ordered[-1])
-
-
-def _figure(value: float, unit: str) -> str:
-    return f"{short_number(value)} {unit}" if unit else f"{value:,.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +129,20 @@ class ImprovementBar:
 
 def draw_improvements(title: str, subtitle: str, rows: Sequence[ImprovementBar]) -> Figure:
     """Improvements with their 95 % intervals, a row each, over the band of the noise floor."""
-    figure = new_figure(title, subtitle, 1.9 + 0.42 * len(rows))
-    (axes,) = new_axes(figure)
+    figure = charts.new_figure(title, subtitle, 1.9 + 0.42 * len(rows))
+    (axes,) = charts.new_axes(figure)
     for place, row in enumerate(rows):
         look = mode_look(row.mode, place)
         if row.floor_pct is not None:
             axes.barh(place, 2 * row.floor_pct, 0.7, -row.floor_pct, color=GREY, alpha=0.25, label="noise floor")
         if row.ci95 is not None:
-            low, high = row.ci95
-            ends = [[row.improvement_pct - low], [high - row.improvement_pct]]
-            axes.errorbar(row.improvement_pct, place, xerr=np.abs(ends), color=look["color"], capsize=5, linewidth=2)
+            ends = np.abs(np.subtract(row.ci95, row.improvement_pct))[:, None]
+            axes.errorbar(row.improvement_pct, place, xerr=ends, color=look["color"], capsize=5, linewidth=2)
         axes.plot(row.improvement_pct, place, look["marker"], color=look["color"], markersize=9, label=row.mode)
     axes.axvline(0.0, color="#000000", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [clean(row.label) for row in rows])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    name_rows(axes, [row.label for row in rows])
     axes.set_xlabel("Improvement (%), positive = faster")
-    legend_below(figure, columns=3)
+    charts.legend_below(figure, columns=3)
     return figure
 
 
@@ -217,26 +180,24 @@ def draw_pareto(
         eager: Mean latency of eager, and the ends of what it is in doubt by.
         oracle_ms: Mean latency that no setting can beat.
     """
-    figure = new_figure("Predicted mean latency by graphs and memory", subtitle, 8.2)
-    panels = zip(new_axes(figure, 2), ("graphs", "memory_bytes"), (1, 2**20), ("Graphs", "Memory (MiB)"), strict=True)
-    for axes, field, scale, label in panels:
+    figure = charts.new_figure("Predicted mean latency by graphs and memory", subtitle, 8.2)
+    mean, low, high = eager
+    panels = (("graphs", 1, "Graphs"), ("memory_bytes", 2**20, "Memory (MiB)"))
+    for axes, (field, scale, label) in zip(charts.new_axes(figure, 2), panels, strict=True):
         front = _front(found, field)
-        places = [getattr(one, field) / scale for one in front]
-        axes.plot(
-            places, [one.mean_ms for one in front], "-", color=BLUE, linewidth=1.2, marker=".", label="best found"
-        )
+        places, means = [getattr(one, field) / scale for one in front], [one.mean_ms for one in front]
+        axes.plot(places, means, "-", color=BLUE, linewidth=1.2, marker=".", label="best found")
         for name, one in named.items():
             marker, color, size = _SETTING_LOOKS[name]
             axes.plot(getattr(one, field) / scale, one.mean_ms, marker, color=color, markersize=size, label=name)
-        mean, low, high = eager
         if high > low:
             axes.axhspan(low, high, color=VERMILLION, alpha=0.16, linewidth=0, label="eager ± its error")
         axes.axhline(mean, color=VERMILLION, linestyle=(0, (5, 2)), linewidth=1.4, label="eager")
         axes.axhline(oracle_ms, color=GREEN, linestyle=(0, (1, 1)), linewidth=1.4, label="oracle")
         axes.set(xlabel=label, ylabel="Mean of a request (ms)")
         if places:
-            scale_axis(axes, "x", max(min(places), 1e-9), max(places))
-    legend_below(figure, columns=3)
+            charts.scale_axis(axes, "x", max(min(places), 1e-9), max(places))
+    charts.legend_below(figure, columns=3)
     return figure
 
 
@@ -256,8 +217,8 @@ def draw_sizes(subtitle: str, sizes: Mapping[tuple[int, int, int], int]) -> Figu
         subtitle: The workload.
         sizes: How many items have each (width, height, frames).
     """
-    figure = new_figure("Sizes of the items", f"{subtitle} · a larger mark: more of them", 6.2)
-    (axes,) = new_axes(figure)
+    figure = charts.new_figure("Sizes of the items", f"{subtitle} · a larger mark: more of them", 6.2)
+    (axes,) = charts.new_axes(figure)
     axes.set(xlabel="Width (pixels)", ylabel="Height (pixels)")
     marks: dict[tuple[bool, int, int], int] = {}
     for (width, height, frames), count in sizes.items():
@@ -269,15 +230,14 @@ def draw_sizes(subtitle: str, sizes: Mapping[tuple[int, int, int], int]) -> Figu
     for label, marker, color, is_video in (("image", "o", BLUE, False), ("video", "^", VERMILLION, True)):
         chosen = [(width, height, count) for (video, width, height), count in marks.items() if video == is_video]
         if chosen:
-            widths, heights, counts = (np.array(column, dtype=np.float64) for column in zip(*chosen, strict=True))
-            area = 14.0 + 260.0 * counts / max(marks.values())
+            widths, heights, counts = np.array(chosen, dtype=np.float64).T
             style: dict[str, Any] = {"marker": marker, "color": color, "alpha": 0.45, "linewidths": 0.9}
-            axes.scatter(widths, heights, s=area, **style)
+            axes.scatter(widths, heights, s=14.0 + 260.0 * counts / max(marks.values()), **style)
             axes.plot([], [], marker, color=color, markersize=7, label=label)
-    scale_axis(axes, "x", low, high)
-    scale_axis(axes, "y", low, high)
+    charts.scale_axis(axes, "x", low, high)
+    charts.scale_axis(axes, "y", low, high)
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-    legend_below(figure, columns=3)
+    charts.legend_below(figure, columns=3)
     return figure
 
 
@@ -291,9 +251,9 @@ def draw_attention(
         lines: `(rows of a segment, ms)` by the calls' segments and the backend.
         marks: Rows at which the fastest backend changes, by the calls' segments.
     """
-    figure = new_figure("Attention alone", subtitle, 1.2 + 3.4 * len(lines))
+    figure = charts.new_figure("Attention alone", subtitle, 1.2 + 3.4 * len(lines))
     names = list(dict.fromkeys(name for panel in lines.values() for name in panel))
-    for axes, (calls, panel) in zip(new_axes(figure, len(lines)), lines.items(), strict=True):
+    for axes, (calls, panel) in zip(charts.new_axes(figure, len(lines)), lines.items(), strict=True):
         for name, points in panel.items():
             look = names.index(name) % len(_BACKEND_LOOKS)
             color, marker = _BACKEND_LOOKS[look]
@@ -304,8 +264,8 @@ def draw_attention(
         axes.set(xlabel=f"Rows of a segment, {calls}", ylabel="Time of a call (ms)")
         every = [point for points in panel.values() for point in points]
         for axis, values in zip(_AXES, zip(*every, strict=True), strict=True):
-            scale_axis(axes, axis, min(values), max(values))
-    legend_below(figure)
+            charts.scale_axis(axes, axis, min(values), max(values))
+    charts.legend_below(figure)
     return figure
 
 

@@ -1,14 +1,14 @@
-"""Columns of tables, each declared once for every medium and the reference, and how a figure becomes text."""
+"""Columns of tables, each declared once for every medium and the reference."""
 
 from __future__ import annotations
 
-import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from vitgraph.report import say
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -16,116 +16,13 @@ if TYPE_CHECKING:
 Kind = Literal["text", "integer", "number", "truth"]
 Row = Mapping[str, Any]
 
-NOT_MEASURED = "not measured"
-WITHIN_NOISE = "within noise"
-NO_VALUE = "–"
-_MEBIBYTE, _GIBIBYTE = 2**20, 2**30
-_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-
-
-def clean(text: object) -> str:
-    """Text in which control characters and bidirectional marks are visible escapes; a line break is a space.
-
-    Names come from users and checkpoints; what a terminal or a page would obey must not reach it.
-    """
-    return "".join(
-        " "
-        if character in "\n\t"
-        else character
-        if unicodedata.category(character) not in _HIDDEN_CATEGORIES
-        else character.encode("unicode_escape", "backslashreplace").decode("ascii")
-        for character in str(text)
-    )
-
-
-def is_number(value: Any) -> bool:
-    """True for what was measured, also where it is not finite; False for None and anything else."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def number_text(value: Any, decimals: int) -> str:
-    """A number with fixed decimals, `nan` and `inf` by name, a dash for no number."""
-    if not is_number(value):
-        return NO_VALUE
-    # The zero turns a negative zero, as -0.04 rounds to, into a plain one.
-    return f"{round(value, decimals) + 0.0:.{decimals}f}" if math.isfinite(value) else str(value)
-
-
-def ms_text(value: Any) -> str:
-    """Milliseconds without their unit: two decimals, three below one."""
-    return number_text(value, 3 if is_number(value) and abs(value) < 0.995 else 2)
-
-
-def short_number(value: float) -> str:
-    """A figure for a label: two decimals, one from a hundred on, none from a thousand."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
-
-
-def pct_text(value: Any) -> str:
-    """Percent with its sign and one decimal."""
-    if not is_number(value) or not math.isfinite(value):
-        return NO_VALUE
-    return f"{round(value, 1) + 0.0:+.1f}%"
-
-
-def share_text(value: Any) -> str:
-    """A share between 0 and 1 in percent with one decimal."""
-    return f"{number_text(100 * value, 1)}%" if is_number(value) else NO_VALUE
-
-
-def ratio_text(value: Any) -> str:
-    """A factor with two decimals and its sign."""
-    return f"{number_text(value, 2)}×" if is_number(value) else NO_VALUE
-
-
-def gap_text(value: Any) -> str:
-    """A launch gap; wall time cannot be below the GPU-busy time in it, so what is below 1 was not told from noise."""
-    return WITHIN_NOISE if is_number(value) and value < 1.0 else ratio_text(value)
-
-
-def bytes_text(value: Any) -> str:
-    """Bytes in the binary unit that suits them."""
-    if not is_number(value):
-        return NO_VALUE
-    if value < _MEBIBYTE:
-        return f"{value / 2**10:.1f} KiB"
-    return f"{value / _MEBIBYTE:.1f} MiB" if value < _GIBIBYTE else f"{value / _GIBIBYTE:.2f} GiB"
-
-
-def error_text(value: Any) -> str:
-    """A relative distance, in scientific notation; one that is not finite by name."""
-    return f"{value:.1e}" if is_number(value) else NO_VALUE if value is None else str(value)
-
-
-def count_text(number: int, noun: str, plural: str = "") -> str:
-    """A number and its noun, in the plural but for one."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def interval_text(ci95: Sequence[float] | None) -> str:
-    """The ends of a 95 % interval of an improvement: `+1.8 … +2.4%`; empty where there is none."""
-    if ci95 is None:
-        return ""
-    low, high = (pct_text(end) for end in ci95)
-    return f"{low.removesuffix('%')} … {high}"
-
-
-def budgets_text(budgets: Mapping[str, Sequence[int]] | Sequence[int]) -> str:
-    """Token budgets of the paths on one line; a single path goes without its name."""
-    if not isinstance(budgets, Mapping):
-        return " ".join(map(str, budgets))
-    if list(budgets) == ["default"]:
-        return " ".join(map(str, budgets["default"]))
-    return "; ".join(f"{path}: {' '.join(map(str, values))}" for path, values in budgets.items())
-
-
 _UNIT_TEXTS: dict[str, Callable[[Any], str]] = {
-    "ms": ms_text,
-    "%": pct_text,
-    "share": share_text,
-    "ratio": ratio_text,
-    "bytes": bytes_text,
-    "s": lambda value: number_text(value, 2),
+    "ms": say.ms,
+    "%": say.pct,
+    "share": say.share,
+    "ratio": say.ratio,
+    "bytes": say.size,
+    "s": lambda value: say.number(value, 2),
 }
 
 
@@ -164,13 +61,13 @@ class Column:
         if isinstance(value, Cell):
             return value
         if value is None:
-            return Cell(NO_VALUE)
+            return Cell(say.NO_VALUE)
         if self.text is not None:
             return Cell(self.text(value))
         if self.kind == "integer" and self.unit != "bytes":
             return Cell(f"{value:,}")
         if self.is_numeric:
-            return Cell(_UNIT_TEXTS.get(self.unit, lambda number: number_text(number, 2))(value))
+            return Cell(_UNIT_TEXTS.get(self.unit, lambda number: say.number(number, 2))(value))
         return Cell(("no", "yes")[value] if self.kind == "truth" else str(value))
 
 
@@ -197,7 +94,7 @@ _UNITS = (
     ("calls|replays|runs|graphs|ranks|rounds|kernels", r"\1"),
 )
 """Units by the last word of a field's name."""
-_TEXTS: dict[str, Callable[[Any], str]] = {"launch_gap": gap_text, "token_budget": str}
+_TEXTS: dict[str, Callable[[Any], str]] = {"launch_gap": say.gap, "token_budget": str}
 
 
 def unit_of(name: str) -> str:
@@ -337,10 +234,6 @@ class Table:
     def without(self, *names: str) -> Table:
         """The table without the named columns."""
         return replace(self, hidden=self.hidden.union(names))
-
-    def of_rows(self, keep: Callable[[Row], bool]) -> Table:
-        """The table with the rows that pass."""
-        return replace(self, rows=tuple(row for row in self.rows if keep(row)))
 
 
 RUN_COLUMN = Column("run", "text", "", "name of the run: the end of its folder's path", "Run")

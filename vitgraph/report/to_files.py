@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError
 from vitgraph.records.store import RecordFileError, os_reason, refuse_to_replace, write_atomically
-from vitgraph.report.columns import Column, Row, Table, TableSpec, clean
+from vitgraph.report.columns import Column, Table, TableSpec
 from vitgraph.report.document import Document
+from vitgraph.report.say import clean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,10 +31,10 @@ COLUMNS_TABLE = TableSpec(
     "a column of the tables",
     (
         Column("table", "text", "", "table"),
-        Column("column", "text", "", "column of that table"),
-        Column("kind", "text", "", "`text`, `integer`, `number` or `truth`"),
-        Column("unit", "text", "", "unit of its values"),
-        Column("meaning", "text", "", "what it holds"),
+        Column("column", "text", "", "column of that table", of="of.name"),
+        Column("kind", "text", "", "`text`, `integer`, `number` or `truth`", of="of.kind"),
+        Column("unit", "text", "", "unit of its values", of="of.unit"),
+        Column("meaning", "text", "", "what it holds", of="of.meaning"),
     ),
 )
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
@@ -117,26 +118,20 @@ def _contents(document: Document, formats: Sequence[str], stem: str, describes: 
     if PARQUET in formats:
         files |= {f"{table.spec.name}.parquet": parquet_bytes(table) for table in tables}
     if CSV in formats and tables and describes:
-        files["columns.csv"] = csv_bytes(COLUMNS_TABLE.table(describe_columns(tables)))
+        columns = ({"table": table.spec.name, "of": column} for table in tables for column in table.spec.columns)
+        files["columns.csv"] = csv_bytes(COLUMNS_TABLE.of(columns))
     if MARKDOWN in formats:
         files[f"{stem}.md"] = to_markdown(document).encode("utf-8")
     if LATEX in formats:
         files[f"{stem}.tex"] = to_latex(document).encode("utf-8")
-    for place, charts in _plots(document) if PLOTS in formats else ():
-        files |= {f"{place}/{name}": content for name, content in chart_files(charts).items()}
+    for part in (document, *document.parts) if PLOTS in formats else ():
+        # Each part has a folder of its own.
+        place = PLOTS_FOLDER if part is document else f"{PLOTS_FOLDER}/{part.name.replace('/', '_')}"
+        files |= {f"{place}/{name}": content for name, content in chart_files(part.charts).items()}
     if HTML in formats:
         page = PAGE_FILE if stem == "table" else f"{stem}.html"
         files[page] = to_html(document).encode("utf-8")
     return files
-
-
-def _plots(document: Document) -> Iterable[tuple[str, Sequence[Any]]]:
-    """Charts by folder: one of its own for each part where there are several."""
-    if document.charts:
-        yield PLOTS_FOLDER, document.charts
-    for part in document.parts:
-        if part.charts:
-            yield f"{PLOTS_FOLDER}/{part.name.replace('/', '_')}", part.charts
 
 
 def csv_bytes(table: Table) -> bytes:
@@ -158,7 +153,7 @@ def _cell(value: Any, digits: int) -> str:
         return f"{value:.{digits}g}"
     if isinstance(value, int):
         return str(value)
-    text = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = str(_plain(value))
     cleaned = clean(text)
     # A spreadsheet takes such a cell for a formula; the quote is its sign for text.
     return f"'{cleaned}" if text.startswith(_FORMULA_STARTS) else cleaned
@@ -178,31 +173,13 @@ def arrow_table(table: Table) -> pa.Table:
     import pyarrow as pa
 
     types = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_()}
-    columns = table.spec.columns
+    columns = {column.name: column for column in table.spec.columns}
     schema = pa.schema(
-        pa.field(column.name, types[column.kind], metadata={"unit": column.unit, "meaning": column.meaning})
-        for column in columns
+        pa.field(name, types[column.kind], metadata={"unit": column.unit, "meaning": column.meaning})
+        for name, column in columns.items()
     )
-    arrays = [
-        pa.array([_value(row.get(column.name)) for row in table.rows], type=types[column.kind]) for column in columns
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return pa.Table.from_pylist([{name: _plain(row.get(name)) for name in columns} for row in table.rows], schema)
 
 
-def _value(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-
-def describe_columns(tables: Sequence[Table]) -> list[Row]:
-    """One row a column of every table, for `columns.csv`."""
-    return [
-        {
-            "table": table.spec.name,
-            "column": column.name,
-            "kind": column.kind,
-            "unit": column.unit,
-            "meaning": column.meaning,
-        }
-        for table in tables
-        for column in table.spec.columns
-    ]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from vitgraph import __version__
 from vitgraph.report.charts import page_svg
-from vitgraph.report.columns import clean
 from vitgraph.report.document import TONES, Chart, Document, command_text, sentence
+from vitgraph.report.say import clean
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from vitgraph.report.columns import Cell, Table, clean
+from vitgraph.report.columns import Cell, Table
 from vitgraph.report.document import Document, sentence
+from vitgraph.report.say import clean
 
 PACKAGES = r"% Needs \usepackage{booktabs,adjustbox}."
 _ESCAPES = {
@@ -34,7 +35,11 @@ _ESCAPES = {
     "|": r"\textbar{}",
     '"': r"\textquotedbl{}",
     "`": r"\textasciigrave{}",
+    "✓": "yes",
+    **{bar: rf"\rule{{{0.06 * eighths:.2f}em}}{{1.2ex}}" for eighths, bar in enumerate("▏▎▍▌▋▊▉█", 1)},
 }
+_LAST_LETTER = "ſ"
+"""End of Latin Extended-A: what pdfLaTeX prints without further packages."""
 
 
 def to_latex(document: Document) -> str:
@@ -49,23 +54,27 @@ def to_latex(document: Document) -> str:
     context = sentence("; ".join((document.headline, *document.what)))
     if document.warning:
         context += f" {sentence(document.warning)}"
-    return "\n".join([PACKAGES, *(_float(table, context, document.name) for table in tables)])
+    labels: list[str] = []
+    for table in tables:
+        name = re.sub(r"[^a-z0-9]+", "-", f"{document.name} {table.spec.name}".lower()).strip("-")
+        labels.append(f"{name}-{len(labels) + 1}" if name in labels else name)
+    return "\n".join([PACKAGES, *(_float(*pair, context) for pair in zip(tables, labels, strict=True))])
 
 
 def text(value: str) -> str:
-    """Text as LaTeX prints it; a minus before a digit becomes a real one."""
+    """Text as LaTeX prints it; a minus before a digit becomes a real one, and a foreign letter its number."""
     value = clean(value)
     characters = []
     for index, character in enumerate(value):
         starts_number = character == "-" and value[index + 1 : index + 2].isdigit()
         is_minus = starts_number and (index == 0 or value[index - 1] in " (")
-        characters.append("$-$" if is_minus else _ESCAPES.get(character, character))
+        foreign = f"[U+{ord(character):04X}]" if character > _LAST_LETTER else character
+        characters.append("$-$" if is_minus else _ESCAPES.get(character, foreign))
     return "".join(characters)
 
 
-def _float(table: Table, context: str, name: str) -> str:
+def _float(table: Table, label: str, context: str) -> str:
     caption = " ".join(sentence(part) for part in (table.heading, context, *table.notes) if part)
-    label = re.sub(r"[^a-z0-9]+", "-", f"{name} {table.spec.name}".lower()).strip("-")
     alignment = "".join("r" if column.is_numeric else "l" for column in table.shown)
     lines = [
         r"\begin{table}",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vitgraph.report.columns import Cell, Table, clean
+from vitgraph.report.columns import Cell, Table
 from vitgraph.report.document import Block, Code, Document, Facts, Section, Text, command_text, sentence
+from vitgraph.report.say import clean
 
 _SPECIAL = frozenset("\\`*_[]<>|~#&")
 

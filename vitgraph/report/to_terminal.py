@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text as Line
 
-from vitgraph.report.columns import Cell, Table, clean
+from vitgraph.report.columns import Cell, Table
 from vitgraph.report.document import TONES, Block, Code, Document, Facts, Section, Text, Verdict
+from vitgraph.report.say import clean
 
 _GAP = 2
 _LONGEST_WORD = 30

@@ -25,7 +25,7 @@ from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sections import CallOverhead
 from vitgraph.records.store import read_record
-from vitgraph.report.columns import ms_text
+from vitgraph.report import say
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.graph_tables import per_path_table, shown_paths
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
@@ -183,7 +183,7 @@ def test_a_path_whose_graph_was_not_timed_reads_as_not_measured(
     rows = per_path_table(record.result.graph).rows
     assert {row["path"]: row["replay_ms"] for row in rows} == {**times, "all": None}
     cells = {row[0].text: row[-1].text for row in shown_paths(record.result.graph).cells()}
-    assert cells == {"global": ms_text(times["global"]), "local": "not measured"}
+    assert cells == {"global": say.ms(times["global"]), "local": "not measured"}
     (chart,) = (chart for chart in document_of(record).charts if chart.name == "paths")
     _, time_axes = chart.draw().axes
     assert [text.get_text() for text in time_axes.texts] == [f"{times['global']:.2f}", "not measured"]

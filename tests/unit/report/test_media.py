@@ -8,13 +8,16 @@ import io
 import re
 from pathlib import Path
 
+import made_up_reports as made
 import pytest
 from made_up_document import ODD, SPEC, made_up_document, terminal_text
 
 from vitgraph.errors import UsageError
 from vitgraph.records.sections import Latency
+from vitgraph.report import say
 from vitgraph.report.charts import chart_files
-from vitgraph.report.columns import Column, clean, gap_text, join_tables
+from vitgraph.report.columns import Column, join_tables
+from vitgraph.report.say import clean
 from vitgraph.report.to_files import FORMATS, csv_bytes, parse_formats, write
 from vitgraph.report.to_html import to_html
 from vitgraph.report.to_latex import to_latex
@@ -100,6 +103,28 @@ def test_latex_is_one_float_a_table_that_fits_with_a_label() -> None:
     assert r"\textbackslash{}frac\{\$ 5\% \#1" in text
 
 
+@pytest.mark.parametrize("kind", list(made.REPORTS))
+def test_latex_of_every_report_is_balanced_and_every_row_has_its_cells(kind: str, tmp_path: Path) -> None:
+    text = to_latex(made.REPORTS[kind](tmp_path))
+    assert re.search(r"[^\x20-\x7e\xa0-\u017f\n]", text) is None, "a letter that LaTeX's own fonts lack"
+    opened: list[str] = []
+    for word, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        opened.append(name) if word == "begin" else None
+        assert word == "begin" or opened.pop() == name
+    assert opened == []
+    plain = re.sub(r"\\[a-zA-Z]+|\\.", "", text)
+    assert plain.count("{") == plain.count("}") and plain.count("$") % 2 == 0
+    labels = re.findall(r"\\label\{(.*?)\}", text)
+    for table in re.findall(r"\\begin\{tabular\}.*?\\end\{tabular\}", text, re.DOTALL):
+        columns = re.match(r"\\begin\{tabular\}\{([lr]+)\}", table)
+        rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+        assert columns is not None and len(rows) > 1
+        for row in rows:
+            assert len(re.findall(r"(?<!\\)&", row)) == len(columns[1]) - 1, row
+            assert not re.search(r"(?<!\\)[#%_]", row), row
+    assert len(set(labels)) == len(labels) == text.count(r"\begin{table}")
+
+
 def test_markdown_shows_special_characters_as_they_are() -> None:
     text = to_markdown(made_up_document())
     row = next(line for line in text.splitlines() if line.startswith("| a"))
@@ -146,7 +171,7 @@ def test_what_a_table_counts_stands_in_its_title() -> None:
 
 
 def test_no_impossible_launch_gap_is_printed() -> None:
-    assert (gap_text(0.94), gap_text(1.04), gap_text(None)) == ("within noise", "1.04×", "–")
+    assert (say.gap(0.94), say.gap(1.04), say.gap(None)) == ("within noise", "1.04×", "–")
 
 
 def test_a_series_that_one_request_moves_is_told_from_a_slow_one() -> None:

@@ -320,6 +320,31 @@ def test_a_bar_that_one_request_moves_is_marked_and_does_not_set_the_scale() -> 
         assert any("one of 100 took 2,670 ms" in text.get_text() for text in axes.texts)
 
 
+def test_marks_of_bars_cover_neither_the_names_nor_one_another() -> None:
+    from vitgraph.report.charts_of_bars import Series
+
+    mark = "one of 200 took 185.5 ms"
+    series = {
+        ("A", mode): Series(ms, ms, mark if mode == "graph" else "") for mode, ms in (("eager", 40.0), ("graph", 29.0))
+    }
+    figure = draw_backends("t", "s", ["A"], series, {}, "Max")
+    figure.canvas.draw()
+    for axes in figure.axes:
+        for text in axes.texts:
+            box = text.get_window_extent().transformed(axes.transData.inverted())
+            assert box.x0 >= 0 and box.x1 <= 1.02 * axes.get_xlim()[1], text.get_text()
+
+
+def test_the_subtitle_of_a_tall_chart_covers_no_axes() -> None:
+    from vitgraph.report.charts_of_bars import BudgetUse, draw_budgets
+
+    uses = [BudgetUse(str(number), number, 1.0) for number in range(1, 41)]
+    figure = draw_budgets("Title", "what was measured on what, at some length, " * 3, "Replays", uses)
+    figure.canvas.draw()
+    (subtitle,) = figure.texts[-1:]
+    assert all(axes.get_tightbbox().y1 < subtitle.get_window_extent().y0 for axes in figure.axes)
+
+
 def test_few_requests_show_the_maximum_of_backends() -> None:
     few = [row for row in make_samples() if row.call < 150]
     text = flat(made.compare_report(samples=few))

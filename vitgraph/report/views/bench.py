@@ -13,24 +13,11 @@ from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import Samples
 from vitgraph.records.sections import Improvement, Latency
 from vitgraph.records.summary import CPU_REPLAY_REASON
+from vitgraph.report import say
 from vitgraph.report.charts import CPU_NOTE
 from vitgraph.report.charts_of_bars import draw_paths
 from vitgraph.report.charts_of_times import draw_by_tokens, draw_distribution
-from vitgraph.report.columns import (
-    NOT_MEASURED,
-    WITHIN_NOISE,
-    Cell,
-    Column,
-    Table,
-    TableSpec,
-    count_text,
-    error_text,
-    fields,
-    gap_text,
-    ms_text,
-    share_text,
-    texts,
-)
+from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section
 from vitgraph.report.views import graph_tables
 from vitgraph.report.views.claims import (
@@ -190,7 +177,7 @@ def _cause_of_slower(record: BenchRecord) -> str:
         return ""
     factor = graph.budget_tokens_replayed / graph.tokens_replayed
     return (
-        f"; likely because the graphs compute {factor:.1f} times the rows of eager (waste {share_text(graph.waste)}) "
+        f"; likely because the graphs compute {factor:.1f} times the rows of eager (waste {say.share(graph.waste)}) "
         "and GPU time binds, not launches: use budgets nearer to the items' sizes"
     )
 
@@ -221,7 +208,7 @@ def _latency_notes(record: BenchRecord) -> Iterable[str]:
     latency = record.result.latency
     if any(entry.times_speed_of_light is not None for entry in latency.values()):
         limit = next(entry.speed_of_light_ms for entry in latency.values() if entry.speed_of_light_ms is not None)
-        yield f"The limit: {ms_text(limit)} ms for the arithmetic of a mean request at the measured matrix rate."
+        yield f"The limit: {say.ms(limit)} ms for the arithmetic of a mean request at the measured matrix rate."
     if any(not entry.p99_supported for entry in latency.values()):
         yield f"A P99 takes more requests than were measured; claims of it are of the {TAIL_OF_FEW}."
 
@@ -274,14 +261,14 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
         return
     yield from graph_tables.counter_facts(graph, graph.policy)
     gap = graph.launch_gap
-    yield "Launch gap", NOT_MEASURED if gap is None else f"{gap_text(gap)} ({GAP_MEANING})"
+    yield "Launch gap", say.NOT_MEASURED if gap is None else f"{say.gap(gap)} ({GAP_MEANING})"
     if graph.host_steps_ms:
-        steps = (f"{name.replace('_', ' ')} {ms_text(value)}" for name, value in graph.host_steps_ms.items())
+        steps = (f"{name.replace('_', ' ')} {say.ms(value)}" for name, value in graph.host_steps_ms.items())
         yield "Host steps", f"{', '.join(steps)} ms"
     for call in (graph.call_overheads or ())[:1]:
-        shape = f"{count_text(call.items, 'item')}, {count_text(call.tokens, 'token')}"
-        parts = f"{shape}: whole {ms_text(call.call_ms)}, replays {ms_text(call.replays_ms)} ms"
-        overhead = f"{ms_text(call.overhead_ms)} ms" if call.overhead_ms >= 0 else WITHIN_NOISE
+        shape = f"{say.count(call.items, 'item')}, {say.count(call.tokens, 'token')}"
+        parts = f"{shape}: whole {say.ms(call.call_ms)}, replays {say.ms(call.replays_ms)} ms"
+        overhead = f"{say.ms(call.overhead_ms)} ms" if call.overhead_ms >= 0 else say.WITHIN_NOISE
         yield "Call overhead", f"{overhead} outside the replays of the most frequent call ({parts})"
     yield "Memory", graph_tables.memory_text(graph)
     yield "Capture", graph_tables.capture_text(graph)
@@ -332,8 +319,8 @@ def _check_facts(record: BenchRecord) -> Iterable[tuple[str, str | Cell | None]]
         yield "Correctness", "not checked"
     else:
         text = (
-            f"{found.status}: graph against eager on {count_text(found.checked, 'call')} before anything was timed, "
-            f"largest relative L2 difference {error_text(found.max_rel_l2)}, tolerance {error_text(found.tolerance)}"
+            f"{found.status}: graph against eager on {say.count(found.checked, 'call')} before anything was timed, "
+            f"largest relative L2 difference {say.error(found.max_rel_l2)}, tolerance {say.error(found.tolerance)}"
         )
         yield "Correctness", Cell(text, tone="" if found.status == "ok" else "failed")
     yield "Skipped inputs", skipped_text(record.workload)

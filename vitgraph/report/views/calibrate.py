@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vitgraph.report.columns import Column, TableSpec, bytes_text, count_text, ms_text, number_text
+from vitgraph.report import say
+from vitgraph.report.columns import Column, TableSpec
 from vitgraph.report.document import Document, Facts, Text, section, sections
 
 CURVE = TableSpec(
@@ -34,7 +35,7 @@ def calibrate_document(summary: Mapping[str, Any]) -> Document:
     return Document(
         name="vitgraph calibrate",
         title=str(summary["label"]),
-        what=(f"measured {summary['created_at']} in {number_text(summary['elapsed_s'], 0)} s",),
+        what=(f"measured {summary['created_at']} in {say.number(summary['elapsed_s'], 0)} s",),
         sections=sections(
             section("Replay and eager by budget", CURVE.table(summary["curve"])),
             section("What a call costs beside it", Facts.of(_facts(summary))),
@@ -52,8 +53,8 @@ def calibrate_document(summary: Mapping[str, Any]) -> Document:
 def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     small, large = summary["empty_slots_budgets"]
     levels = [
-        f"{row['slots']:g}: +{ms_text(row['at_small_budget_ms'])} ms at {small:g} tokens, "
-        f"+{ms_text(row['at_large_budget_ms'])} ms at {large:g}"
+        f"{row['slots']:g}: +{say.ms(row['at_small_budget_ms'])} ms at {small:g} tokens, "
+        f"+{say.ms(row['at_large_budget_ms'])} ms at {large:g}"
         for row in summary["empty_slots"]
         if row["slots"]
     ]
@@ -61,15 +62,15 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     cost = summary["overheads"]
     yield (
         "Manager",
-        f"{ms_text(cost['call_ms'])} ms a call, {ms_text(cost['replay_ms'])} a replay, "
-        f"{ms_text(cost['item_ms'])} an item, {ms_text(1e3 * cost['token_ms'])} a thousand tokens, "
-        f"{ms_text(cost['miss_ms'])} an eager call",
+        f"{say.ms(cost['call_ms'])} ms a call, {say.ms(cost['replay_ms'])} a replay, "
+        f"{say.ms(cost['item_ms'])} an item, {say.ms(1e3 * cost['token_ms'])} a thousand tokens, "
+        f"{say.ms(cost['miss_ms'])} an eager call",
     )
     for row in summary["memory"]:
-        sizes = f"pool {bytes_text(row['pool_bytes'])}, buffers {bytes_text(row['buffer_bytes'])}"
-        yield f"Budgets up to {row['max_budget']}", f"{sizes}, {count_text(row['graphs'], 'graph')}"
+        sizes = f"pool {say.size(row['pool_bytes'])}, buffers {say.size(row['buffer_bytes'])}"
+        yield f"Budgets up to {row['max_budget']}", f"{sizes}, {say.count(row['graphs'], 'graph')}"
     host = summary["host"] or {}
     if host.get("launch_us") is not None:
         usual = f"usual hosts: {host['reference_launch_us']:.0f}"
         yield "Host", f"{host['launch_us']:.0f} µs a kernel of short eager calls ({usual})"
-    yield "Capture", f"{number_text(summary['capture_ms'], 0)} ms a graph"
+    yield "Capture", f"{say.number(summary['capture_ms'], 0)} ms a graph"

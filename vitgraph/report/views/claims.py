@@ -14,19 +14,8 @@ from typing import Any, TypeVar
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sections import Compared, Improvement, Latency, Pair
 from vitgraph.records.stats import P99_MIN_SAMPLES
-from vitgraph.report.columns import (
-    NOT_MEASURED,
-    Cell,
-    Column,
-    count_text,
-    interval_text,
-    ms_text,
-    number_text,
-    pct_text,
-    share_text,
-    short_number,
-    value_at,
-)
+from vitgraph.report import say
+from vitgraph.report.columns import Cell, Column, value_at
 from vitgraph.report.document import NO_VERDICT
 
 TAIL_OF_FEW = f"max (n<{P99_MIN_SAMPLES})"
@@ -66,17 +55,17 @@ class Claim:
     @property
     def times(self) -> str:
         """Both times, `5.13→4.52`."""
-        return f"{ms_text(self.base_ms)}→{ms_text(self.series_ms)}"
+        return f"{say.ms(self.base_ms)}→{say.ms(self.series_ms)}"
 
     @property
     def headline(self) -> str:
         """The improvement as upstream prints it."""
-        return f"{pct_text(self.improvement_pct)} ({self.times} ms)"
+        return f"{say.pct(self.improvement_pct)} ({self.times} ms)"
 
     @property
     def interval(self) -> str:
         """Its interval, or empty."""
-        return f"95% CI {interval_text(self.ci95)}" if self.ci95 else ""
+        return f"95% CI {say.interval(self.ci95)}" if self.ci95 else ""
 
     @property
     def cell(self) -> Cell:
@@ -146,7 +135,7 @@ def moved_by_one(latencies: Mapping[Key, Latency]) -> dict[Key, str]:
         one, others = latencies[key], [of for other, of in ratios.items() if other != key]
         excess = ((one.max_ms or 0.0) - (one.p50_ms or 0.0)) / one.requests
         if others and ratio > _OUTLIER_RATIO * median(others) and excess > _OUTLIER_SHARE * (one.mean_ms or 0.0):
-            found[key] = f"one of {one.requests:,} took {short_number(one.max_ms or 0.0)} ms"
+            found[key] = f"one of {one.requests:,} took {say.short(one.max_ms or 0.0)} ms"
     return found
 
 
@@ -156,13 +145,13 @@ def slower_text(pair: Pair | None) -> str:
     if slower is None or not slower.requests:
         return ""
     fixed = (
-        f"{slower.over_2pct_count:,} of {slower.requests:,} requests ({share_text(slower.over_2pct_share)}) slower "
+        f"{slower.over_2pct_count:,} of {slower.requests:,} requests ({say.share(slower.over_2pct_share)}) slower "
         "than eager by more than 2%"
     )
     if slower.count is None:
         return f"{fixed}; request noise not measured"
     threshold = f"the request noise of {slower.threshold_pct:.1f}%"
-    return f"{fixed}; {slower.count:,} ({share_text(slower.share)}) by more than {threshold}"
+    return f"{fixed}; {slower.count:,} ({say.share(slower.share)}) by more than {threshold}"
 
 
 def improvement_columns(at: str, of: str = "", suffix: str = "") -> tuple[Column, ...]:
@@ -192,12 +181,12 @@ def _end(at: str, place: int, thing: Any) -> float | None:
 
 def floor_text(pct: float | None) -> str:
     """A noise floor, or that none was measured."""
-    return NOT_MEASURED if pct is None else f"±{number_text(pct, 2)}%"
+    return say.NOT_MEASURED if pct is None else f"±{say.number(pct, 2)}%"
 
 
 def measured_text(compared: Compared, how: str) -> str:
     """On how much the series of a run were compared."""
     left_out = compared.unpaired_samples
-    note = f"; {count_text(left_out, 'sample')} without a partner left out" if left_out else ""
-    size = f"{count_text(compared.requests, 'request')} in {count_text(compared.calls, 'call')}"
-    return f"{size} × {count_text(compared.rounds, 'round')}, {how}{note}"
+    note = f"; {say.count(left_out, 'sample')} without a partner left out" if left_out else ""
+    size = f"{say.count(compared.requests, 'request')} in {say.count(compared.calls, 'call')}"
+    return f"{size} × {say.count(compared.rounds, 'round')}, {how}{note}"

@@ -10,30 +10,12 @@ from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.kinds.compare import Candidate, CandidateMode, Reference
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.sections import GraphFacts, Latency
+from vitgraph.report import say
 from vitgraph.report.charts import CPU_NOTE
 from vitgraph.report.charts_of_bars import Series, draw_backends
-from vitgraph.report.columns import (
-    NO_VALUE,
-    NOT_MEASURED,
-    Cell,
-    Column,
-    Row,
-    Table,
-    TableSpec,
-    bytes_text,
-    count_text,
-    error_text,
-    fields,
-    gap_text,
-    interval_text,
-    ms_text,
-    number_text,
-    pct_text,
-    share_text,
-)
+from vitgraph.report.columns import Cell, Column, Row, Table, TableSpec, fields
 from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section
 from vitgraph.report.views.claims import (
-    GAP_MEANING,
     NOT_A_GPU,
     TAIL_OF_FEW,
     claim_of,
@@ -55,10 +37,9 @@ CANDIDATES = TableSpec(
         Column("mean", "text", "", "improvement of the mean over its own eager", "Mean latency improvement"),
         Column("p99", "text", "", "improvement of the P99, or of the maximum", "P99 latency improvement"),
         Column("best", "text", "", "its faster mode against the fastest of all", "Against the best"),
-        Column("gpu_busy_ms", "number", "ms", "GPU-busy time of a replay", "GPU-busy ms"),
-        Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", gap_text),
-        Column("memory", "integer", "bytes", "pool and buffers of its graphs", "Graph memory", bytes_text),
-        Column("error", "number", "ratio", "largest relative L2 distance from float32", "Error", error_text),
+        *fields(GraphFacts, "graphs", gpu_busy_ms="GPU-busy ms", launch_gap="Launch gap"),
+        Column("memory", "integer", "bytes", "pool and buffers of its graphs", "Graph memory", say.size),
+        Column("error", "number", "ratio", "largest relative L2 distance from float32", "Error", say.error),
     ),
     counts="requests",
 )
@@ -98,11 +79,16 @@ def compare_document(record: CompareRecord) -> Document:
         Text(f"{name} {mode}: {text}, which alone moves its mean and its maximum.", "warning")
         for (name, mode), text in moved_by_one(_all_latencies(record)).items()
     )
+    dropped = (
+        Text(f"{one.name}: {line}", "warning")
+        for one in candidates
+        for line in dropped_lines((one.graphs and one.graphs.dropped) or one.dropped)
+    )
     return ran.document(
         "vitgraph compare-backends",
         section("Backends", _candidate_table(record), *moved),
         section("", Facts.of([*reasons_of(candidates), *_facts(record)])),
-        section("", *(Text(line, "warning") for line in _dropped(candidates))),
+        section("", *dropped),
         section("Charts", _chart(record) if any(map(_latencies, candidates)) else None),
         section("Ranks", *ranks),
         what=ran.conditions("backend"),
@@ -118,7 +104,7 @@ def _candidate_table(record: CompareRecord) -> Table:
     notes = [_NOTE, _BEST_NOTE]
     if not _has_p99(record):
         notes.append(f"P99 latency improvement: of the {TAIL_OF_FEW}, of which nothing is claimed.")
-    return CANDIDATES.table((_candidate_row(record, one) for one in record.result.candidates), notes=tuple(notes))
+    return CANDIDATES.of((_candidate_row(record, one) for one in record.result.candidates), notes=tuple(notes))
 
 
 def _has_p99(record: CompareRecord) -> bool:
@@ -146,8 +132,7 @@ def _candidate_row(record: CompareRecord, one: Candidate) -> Row:
         "name": one.name,
         **{metric: _gain_cell(record, one, metric) for metric in ("mean", "p99")},
         "best": _standing_cell(record, one),
-        "gpu_busy_ms": graphs.gpu_busy_ms if graphs else None,
-        "launch_gap": graphs.launch_gap if graphs else None,
+        "graphs": graphs,
         "memory": sum(known) if len(known) == len(sizes) else None,
         "error": max(errors, default=None),
     }
@@ -155,7 +140,7 @@ def _candidate_row(record: CompareRecord, one: Candidate) -> Row:
 
 def status_text(mode: CandidateMode) -> str:
     """The status of a mode without figures, in words."""
-    return NOT_MEASURED if mode.status == "ok" else mode.status.replace("_", " ")
+    return say.NOT_MEASURED if mode.status == "ok" else mode.status.replace("_", " ")
 
 
 def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
@@ -166,9 +151,9 @@ def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
         missing = "graph" if mode == "eager" else "eager"
         value = latency.mean_ms if metric == "mean" else latency.p99_ms if latency.p99_supported else latency.max_ms
         status = status_text(getattr(one, missing))
-        return Cell(f"{mode} {ms_text(value)} ms", f"{missing} {status}" if metric == "mean" else "", "warning")
+        return Cell(f"{mode} {say.ms(value)} ms", f"{missing} {status}" if metric == "mean" else "", "warning")
     if one.gain is None:
-        return Cell(NO_VALUE)
+        return Cell(say.NO_VALUE)
     claim = claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=Ran(record).is_cpu)
     return Cell(claim.headline) if claim.is_tail_of_few else claim.cell
 
@@ -179,13 +164,13 @@ def _standing_cell(record: CompareRecord, one: Candidate) -> Cell:
         return Cell(NOT_A_GPU)
     own = next((standing for standing in record.result.comparison.standings if standing.name == one.name), None)
     if own is None:
-        return Cell(NO_VALUE)
+        return Cell(say.NO_VALUE)
     against = own.against_best
     if against is None:
         return Cell(f"best, {own.mode}", tone="best")
-    interval = interval_text(against.ci95) if against.verdict != "invalid" else ""
+    interval = say.interval(against.ci95) if against.verdict != "invalid" else ""
     note = f"{against.verdict}{f', 95% CI {interval}' if interval else ''}"
-    return Cell(f"{own.mode} {pct_text(against.improvement_pct)}", note, against.verdict)
+    return Cell(f"{own.mode} {say.pct(against.improvement_pct)}", note, against.verdict)
 
 
 def reasons_of(candidates: Sequence[Candidate]) -> Iterable[tuple[str, str]]:
@@ -200,12 +185,6 @@ def reasons_of(candidates: Sequence[Candidate]) -> Iterable[tuple[str, str]]:
                 yield f"{one.name} {name}", f"{status_text(mode)}: {mode.reason}"
 
 
-def _dropped(candidates: Sequence[Candidate]) -> Iterable[str]:
-    for one in candidates:
-        dropped = one.graphs.dropped if one.graphs and one.graphs.dropped else one.dropped
-        yield from (f"{one.name}: {line}" for line in dropped_lines(dropped))
-
-
 # -- what is beneath it ------------------------------------------------------------------------------------------------
 
 
@@ -214,7 +193,7 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     measured = [one for one in record.result.candidates if _latencies(one)]
     if comparison.requests:
         how = _processes(comparison.isolated, Ran(record).ranks)
-        yield "Measured", measured_text(comparison, f"{count_text(len(measured), 'backend')}, {how}")
+        yield "Measured", measured_text(comparison, f"{say.count(len(measured), 'backend')}, {how}")
         found = {mode: comparison.noise_floor.get(mode) for mode in MODES}
         floors = ", ".join(f"{mode} {floor_text(floor.mean if floor else None)}" for mode, floor in found.items())
         yield "Noise floor", f"mean {floors} (calls measured twice by the same backend in the same mode)"
@@ -253,9 +232,9 @@ def reference_text(reference: Reference | None) -> str:
     if reference is None:
         return ""
     return (
-        f"{count_text(reference.calls, 'call')} with every series against the same tower in {reference.dtype}; "
-        f"relative L2 up to {error_text(reference.limit)} passes ({reference.backend} in this dtype: "
-        f"{error_text(reference.own_error)})"
+        f"{say.count(reference.calls, 'call')} with every series against the same tower in {reference.dtype}; "
+        f"relative L2 up to {say.error(reference.limit)} passes ({reference.backend} in this dtype: "
+        f"{say.error(reference.own_error)})"
     )
 
 
@@ -263,13 +242,13 @@ def _use_text(one: Candidate) -> str | None:
     graphs = one.graphs
     if graphs is None or not graphs.items:
         return None
-    waste = f", waste {share_text(graphs.waste)}" if graphs.waste is not None else ""
-    return f"{graphs.hits:,} of {count_text(graphs.items, 'item')}, {count_text(graphs.replays, 'replay')}{waste}"
+    waste = f", waste {say.share(graphs.waste)}" if graphs.waste is not None else ""
+    return f"{graphs.hits:,} of {say.count(graphs.items, 'item')}, {say.count(graphs.replays, 'replay')}{waste}"
 
 
 def _busy_text(one: Candidate) -> str | None:
     shares = [mode.busy.share if mode.busy else None for mode in (one.eager, one.graph)]
-    return None if all(share is None for share in shares) else "→".join(map(share_text, shares))
+    return None if all(share is None for share in shares) else "→".join(map(say.share, shares))
 
 
 def _slower_text(one: Candidate) -> str | None:
@@ -282,7 +261,7 @@ def _capture_text(one: Candidate) -> str | None:
     if graphs is None or graphs.capture_s is None:
         return None
     dropped = f" (-{len(graphs.dropped)})" if graphs.dropped else ""
-    return f"{count_text(graphs.graphs, 'graph')}{dropped} in {number_text(graphs.capture_s, 2)} s"
+    return f"{say.count(graphs.graphs, 'graph')}{dropped} in {say.number(graphs.capture_s, 2)} s"
 
 
 # -- chart and file ----------------------------------------------------------------------------------------------------

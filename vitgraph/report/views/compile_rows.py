@@ -8,23 +8,8 @@ from typing import Any
 from vitgraph.records.kinds.compare import Candidate, CandidateMode
 from vitgraph.records.record import CompareRecord, Record
 from vitgraph.records.sections import Improvement, Latency, Pair
-from vitgraph.report.columns import (
-    NO_VALUE,
-    NOT_MEASURED,
-    Cell,
-    Column,
-    Row,
-    Table,
-    TableSpec,
-    count_text,
-    error_text,
-    fields,
-    gap_text,
-    interval_text,
-    number_text,
-    pct_text,
-    texts,
-)
+from vitgraph.report import say
+from vitgraph.report.columns import Cell, Column, Row, Table, TableSpec, fields, texts
 from vitgraph.report.document import NO_VERDICT, Document, Facts, Text, Verdict, section, sections
 from vitgraph.report.views.claims import GAP_MEANING, TAIL_OF_FEW, headline_of
 from vitgraph.report.views.compare import backends_table, reasons_of, reference_text, status_text
@@ -51,9 +36,9 @@ ROWS = TableSpec(
         *fields(Latency, "of", mean_ms="Mean", p50_ms="P50"),
         Column("p99_ms", "number", "ms", "99th percentile; of too few requests left out", "P99"),
         *fields(Latency, "of", max_ms="Max", gpu_mean_ms="GPU mean"),
-        Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", gap_text),
+        Column("launch_gap", "number", "ratio", GAP_MEANING, "Launch gap", say.gap),
         Column("limit", "number", "ratio", "mean over the arithmetic of a mean request", "Over the limit"),
-        *fields(CandidateMode, "state", error_vs_float32=("Error", error_text)),
+        *fields(CandidateMode, "state", error_vs_float32=("Error", say.error)),
     ),
     counts="requests",
 )
@@ -70,7 +55,7 @@ MANY = TableSpec(
         *(Column(f"{a} → {b}", "text", "%", f"what {b} gains over {a}", f"{a} → {b}") for a, b in _GAINS),
         Column("gap", "text", "ratio", "launch gap, plain→compiled", "Launch gap, plain→compiled"),
         Column("error", "text", "ratio", "distance from float32, plain→compiled", "Error, plain→compiled"),
-        Column("seconds", "number", "s", "time of torch's compiler", "Compiling, s", lambda s: number_text(s, 1)),
+        Column("seconds", "number", "s", "time of torch's compiler", "Compiling, s", lambda s: say.number(s, 1)),
     ),
     "requests",
 )
@@ -101,7 +86,7 @@ def compile_rows_table(records: Sequence[Record]) -> Document:
     plain = ({name: getattr(value, "text", value) for name, value in row.items()} for row in table.rows)
     return Document(
         name="vitgraph bench --compile-rows",
-        title=count_text(len(records), "record"),
+        title=say.count(len(records), "record"),
         what=tuple(phrase for phrase in ran[0] if all(phrase in one for one in ran)),
         sections=sections(section("", table)),
         tables=(MANY.table(plain),),
@@ -145,7 +130,7 @@ def _row_table(record: CompareRecord) -> Table:
     for (label, name, mode), state in zip(_SERIES, _modes(record).values(), strict=True):
         of = state.latency if state else None
         if state is None or of is None:
-            rows.append({"series": Cell(label, status_text(state) if state else NOT_MEASURED, "warning")})
+            rows.append({"series": Cell(label, status_text(state) if state else say.NOT_MEASURED, "warning")})
             continue
         graphs = candidates[name].graphs if mode == "graph" else None
         rows.append(
@@ -172,22 +157,22 @@ def _gain_rows(record: CompareRecord) -> Iterable[Row]:
 def gain_cell(found: Improvement | None) -> Cell:
     """An improvement with its interval and verdict."""
     if found is None or found.ci95 is None:
-        return Cell(NO_VALUE)
-    interval = f" ({interval_text(found.ci95)})" if found.verdict != "invalid" else ""
-    return Cell(f"{pct_text(found.improvement_pct)}{interval} {found.verdict}", tone=found.verdict)
+        return Cell(say.NO_VALUE)
+    interval = f" ({say.interval(found.ci95)})" if found.verdict != "invalid" else ""
+    return Cell(f"{say.pct(found.improvement_pct)}{interval} {found.verdict}", tone=found.verdict)
 
 
 def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     compiled, comparison = _candidates(record).get("compiled"), record.result.comparison
     did = compiled.compiled if compiled else None
     if did is None or did.seconds is None:
-        yield "Compilation", NOT_MEASURED
+        yield "Compilation", say.NOT_MEASURED
     else:
         cached = (
             f", {did.cache.hits if did.cache else 0} of them from the cache in {did.cache_dir or 'a temporary folder'}"
         )
-        count = count_text(did.compilations or 0, "compilation")
-        yield "Compilation", f"{number_text(did.seconds, 1)} s in {count}{cached if did.cache else ''}"
+        count = say.count(did.compilations or 0, "compilation")
+        yield "Compilation", f"{say.number(did.seconds, 1)} s in {count}{cached if did.cache else ''}"
     yield "Checked", reference_text(comparison.reference)
     yield from reasons_of(record.result.candidates)
     yield "No verdict", "" if Ran(record).is_cpu else "; ".join(comparison.invalid_reasons)
@@ -196,14 +181,14 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
 def _many_row(record: CompareRecord) -> dict[str, Any]:
     sides = [_candidates(record).get(name) for name in ("plain", "compiled")]
     compiled = sides[1].compiled if sides[1] else None
-    requests = count_text(record.workload.requests, "request") if record.workload else ""
+    requests = say.count(record.workload.requests, "request") if record.workload else ""
     return {
         "row": record.resolved.row if record.resolved else None,
         "model": Ran(record).model,
         "workload": f"{Ran(record).workload}, {requests}",
         **{label: of.latency.mean_ms if of and of.latency else None for label, of in _modes(record).items()},
         **{f"{base} → {series}": gain_cell(_gain(record, (base, series))) for base, series in _GAINS},
-        "gap": "→".join(gap_text(one.graphs.launch_gap if one and one.graphs else None) for one in sides),
-        "error": "→".join(error_text(one.graph.error_vs_float32 if one else None) for one in sides),
+        "gap": "→".join(say.gap(one.graphs.launch_gap if one and one.graphs else None) for one in sides),
+        "error": "→".join(say.error(one.graph.error_vs_float32 if one else None) for one in sides),
         "seconds": compiled.seconds if compiled else None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,7 +11,8 @@ from typing import Any
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.record import Record
 from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey, Resolved, Workload
-from vitgraph.report.columns import NO_VALUE, budgets_text, bytes_text, count_text, number_text, value_at
+from vitgraph.report import say
+from vitgraph.report.columns import value_at
 from vitgraph.report.document import Document, Facts, Section, section, sections, sentence
 
 UNKNOWN_DEVICE = "unknown device"
@@ -112,8 +114,8 @@ class Ran:
         workload, resolved = self.record.workload, self.record.resolved
         if workload is None:
             return ""
-        rounds = count_text(resolved.rounds, "round") if resolved and resolved.rounds else ""
-        return _joined(workload.name, count_text(workload.requests, "request"), rounds)
+        rounds = say.count(resolved.rounds, "round") if resolved and resolved.rounds else ""
+        return _joined(workload.name, say.count(workload.requests, "request"), rounds)
 
     @property
     def title(self) -> str:
@@ -136,13 +138,13 @@ class Ran:
         if self.record.workload is None:
             names.remove("per_call")
         found = (getattr(self, name) for name in names if name not in without)
-        return tuple(part for part in found if part and part != NO_VALUE)
+        return tuple(part for part in found if part and part != say.NO_VALUE)
 
     def subtitle(self, *more: str, without: str = "") -> str:
         """What was measured on what, in one line for a chart; `without` as of `conditions`."""
         names = ("device", "backend", "compiled", "measured")
         parts = (self.model.rsplit("/", 1)[-1], *(getattr(self, name) for name in names if name != without), *more)
-        return " · ".join(part for part in parts if part and part != NO_VALUE)
+        return " · ".join(part for part in parts if part and part != say.NO_VALUE)
 
     def document(self, name: str, *found: Section | None, after: Sequence[Section] = (), **more: Any) -> Document:
         """The report of the record: its title, conditions, command and environment, unless `more` says otherwise.
@@ -161,7 +163,7 @@ class Ran:
 
 def backend_text(requested: str | None, used: str | None) -> str:
     """The attention backend that ran, and the one asked for where that is another."""
-    return used or NO_VALUE if requested in (None, used) else f"{used or 'none ran'} (asked for {requested})"
+    return used or say.NO_VALUE if requested in (None, used) else f"{used or 'none ran'} (asked for {requested})"
 
 
 def compiled_text(is_compiled: bool) -> str:
@@ -175,32 +177,30 @@ def budgets_of(token_budgets: Mapping[str, Sequence[int]]) -> str:
     for path, budgets in token_budgets.items():
         name = "" if path == "default" else f"{path} "
         ends = f"{budgets[0]} to {budgets[-1]}" if len(budgets) > 1 else " ".join(map(str, budgets))
-        parts.append(f"{name}{count_text(len(budgets), 'budget')}{f' {ends}' if ends else ''}")
+        parts.append(f"{name}{say.count(len(budgets), 'budget')}{f' {ends}' if ends else ''}")
     return ", ".join(parts)
 
 
 def per_call_of(resolved: Resolved) -> str:
     """How many requests are encoded together."""
     number = resolved.requests_per_call
-    return "calls of several sizes" if number is None else f"{count_text(number, 'request')} a call"
+    return "calls of several sizes" if number is None else f"{say.count(number, 'request')} a call"
 
 
 def limits_text(items: int | None, frames: int | None) -> str:
     """How much a replay may hold."""
-    return f"{NO_VALUE if items is None else items} / {frames or 'image-only'}"
-
-
-def graph_name(key: GraphKey | Any) -> str:
-    """Path, budget and axis key of a graph, each where it says something."""
-    path = "" if key.path == "default" else f"{key.path} "
-    axis = f", {'×'.join(map(str, key.axis_key))}" if key.axis_key else ""
-    return f"{path}{key.token_budget} ({count_text(key.segment_slots, 'slot')}{axis})"
+    return f"{say.NO_VALUE if items is None else items} / {frames or 'image-only'}"
 
 
 def list_graphs(keys: Sequence[GraphKey]) -> str:
-    """Graphs on one line, the first of them by name."""
+    """Graphs on one line, the first of them by path, budget, slots and axis key, each where it says something."""
+    names = []
+    for key in keys[:GRAPHS_LISTED]:
+        path = "" if key.path == "default" else f"{key.path} "
+        axis = f", {'×'.join(map(str, key.axis_key))}" if key.axis_key else ""
+        names.append(f"{path}{key.token_budget} ({say.count(key.segment_slots, 'slot')}{axis})")
     more = len(keys) - GRAPHS_LISTED
-    return ", ".join(map(graph_name, keys[:GRAPHS_LISTED])) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
 
 def dropped_lines(dropped: Iterable[DroppedGraph]) -> list[str]:
@@ -238,15 +238,15 @@ def environment_facts(record: Record) -> Facts:
     compiled = ran.compiled
     if encoder and encoder.compiled and encoder.compiled.blocks:
         seconds = encoder.compiled.seconds
-        compiled = count_text(encoder.compiled.blocks, "block")
-        compiled += f" in {number_text(seconds, 1)} s" if seconds is not None else ""
+        compiled = say.count(encoder.compiled.blocks, "block")
+        compiled += f" in {say.number(seconds, 1)} s" if seconds is not None else ""
     facts: list[tuple[str, str | None]] = [
         ("Device", environment.device),
-        ("GPU memory", bytes_text(environment.gpu_memory_bytes) if environment.gpu_memory_bytes else None),
+        ("GPU memory", say.size(environment.gpu_memory_bytes) if environment.gpu_memory_bytes else None),
         ("Driver, CUDA, cuDNN", _joined(state.get("driver_version"), environment.cuda, environment.cudnn)),
         ("Power limit", f"{state['power.limit']} W" if state.get("power.limit") else None),
         ("While measuring", _states_text(environment.gpu_states)),
-        ("Matrix rate", f"{number_text(rate, 0)} TFLOP/s measured" if rate else None),
+        ("Matrix rate", f"{say.number(rate, 0)} TFLOP/s measured" if rate else None),
         ("Attention", _joined(*dict.fromkeys((ran.backend, encoder.attn_implementation if encoder else None)))),
         ("Chosen", choices_text(encoder.attn_choices) if encoder and encoder.attn_choices else None),
         ("Dtype", ran.dtype),
@@ -257,7 +257,7 @@ def environment_facts(record: Record) -> Facts:
         ("Measured", record.created_at),
     ]
     if workload is not None:
-        media = ", ".join(count_text(n, name) for name, n in (("image", workload.images), ("video", workload.videos)))
+        media = ", ".join(say.count(n, name) for name, n in (("image", workload.images), ("video", workload.videos)))
         statement = workload.provenance.get("statement")
         facts += [
             ("Workload", f"{workload.name}, fingerprint {workload.fingerprint}"),
@@ -265,12 +265,12 @@ def environment_facts(record: Record) -> Facts:
             ("Items", f"{of_text(workload.items, workload.items_brought, 'item')}: {media}"),
             ("Where they come from", sentence(str(statement)) if statement else None),
         ]
-    return Facts.of([*facts, ("Token budgets", budgets_text(resolved.token_budgets) if resolved else None)])
+    return Facts.of([*facts, ("Token budgets", say.budgets(resolved.token_budgets) if resolved else None)])
 
 
 def of_text(count: int, brought: int | None, name: str) -> str:
     """A count, and of how many where some were left out: `6 of 10 requests`."""
-    return count_text(count, name) if brought in (None, count) else f"{count:,} of {count_text(brought or 0, name)}"
+    return say.count(count, name) if brought in (None, count) else f"{count:,} of {say.count(brought or 0, name)}"
 
 
 def _joined(*parts: object) -> str:
@@ -285,18 +285,11 @@ def _states_text(states: Sequence[GpuState]) -> str:
         ("temperature.gpu", "temperature", "°C"),
         ("power.draw", "power", "W"),
     ):
-        values = [float(text) for state in states if _is_float(text := state.values.get(name, ""))]
+        said = (state.values.get(name, "") for state in states)
+        values = [float(text) for text in said if re.fullmatch(r"-?\d+(\.\d*)?", text)]
         if values:
             parts.append(f"{label} {min(values):.0f} to {max(values):.0f} {unit}")
     capped = sum(state.values.get("clocks_event_reasons.sw_power_cap") == "Active" for state in states)
     if capped:
         parts.append(f"held by the power limit in {capped} of {len(states)} readings")
     return ", ".join(parts)
-
-
-def _is_float(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

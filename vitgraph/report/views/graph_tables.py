@@ -17,18 +17,8 @@ from vitgraph.records.sections import (
     PartUse,
     PathUse,
 )
-from vitgraph.report.columns import (
-    NOT_MEASURED,
-    Cell,
-    Column,
-    Table,
-    TableSpec,
-    bytes_text,
-    count_text,
-    fields,
-    number_text,
-    share_text,
-)
+from vitgraph.report import say
+from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields
 from vitgraph.report.document import Chart
 from vitgraph.report.views.conditions import list_graphs
 
@@ -65,7 +55,7 @@ CAPTURED = TableSpec(
     (
         *GRAPH_KEY,
         *fields(CapturedGraph, "graph", pool_bytes="Pool added", buffer_bytes="Buffers used"),
-        *fields(CapturedGraph, "graph", capture_ms=("Capture ms", lambda ms: number_text(ms, 1))),
+        *fields(CapturedGraph, "graph", capture_ms=("Capture ms", lambda ms: say.number(ms, 1))),
         *fields(GraphUse, "use", replays="Replays"),
     ),
 )
@@ -138,13 +128,14 @@ def _graph_rows(sides: Sides) -> dict[tuple[Any, ...], dict[str, Any]]:
 
 def per_budget_table(sides: Sides) -> Table:
     """One row a graph that was captured or replayed."""
-    return PER_BUDGET.of(row for _, row in sorted(_graph_rows(sides).items(), key=lambda entry: entry[0]))
+    rows = _graph_rows(sides)
+    return PER_BUDGET.of(rows[key] for key in sorted(rows))
 
 
 def replayed_table(sides: Sides) -> Table:
     """The graphs that were replayed, without the columns that say nothing of them."""
-    table = per_budget_table(sides).of_rows(lambda row: bool(row["replays"]))
-    return compact(table).without_empty("replay_ms", "launch_gap")
+    rows = (row for row in per_budget_table(sides).rows if row["replays"])
+    return compact(PER_BUDGET.table(rows)).without_empty("replay_ms", "launch_gap")
 
 
 def compact(table: Table) -> Table:
@@ -195,7 +186,7 @@ def shown_paths(graph: Counters) -> Table | None:
     rows = [row for row in per_path_table(graph).rows if row["path"] != "all"]
     timed = any(row["replay_ms"] is not None for row in rows)
     # Of some paths only, a path whose graphs were not all timed says so.
-    rows = [{**row, "replay_ms": Cell(NOT_MEASURED)} if timed and row["replay_ms"] is None else row for row in rows]
+    rows = [{**row, "replay_ms": Cell(say.NOT_MEASURED)} if timed and row["replay_ms"] is None else row for row in rows]
     return PER_PATH.table(rows, notes=(_PATHS_NOTE,)).without_empty("replay_ms")
 
 
@@ -237,25 +228,25 @@ def _reasons(graph: Counters) -> Iterable[tuple[str, int]]:
 def memory_text(graph: GraphFacts) -> str:
     """What the graphs hold."""
     sizes = (("graph pool", graph.pool_bytes), ("buffers", graph.buffer_bytes))
-    return ", ".join(f"{name} {NOT_MEASURED if size is None else bytes_text(size)}" for name, size in sizes)
+    return ", ".join(f"{name} {say.NOT_MEASURED if size is None else say.size(size)}" for name, size in sizes)
 
 
 def capture_text(graph: GraphFacts) -> str:
     """How many graphs were captured, in what time, and how many could not be."""
-    seconds = f" in {number_text(graph.capture_s, 2)} s" if graph.capture_s is not None else ""
+    seconds = f" in {say.number(graph.capture_s, 2)} s" if graph.capture_s is not None else ""
     failed = f", {len(graph.dropped)} not captured" if graph.dropped else ""
-    return f"{count_text(graph.graphs, 'graph')}{seconds}{failed}"
+    return f"{say.count(graph.graphs, 'graph')}{seconds}{failed}"
 
 
 def counter_facts(graph: Counters, policy: str) -> Sequence[tuple[str, str]]:
     """Hits, misses and replays in words."""
-    rate = f" ({share_text(graph.hit_rate)})" if graph.hit_rate is not None else ""
+    rate = f" ({say.share(graph.hit_rate)})" if graph.hit_rate is not None else ""
     partly = f", {graph.partial_hits} of them with some path replayed" if graph.partial_hits else ""
     used, rows = graph.tokens_replayed, graph.budget_tokens_replayed
-    waste = f", waste {share_text(graph.waste)} ({used:,} of {rows:,} rows used)" if graph.replays else ""
-    misses = count_text(graph.misses, "miss", "misses")
+    waste = f", waste {say.share(graph.waste)} ({used:,} of {rows:,} rows used)" if graph.replays else ""
+    misses = say.count(graph.misses, "miss", "misses")
     return (
-        ("Items", f"{graph.items:,}: {count_text(graph.hits, 'hit')}{rate}, {misses}{partly}"),
+        ("Items", f"{graph.items:,}: {say.count(graph.hits, 'hit')}{rate}, {misses}{partly}"),
         ("Misses by reason", ", ".join(f"{count:,} {reason}" for reason, count in _reasons(graph))),
         ("Replays", f"{graph.replays:,} ({policy} packing){waste}"),
     )

@@ -7,7 +7,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from vitgraph.report.columns import NO_VALUE, Cell, Row, TableSpec, bytes_text, count_text, number_text, texts
+from vitgraph.report import say
+from vitgraph.report.columns import Cell, Row, TableSpec, texts
 from vitgraph.report.document import Document, Facts, Section, Text, Verdict, section, sections
 from vitgraph.report.to_markdown import row as markdown_row
 
@@ -49,10 +50,10 @@ def _machine(facts: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     hub, memory = facts["hub"], facts["memory"]
     yield "vitgraph", f"{facts['vitgraph']}, Python {facts['python']}"
     yield "System", str(facts["platform"])
-    sizes = (bytes_text(memory[f"{name}_bytes"]) for name in ("available", "total"))
+    sizes = (say.size(memory[f"{name}_bytes"]) for name in ("available", "total"))
     yield "Host", f"{facts['cpu_count']} CPUs, {' of '.join(sizes)} memory available"
     yield "torch", _torch(facts)
-    yield "Driver", str(facts["driver"] or NO_VALUE)
+    yield "Driver", str(facts["driver"] or say.NO_VALUE)
     for gpu in facts["gpus"]:
         yield f"GPU {gpu['index']}", _gpu(gpu)
     answer = "answers" if hub["reachable"] else f"is not reachable: {hub['reason']}"
@@ -70,14 +71,14 @@ def _torch(facts: Mapping[str, Any]) -> str:
 def _gpu(gpu: Mapping[str, Any]) -> str:
     parts = [
         f"{gpu['name']}, compute capability {gpu['compute_capability']}",
-        f"{bytes_text(gpu['free_bytes'])} of {bytes_text(gpu['total_bytes'])} free",
+        f"{say.size(gpu['free_bytes'])} of {say.size(gpu['total_bytes'])} free",
     ]
     if gpu["throttled_by"] is None:
         return "; ".join([*parts, "clocks unknown without nvidia-smi"])
     parts += [
-        f"SM clock {number_text(gpu['sm_clock_mhz'], 0)} of {number_text(gpu['max_sm_clock_mhz'], 0)} MHz",
-        f"{number_text(gpu['power_draw_w'], 0)} of {number_text(gpu['power_limit_w'], 0)} W",
-        f"{number_text(gpu['temperature_c'], 0)} °C",
+        f"SM clock {say.number(gpu['sm_clock_mhz'], 0)} of {say.number(gpu['max_sm_clock_mhz'], 0)} MHz",
+        f"{say.number(gpu['power_draw_w'], 0)} of {say.number(gpu['power_limit_w'], 0)} W",
+        f"{say.number(gpu['temperature_c'], 0)} °C",
         f"throttled by {', '.join(gpu['throttled_by'])}" if gpu["throttled_by"] else "not throttled",
         f"other processes on it: {gpu['other_processes']}",
     ]
@@ -85,10 +86,10 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _library(row: Mapping[str, Any]) -> Row:
-    fits = {True: "yes", False: "no", None: NO_VALUE}[row["fits"]]
+    fits = {True: "yes", False: "no", None: say.NO_VALUE}[row["fits"]]
     return {
         "name": row["name"],
-        "installed": row["installed"] or NO_VALUE,
+        "installed": row["installed"] or say.NO_VALUE,
         "wanted": "optional" if row["wanted"] is None else row["wanted"] or "any",
         "fits": Cell(fits, tone="failed" if row["fits"] is False else ""),
     }
@@ -143,7 +144,7 @@ def models_document(entries: Sequence[Entry]) -> Document:
         rows += [{"tower": "" if place else tower, **_row(entry)} for place, entry in enumerate(group)]
     return Document(
         name="vitgraph models",
-        title=f"{count_text(len(entries), 'row')} of supported models",
+        title=f"{say.count(len(entries), 'row')} of supported models",
         sections=sections(section("", ROWS.table(rows, notes=tuple(_legends(entries)))), *map(_details, entries)),
     )
 
@@ -156,9 +157,9 @@ def _row(entry: Entry) -> dict[str, str]:
     )
     return {
         "row": entry["row"],
-        **{medium: "✓" if entry[medium] else NO_VALUE for medium in ("image", "video")},
+        **{medium: "✓" if entry[medium] else say.NO_VALUE for medium in ("image", "video")},
         "paths": ", ".join(paths) if len(paths) > 1 else str(next(iter(entry["paths"].values()))),
-        "axes": ", ".join(f"{name} × {keys}" for name, keys in entry["axes"].items()) or NO_VALUE,
+        "axes": ", ".join(f"{name} × {keys}" for name, keys in entry["axes"].items()) or say.NO_VALUE,
         "verified": "; ".join(verified) or "untested",
     }
 

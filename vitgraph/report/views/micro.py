@@ -8,8 +8,9 @@ from typing import Any
 
 from vitgraph.records.kinds.micro import Crossing, MicroResult, MicroRow
 from vitgraph.records.record import MicroRecord
+from vitgraph.report import say
 from vitgraph.report.charts_of_times import draw_attention
-from vitgraph.report.columns import NO_VALUE, Column, Table, TableSpec, count_text, fields, number_text
+from vitgraph.report.columns import Column, Table, TableSpec, fields
 from vitgraph.report.document import Chart, Document, Text, section
 from vitgraph.report.views.conditions import Ran
 
@@ -78,12 +79,12 @@ def _charts(model: str, result: MicroResult) -> Iterable[Chart]:
     lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in result.rows:
         if row.sweep == "length" and row.milliseconds and row.segment_length:
-            panel = lines.setdefault(count_text(row.segments or 1, "segment"), {})
+            panel = lines.setdefault(say.count(row.segments or 1, "segment"), {})
             panel.setdefault(row.backend, []).append((row.segment_length, row.milliseconds))
     marks: dict[str, list[float]] = {}
     for one in result.crossings:
         if one.sweep == "length":
-            marks.setdefault(count_text(one.segments or 1, "segment"), []).append(float(one.equal_at))
+            marks.setdefault(say.count(one.segments or 1, "segment"), []).append(float(one.equal_at))
     if lines:
         draw = partial(draw_attention, f"{model}, {result.heads} heads of {result.head_width}", lines, marks)
         yield Chart("micro", "Time of attention over the rows of a segment, by backend", draw)
@@ -95,7 +96,7 @@ def _sweep_table(sweep: str, rows: Sequence[MicroRow]) -> Table:
     columns = (
         *cases,
         *(Column(f"of {name}", "number", "ms", "time of a call", name, str) for name in backends),
-        Column("limit_ms", "number", "ms", "the limit", "Limit", lambda ms: number_text(ms, 4)),
+        Column("limit_ms", "number", "ms", "the limit", "Limit", lambda ms: say.number(ms, 4)),
     )
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
@@ -109,7 +110,7 @@ def _case_text(row: MicroRow) -> str:
     if row.status != "ok":
         return row.status.replace("_", " ")
     share = f" ({100 * row.limit_share:.0f}%)" if row.limit_share is not None else ""
-    return f"{number_text(row.milliseconds, 4)}{share}"
+    return f"{say.number(row.milliseconds, 4)}{share}"
 
 
 def _notes(record: MicroRecord, timed: Sequence[MicroRow]) -> Iterable[Text]:
@@ -121,7 +122,9 @@ def _notes(record: MicroRecord, timed: Sequence[MicroRow]) -> Iterable[Text]:
     modes = {row.backend: row.timed_as for row in timed if row.status == "ok"}
     for mode in dict.fromkeys(modes.values()):
         names = ", ".join(name for name, timed_as in modes.items() if timed_as == mode)
-        yield Text(f"Timed as {'one graph of many calls' if mode == 'graph' else 'eager calls'}: {names or NO_VALUE}")
+        yield Text(
+            f"Timed as {'one graph of many calls' if mode == 'graph' else 'eager calls'}: {names or say.NO_VALUE}"
+        )
 
 
 def _failures(rows: Sequence[MicroRow]) -> Iterable[Text]:

@@ -6,20 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sections import Improvement, Latency
-from vitgraph.report.columns import (
-    NO_VALUE,
-    Column,
-    Table,
-    TableSpec,
-    bytes_text,
-    count_text,
-    error_text,
-    fields,
-    ms_text,
-    number_text,
-    share_text,
-    texts,
-)
+from vitgraph.report import say
+from vitgraph.report.columns import Column, Table, TableSpec, fields, texts
 from vitgraph.report.document import NO_VERDICT, Section, Text, section
 from vitgraph.report.views.claims import METRICS, NOT_A_GPU, TAIL_OF_FEW, Claim, claims_of, improvement_columns
 
@@ -77,11 +65,11 @@ def _latency_rows(record: BenchRecord) -> Iterable[tuple[str, ...]]:
     entries = [record.result.latency[series] for series in SIDES]
     tail = ("p99_ms", "P99") if entries[0].p99_supported else ("max_ms", f"M{TAIL_OF_FEW[1:]}")
     for name, label in (("mean_ms", "Mean"), ("p50_ms", "P50"), tail):
-        yield (f"{label}, ms a request", *(ms_text(getattr(entry, name)) for entry in entries))
+        yield (f"{label}, ms a request", *(say.ms(getattr(entry, name)) for entry in entries))
     sides = (claims_of(record, "eager", series).values() for series in SIDES[1:])
     for graph, monolithic in zip(*sides, strict=True):
         label = graph.label[:1].upper() + graph.label[1:]
-        yield f"{label} improvement", NO_VALUE, *map(_improvement, (graph, monolithic))
+        yield f"{label} improvement", say.NO_VALUE, *map(_improvement, (graph, monolithic))
 
 
 def _improvement(claim: Claim) -> str:
@@ -93,21 +81,21 @@ def _graph_rows(record: BenchRecord) -> Iterable[tuple[str, ...]]:
     two_paths, monolithic = record.result.graph, record.result.monolithic
     assert monolithic is not None
     sides = (two_paths, monolithic)
-    shares = [{part.path: share_text(part.waste) for part in parts} for parts in (two_paths.per_path, monolithic.parts)]
+    shares = [{part.path: say.share(part.waste) for part in parts} for parts in (two_paths.per_path, monolithic.parts)]
     paths = dict.fromkeys(path for share in shares for path in share)
     named: list[tuple[str, Sequence[str]]] = [
         ("Hits", [f"{graph.hits:,} of {graph.items:,}" for graph in sides]),
         ("Replays", [f"{graph.replays:,}" for graph in sides]),
         ("Rows used", [f"{graph.tokens_replayed:,}" for graph in sides]),
         ("Rows computed", [f"{graph.budget_tokens_replayed:,}" for graph in sides]),
-        ("Waste", [share_text(graph.waste) for graph in sides]),
-        *((f"Waste, {path}", [share.get(path, NO_VALUE) for share in shares]) for path in paths),
+        ("Waste", [say.share(graph.waste) for graph in sides]),
+        *((f"Waste, {path}", [share.get(path, say.NO_VALUE) for share in shares]) for path in paths),
         ("Graphs", [str(graph.graphs) for graph in sides]),
-        ("Graph pool", [bytes_text(graph.pool_bytes) for graph in sides]),
-        ("Buffers", [bytes_text(graph.buffer_bytes) for graph in sides]),
-        ("Capture, s", [number_text(graph.capture_s, 2) for graph in sides]),
+        ("Graph pool", [say.size(graph.pool_bytes) for graph in sides]),
+        ("Buffers", [say.size(graph.buffer_bytes) for graph in sides]),
+        ("Capture, s", [say.number(graph.capture_s, 2) for graph in sides]),
     ]
-    return ((label, NO_VALUE, *cells) for label, cells in named)
+    return ((label, say.NO_VALUE, *cells) for label, cells in named)
 
 
 def _sentences(record: BenchRecord, claims: Sequence[Claim]) -> Iterable[str]:
@@ -115,7 +103,7 @@ def _sentences(record: BenchRecord, claims: Sequence[Claim]) -> Iterable[str]:
     plan = record.resolved.monolithic if record.resolved else None
     if plan is not None:
         yield (
-            f"The monolithic graph computes a global view and {count_text(plan.max_crops, 'crop')} of every image, "
+            f"The monolithic graph computes a global view and {say.count(plan.max_crops, 'crop')} of every image, "
             f"{plan.item_tokens:,} rows; rows that the image does not have are waste."
         )
     parts = [
@@ -126,5 +114,5 @@ def _sentences(record: BenchRecord, claims: Sequence[Claim]) -> Iterable[str]:
     yield f"Two paths against the monolithic graph: {', '.join(parts)}: {word}."
     found = record.result.correctness
     if found is not None and found.monolithic_max_rel_l2 is not None:
-        error = error_text(found.monolithic_max_rel_l2)
+        error = say.error(found.monolithic_max_rel_l2)
         yield f"Monolithic outputs against eager: largest relative L2 difference {error}."

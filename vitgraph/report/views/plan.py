@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from vitgraph.records.sections import Counters
-from vitgraph.report.columns import Column, Row, Table, TableSpec, count_text, ms_text, share_text, texts
+from vitgraph.report import say
+from vitgraph.report.columns import Column, Row, Table, TableSpec, texts
 from vitgraph.report.document import Document, Facts, Section, Text, section, sections
 from vitgraph.report.views.compare import availability_facts
 from vitgraph.report.views.conditions import budgets_of, compiled_text, limits_text, of_text
@@ -46,7 +47,7 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
         compiled_text(bool(model.get("compile"))),
         f"{graph['packing']} packing",
         budgets_of(resolved["token_budgets"]),
-        f"{count_text(workload['requests'], 'request')} in {count_text(workload['calls'], 'call')}",
+        f"{say.count(workload['requests'], 'request')} in {say.count(workload['calls'], 'call')}",
     )
     expectation = (Facts.of(counter_facts(counters, graph["packing"])), *_use_tables(counters))
     return Document(
@@ -70,7 +71,7 @@ def _plan_facts(resolved: Mapping[str, Any], workload: Mapping[str, Any]) -> Ite
         "Workload",
         f"{workload['name']}: {of_text(workload['requests'], workload['requests_brought'], 'request')}, "
         f"{of_text(workload['items'], workload['items_brought'], 'item')}, "
-        f"{count_text(workload['videos'], 'video')}, {len(workload['skipped'])} skipped",
+        f"{say.count(workload['videos'], 'video')}, {len(workload['skipped'])} skipped",
     )
     for path, budgets in resolved["token_budgets"].items():
         yield f"Budgets ({path})", ", ".join(map(str, budgets))
@@ -100,7 +101,7 @@ def _monolithic_section(
     rows = [
         ("Graphs to capture", str(resolved["graphs"]), str(planned["graphs"])),
         *((f"Expected {name}", *(f"{getattr(side, field):,}" for side in sides)) for name, field in counted),
-        ("Expected waste", *(share_text(side.waste) for side in sides)),
+        ("Expected waste", *(say.share(side.waste) for side in sides)),
     ]
     table = _TWO_PATHS.table(dict(zip(("figure", "graph", "monolithic"), row, strict=True)) for row in rows)
     text = (
@@ -115,11 +116,11 @@ def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | N
     counts, workload = _counters(data["counts"]), data.get("workload") or {}
     refused = len(workload.get("skipped", ()))
     outcome = (
-        count_text(counts.hits, "hit"),
-        count_text(counts.misses, "miss", "misses"),
-        f"{refused} refused of {count_text(workload['items_brought'], 'item')}" if refused else "",
-        count_text(counts.replays, "replay"),
-        f"waste {share_text(counts.waste)}",
+        say.count(counts.hits, "hit"),
+        say.count(counts.misses, "miss", "misses"),
+        f"{refused} refused of {say.count(workload['items_brought'], 'item')}" if refused else "",
+        say.count(counts.replays, "replay"),
+        f"waste {say.share(counts.waste)}",
     )
     paths, used = _use_tables(counts)
     batches = (
@@ -170,8 +171,8 @@ def _batch_rows(batches: Sequence[Mapping[str, Any]]) -> Iterable[Row]:
 def _miss_lines(data: Mapping[str, Any]) -> Iterable[str]:
     for row in data.get("misses", ()):
         sizes = f", {row['smallest_tokens']} to {row['largest_tokens']} tokens" if "smallest_tokens" in row else ""
-        share = f" ({share_text(row['share'])})" if "share" in row else ""
-        yield f"Misses: {count_text(row['items'], 'item')}{share}{sizes}: {row['text']}"
+        share = f" ({say.share(row['share'])})" if "share" in row else ""
+        yield f"Misses: {say.count(row['items'], 'item')}{share}{sizes}: {row['text']}"
 
 
 def _prediction(predicted: Mapping[str, Any] | None) -> Iterable[Text]:
@@ -179,12 +180,12 @@ def _prediction(predicted: Mapping[str, Any] | None) -> Iterable[Text]:
         yield Text("No predicted times: no calibration was given.", "dim")
         return
     if "graph_ms" in predicted:
-        yield Text(f"Predicted {ms_text(predicted['graph_ms'])} ms, eager {ms_text(predicted['eager_ms'])} ms.")
+        yield Text(f"Predicted {say.ms(predicted['graph_ms'])} ms, eager {say.ms(predicted['eager_ms'])} ms.")
     else:
         graph, eager = predicted["graph"], predicted["eager"]
         yield Text(
-            f"Predicted mean {ms_text(graph['mean_ms'])} ms, P99 {ms_text(graph['p99_ms'])} ms; eager "
-            f"{ms_text(eager['mean_ms'])} and {ms_text(eager['p99_ms'])} ms; "
-            f"{share_text(predicted['slower_than_eager_share'])} of the requests slower than eager."
+            f"Predicted mean {say.ms(graph['mean_ms'])} ms, P99 {say.ms(graph['p99_ms'])} ms; eager "
+            f"{say.ms(eager['mean_ms'])} and {say.ms(eager['p99_ms'])} ms; "
+            f"{say.share(predicted['slower_than_eager_share'])} of the requests slower than eager."
         )
     yield Text(predicted["error_text"], "dim")

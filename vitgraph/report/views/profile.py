@@ -8,18 +8,9 @@ from typing import Any
 
 from vitgraph.records.kinds.profile import KernelTime, ModeTrace, NamedKernel, ProfiledCall, ProfileResult
 from vitgraph.records.record import ProfileRecord
+from vitgraph.report import say
 from vitgraph.report.charts_of_bars import draw_parts
-from vitgraph.report.columns import (
-    WITHIN_NOISE,
-    Cell,
-    Column,
-    Row,
-    Table,
-    TableSpec,
-    count_text,
-    fields,
-    number_text,
-)
+from vitgraph.report.columns import Cell, Column, Row, Table, TableSpec, fields
 from vitgraph.report.document import Chart, Document, section
 from vitgraph.report.views.conditions import Ran, items_text
 
@@ -53,7 +44,7 @@ KINDS = TableSpec(
 _TOP = TableSpec(
     "kernels",
     columns=(
-        *fields(NamedKernel, ms="ms", kernels=("Times", lambda n: number_text(n, 0))),
+        *fields(NamedKernel, ms="ms", kernels=("Times", lambda n: say.number(n, 0))),
         Column("kind", "text", "", "its kind", "Kind", of=lambda one: KIND_LABELS.get(one.kind, one.kind)),
         *fields(NamedKernel, name="Name"),
     ),
@@ -83,9 +74,9 @@ def _replays_text(call: ProfiledCall) -> str:
     budgets = ", ".join(
         ("" if replay.path == "default" else f"{replay.path} ") + str(replay.token_budget) for replay in call.replays
     )
-    eager = f", {count_text(call.eager_items, 'item')} eager" if call.eager_items else ""
-    tokens = count_text(call.tokens, "token")
-    return f"{tokens}; {count_text(len(call.replays), 'replay')} (token budget {budgets}){eager}"
+    eager = f", {say.count(call.eager_items, 'item')} eager" if call.eager_items else ""
+    tokens = say.count(call.tokens, "token")
+    return f"{tokens}; {say.count(len(call.replays), 'replay')} (token budget {budgets}){eager}"
 
 
 def _limits(result: ProfileResult) -> dict[str, float | None]:
@@ -101,7 +92,7 @@ def _kind_table(result: ProfileResult) -> Table:
     for mode in result.modes:
         columns.append(Column(f"{mode}_ms", "number", "ms", "its time", mode.capitalize()))
         columns.append(Column(f"{mode}_share", "number", "share", "its share", "Share"))
-        columns.append(Column(f"{mode}_n", "number", "", "how many", counted, lambda n: number_text(n, 0)))
+        columns.append(Column(f"{mode}_n", "number", "", "how many", counted, lambda n: say.number(n, 0)))
     columns.append(Column("limit", "number", "ms", "its arithmetic", "Limit"))
     spec = TableSpec("profile", columns=tuple(columns))
     return spec.table(_shown_rows(result), notes=tuple(_notes(result))).without_empty("limit")
@@ -118,14 +109,14 @@ def _shown_rows(result: ProfileResult) -> Iterable[Row]:
             yield cells
     gaps: dict[str, Any] = {"what": GAPS}
     for mode, of in modes.items():
-        gaps[f"{mode}_ms"] = Cell(WITHIN_NOISE) if of.gap_ms < 0 else of.gap_ms
+        gaps[f"{mode}_ms"] = Cell(say.WITHIN_NOISE) if of.gap_ms < 0 else of.gap_ms
         gaps[f"{mode}_share"] = None if of.gap_ms < 0 else _share(of, of.gap_ms)
     yield gaps
     spans = {name: v for m, of in modes.items() for name, v in ((f"{m}_ms", of.span_ms), (f"{m}_n", of.kernels))}
     yield {"what": "first to last", **spans, "limit": limit.total_ms if limit else None}
     yield {"what": "whole call", **{f"{mode}_ms": of.wall_ms for mode, of in modes.items()}}
     if limit and limit.total_ms:
-        times = {f"{mode}_ms": Cell(f"{number_text(of.wall_ms / limit.total_ms, 2)}×") for mode, of in modes.items()}
+        times = {f"{mode}_ms": Cell(f"{say.number(of.wall_ms / limit.total_ms, 2)}×") for mode, of in modes.items()}
         yield {"what": "over the limit", **times}
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from vitgraph.records.record import Record
 from vitgraph.records.saved_runs import SavedRun
 from vitgraph.records.sections import Latency, RankPart, Sharing
-from vitgraph.report.columns import Column, Row, Table, TableSpec, count_text, fields, ms_text, number_text
+from vitgraph.report import say
+from vitgraph.report.columns import Column, Row, Table, TableSpec, fields
 from vitgraph.report.document import Section, Text, section
 from vitgraph.report.views.conditions import Ran
 
@@ -38,7 +39,7 @@ _PREDICTED = TableSpec(
     (
         Column("assignment", "text", "", "who encodes what", "Assignment"),
         Column("slowest_ms", "number", "ms", "predicted time of the slowest rank", "Slowest rank ms"),
-        Column("imbalance", "number", "ratio", "that over their mean", "over the mean", lambda v: number_text(v, 3)),
+        Column("imbalance", "number", "ratio", "that over their mean", "over the mean", lambda v: say.number(v, 3)),
         Column("rows", "number", "ratio", "pixel rows of the fullest rank over the mean", "Pixel rows over the mean"),
     ),
 )
@@ -57,9 +58,9 @@ def rank_section(latency: Mapping[str, Latency], record: Record) -> Section | No
     """The ranks' part of a run; None for a run of one process."""
     assignment = record.resolved.assignment if record.resolved else None
     lines = [
-        f"{series}: gather {ms_text(sharing.gather_ms)} ms once the last rank is there; the slowest rank encodes "
-        f"{number_text(sharing.time_imbalance, 2)} times the mean of the ranks (pixel rows "
-        f"{number_text(sharing.input_imbalance, 2)}, shared by {assignment or 'size'})"
+        f"{series}: gather {say.ms(sharing.gather_ms)} ms once the last rank is there; the slowest rank encodes "
+        f"{say.number(sharing.time_imbalance, 2)} times the mean of the ranks (pixel rows "
+        f"{say.number(sharing.input_imbalance, 2)}, shared by {assignment or 'size'})"
         for series, entry in latency.items()
         if (sharing := entry.sharing) is not None
     ]
@@ -92,7 +93,7 @@ def sharing_section(sharing: Mapping[str, Any] | None) -> Section | None:
         f"Sharing by cost gives some rank other items in {by_cost['changed_calls']} of {by_cost['calls']} calls; "
         f"the slowest rank gains {gain} (positive = faster)"
     )
-    calls = count_text(by_cost["calls"], "call")
+    calls = say.count(by_cost["calls"], "call")
     title = f"Predicted for {calls} on {sharing['ranks']} ranks, in graphs of exactly their size"
     return section(title, table, Text(text))
 
@@ -107,7 +108,7 @@ def _both(name: str, decimals: int | None = None) -> Any:
         values = [row[f"{mode}_{name}"] for mode in MODES]
         if None in values:
             return None
-        return "→".join(ms_text(value) if decimals is None else number_text(value, decimals) for value in values)
+        return "→".join(say.ms(value) if decimals is None else say.number(value, decimals) for value in values)
 
     return text
 

@@ -8,7 +8,7 @@ from typing import Any
 from vitgraph.records.kinds.tune import TuneResult
 from vitgraph.records.record import TuneRecord, VerifyRecord
 from vitgraph.records.sections import Improvement
-from vitgraph.report.columns import count_text, interval_text, ms_text, number_text, pct_text, share_text
+from vitgraph.report import say
 from vitgraph.report.document import Code, Document, Facts, Text, Verdict, section, sections, sentence
 from vitgraph.report.views.conditions import Ran
 from vitgraph.report.views.tune import by_requests_table
@@ -92,9 +92,9 @@ def _measured_gain(result: TuneResult) -> Improvement | None:
 def _figure(result: TuneResult) -> str:
     gain = _measured_gain(result)
     if gain is None:
-        return f"predicted {pct_text(result.unseen.improvement_pct)} on requests that the settings were not made for"
-    interval = f", 95% CI {interval_text(gain.ci95)}" if gain.ci95 else ", too few calls for an interval"
-    return f"measured {pct_text(gain.improvement_pct)}{interval} on requests that the settings were not made for"
+        return f"predicted {say.pct(result.unseen.improvement_pct)} on requests that the settings were not made for"
+    interval = f", 95% CI {say.interval(gain.ci95)}" if gain.ci95 else ", too few calls for an interval"
+    return f"measured {say.pct(gain.improvement_pct)}{interval} on requests that the settings were not made for"
 
 
 def _gain_facts(result: TuneResult) -> Iterable[tuple[str, str | None]]:
@@ -103,16 +103,19 @@ def _gain_facts(result: TuneResult) -> Iterable[tuple[str, str | None]]:
         yield (
             "Predicted",
             (
-                f"{ms_text(eager.mean_ms)} → {ms_text(best.latency.mean_ms)} ms a request, "
-                f"{share_text(best.slower_share)} of the requests slower"
+                f"{say.ms(eager.mean_ms)} → {say.ms(best.latency.mean_ms)} ms a request, "
+                f"{say.share(best.slower_share)} of the requests slower"
             ),
         )
     for name, strategy in (result.measured.strategies if result.measured else {}).items():
         gain = strategy.against_eager.mean if strategy.against_eager else None
-        ends = f", 95% CI {interval_text(gain.ci95)}" if gain and gain.ci95 else ""
-        more = f" ({pct_text(gain.improvement_pct)}{ends})" if gain else ""
-        yield f"Measured, {name.replace('_', ' ')}", f"{ms_text(strategy.latency.mean_ms)} ms a request{more}"
-    yield "Costs", f"{count_text(result.best.graphs, 'graph')}, {number_text(result.best.capture_s, 1)} s of capturing"
+        ends = f", 95% CI {say.interval(gain.ci95)}" if gain and gain.ci95 else ""
+        more = f" ({say.pct(gain.improvement_pct)}{ends})" if gain else ""
+        yield f"Measured, {name.replace('_', ' ')}", f"{say.ms(strategy.latency.mean_ms)} ms a request{more}"
+    yield (
+        "Costs",
+        f"{say.count(result.best.graphs, 'graph')}, {say.number(result.best.capture_s, 1)} s of capturing",
+    )
 
 
 def _sure_facts(
@@ -127,9 +130,9 @@ def _sure_facts(
         yield "Measured here", "nothing: there is no GPU, and every figure is predicted"
     else:
         mode = "" if measured.mode == "cuda" else "; replayed on a CPU, which saves no launches"
-        yield "Measured here", f"{measured.calls} of {count_text(measured.calls_of_workload, 'unseen call')}{mode}"
+        yield "Measured here", f"{measured.calls} of {say.count(measured.calls_of_workload, 'unseen call')}{mode}"
         yield "Why not", "; ".join(measured.problems)
     for model in verified.result.models if verified is not None else ():
         distance = "nothing compared" if model.max_rel_l2 is None else f"largest distance {model.max_rel_l2:.2g}"
         failed = f", failed: {', '.join(model.failed_checks)}" if model.failed_checks else ""
-        yield "Replay against eager", f"{model.status}, {count_text(model.calls, 'random call')}, {distance}{failed}"
+        yield "Replay against eager", f"{model.status}, {say.count(model.calls, 'random call')}, {distance}{failed}"

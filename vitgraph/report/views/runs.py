@@ -12,21 +12,8 @@ from vitgraph.records.record import BenchRecord, Record
 from vitgraph.records.sample_table import COLUMNS, MEANINGS
 from vitgraph.records.saved_runs import SavedRun
 from vitgraph.records.sections import GraphFacts, Resolved, Workload
-from vitgraph.report.columns import (
-    RUN_COLUMN,
-    Cell,
-    Column,
-    Table,
-    TableSpec,
-    budgets_text,
-    count_text,
-    fields,
-    interval_text,
-    join_tables,
-    pct_text,
-    share_text,
-    texts,
-)
+from vitgraph.report import say
+from vitgraph.report.columns import RUN_COLUMN, Cell, Column, Table, TableSpec, fields, join_tables, texts
 from vitgraph.report.document import NO_VERDICT, Code, Document, Text, command_text, section, sections
 from vitgraph.report.views.bench import bench_document, verdict_of
 from vitgraph.report.views.claims import GAP_MEANING, IMPROVEMENT_NOTE, Claim, claims_of
@@ -137,7 +124,7 @@ def runs_document(runs: Sequence[SavedRun]) -> Document:
     commands = "\n\n".join(dict.fromkeys(command_text(record.command) for record in records))
     return Document(
         name="vitgraph bench",
-        title=count_text(len(runs), "run"),
+        title=say.count(len(runs), "run"),
         what=shared,
         sections=sections(
             section("", overview, *remarks),
@@ -168,7 +155,7 @@ def _measured(record: BenchRecord) -> dict[str, Any]:
     claims, comparison = claims_of(record), record.result.comparison
     pair = comparison.pair("eager", "graph")
     slower = pair.slower if pair and comparison.requests else None
-    share = "" if slower is None else share_text(slower.over_2pct_share)
+    share = "" if slower is None else say.share(slower.over_2pct_share)
     return {
         "row": record.resolved.row if record.resolved else None,
         "model": Ran(record).model,
@@ -185,8 +172,8 @@ def _claim_cells(metric: str, claim: Claim | None) -> Iterable[tuple[str, str]]:
     if claim is None:
         return
     yield f"{metric}_ms", f"max {claim.times}" if claim.is_tail_of_few else claim.times
-    interval = interval_text(claim.ci95).removesuffix("%")
-    yield metric, pct_text(claim.improvement_pct) + (f" ({interval})" if interval else "")
+    interval = say.interval(claim.ci95).removesuffix("%")
+    yield metric, say.pct(claim.improvement_pct) + (f" ({interval})" if interval else "")
 
 
 def _verdict(record: BenchRecord, claims: Mapping[str, Claim]) -> Cell:
@@ -201,7 +188,7 @@ def _size_text(record: BenchRecord) -> str:
     if record.workload is None or record.resolved is None:
         return ""
     rounds = record.result.comparison.rounds or record.resolved.rounds or 1
-    parts = [count_text(record.workload.requests, "request"), count_text(rounds, "round"), Ran(record).per_call]
+    parts = [say.count(record.workload.requests, "request"), say.count(rounds, "round"), Ran(record).per_call]
     return ", ".join(parts)
 
 
@@ -221,7 +208,7 @@ def _run_table(run: SavedRun) -> Table:
         "ran": Ran(record),
         "graph": record.result.graph,
         "compared": comparison if comparison.requests else None,
-        "token_budgets": budgets_text(record.resolved.token_budgets) if record.resolved else None,
+        "token_budgets": say.budgets(record.resolved.token_budgets) if record.resolved else None,
         "graphs_dropped": len(record.result.graph.dropped),
         "command": shlex.join(record.command),
     }

@@ -20,21 +20,10 @@ from vitgraph.records.kinds.tune import (
 from vitgraph.records.record import TuneRecord
 from vitgraph.records.sections import Counters, GraphUse
 from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.report import say
 from vitgraph.report.charts_of_bars import draw_budgets
 from vitgraph.report.charts_of_times import Setting, draw_pareto
-from vitgraph.report.columns import (
-    Cell,
-    Column,
-    Table,
-    TableSpec,
-    budgets_text,
-    count_text,
-    fields,
-    ms_text,
-    number_text,
-    pct_text,
-    share_text,
-)
+from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields
 from vitgraph.report.document import Chart, Code, Document, Facts, Section, Text, Verdict, section, sections, sentence
 from vitgraph.report.views.conditions import Ran, compiled_text, limits_text
 from vitgraph.report.views.graph_tables import GRAPH_KEY, budget_uses, compact, sides_of
@@ -59,7 +48,7 @@ PREDICTED = TableSpec(
         Column("improvement_pct", "number", "%", "improvement of the mean over eager", "Gain"),
         Column("slower_share", "number", "share", "requests slower than eager", "Slower"),
         *fields(Evaluation, "of", graphs="Graphs", memory_bytes="Memory"),
-        *fields(Evaluation, "of", capture_s=("Capture s", lambda s: number_text(s, 1))),
+        *fields(Evaluation, "of", capture_s=("Capture s", lambda s: say.number(s, 1))),
     ),
     counts="requests",
 )
@@ -121,7 +110,7 @@ def tune_document(record: TuneRecord) -> Document:
     """The report of a tuning result."""
     result, ran = record.result, Ran(record)
     misses = (
-        f"Misses: {count_text(miss.items, 'item')} ({share_text(miss.share)}), {miss.smallest_tokens} to "
+        f"Misses: {say.count(miss.items, 'item')} ({say.share(miss.share)}), {miss.smallest_tokens} to "
         f"{miss.largest_tokens} tokens: {miss.text}"
         for miss in result.misses
     )
@@ -157,7 +146,7 @@ def _what(ran: Ran, result: TuneResult) -> tuple[str, ...]:
         encoder.attn_backend if encoder else ran.backend,
         compiled_text(True) if encoder and encoder.compiled_blocks else ran.compiled,
         f"{best.packing} packing",
-        f"{count_text(len(flat), 'budget')} {flat[0]} to {flat[-1]}" if flat else "",
+        f"{say.count(len(flat), 'budget')} {flat[0]} to {flat[-1]}" if flat else "",
         ran.per_call,
         ran.measured,
         f"calibration {used.label}, {used.created_at}",
@@ -198,22 +187,22 @@ def _measured_section(measured: Measured | None) -> Section | None:
     if measured is None:
         return None
     noise, closed = measured.request_noise_pct, measured.closed
-    threshold = "not known from so few repeats" if noise is None else f"{number_text(noise, 1)}%"
+    threshold = "not known from so few repeats" if noise is None else f"{say.number(noise, 1)}%"
     lines = [
-        f"Closed from the automatic list to the oracle: mean {share_text(closed.mean)}, median "
-        f"{share_text(closed.median)}; slower = beyond the noise of a request, {threshold}."
+        f"Closed from the automatic list to the oracle: mean {say.share(closed.mean)}, median "
+        f"{say.share(closed.median)}; slower = beyond the noise of a request, {threshold}."
     ]
     tuned = measured.strategies.get("tuned")
     error = tuned.prediction_error if tuned else None
     if tuned and error and error.median_pct is not None:
         lines.append(
-            f"Predicted mean {ms_text(tuned.predicted_mean_ms)} ms, measured {ms_text(tuned.latency.mean_ms)} ms; "
-            f"median error of a call {number_text(error.median_pct, 1)}%, P90 {number_text(error.p90_pct, 1)}%."
+            f"Predicted mean {say.ms(tuned.predicted_mean_ms)} ms, measured {say.ms(tuned.latency.mean_ms)} ms; "
+            f"median error of a call {say.number(error.median_pct, 1)}%, P90 {say.number(error.p90_pct, 1)}%."
         )
     few = any(not strategy.latency.p99_supported for strategy in measured.strategies.values())
     table = MEASURED.of(
         (_strategy_row(name, strategy) for name, strategy in measured.strategies.items()),
-        title=f"{MEASURED.title}, on {count_text(measured.calls, 'call')}",
+        title=f"{MEASURED.title}, on {say.count(measured.calls, 'call')}",
         notes=(_TAIL_NOTE,) if few else (),
     )
     problems = (Text(f"invalid: {problem}", "invalid") for problem in measured.problems)
@@ -238,12 +227,12 @@ def _setting_facts(result: TuneResult) -> Iterable[tuple[str, str]]:
     best, search = result.best.settings, result.search
     lists = best.token_budgets.values() if isinstance(best.token_budgets, dict) else [best.token_budgets]
     yield "For", result.settings_for
-    yield "Budgets", f"{sum(map(len, lists))}: {budgets_text(best.token_budgets).replace(' ', ', ')}"
+    yield "Budgets", f"{sum(map(len, lists))}: {say.budgets(best.token_budgets).replace(' ', ', ')}"
     yield "Items / frames a replay", limits_text(best.max_vision_items_per_batch, best.max_frames_per_batch)
     yield "Packing", best.packing
-    yield "Hits", f"{result.hits:,} of {result.items:,} items, waste {share_text(result.waste)}"
+    yield "Hits", f"{result.hits:,} of {result.items:,} items, waste {say.share(result.waste)}"
     how = "all settings tried" if search.is_exhaustive else "exact list" if search.is_exact else "best found"
-    yield "Search", f"{how}, {count_text(search.evaluations, 'evaluation')}"
+    yield "Search", f"{how}, {say.count(search.evaluations, 'evaluation')}"
 
 
 def _setting_row(name: str, found: Evaluation | PredictedLatency) -> dict[str, Any]:
@@ -254,8 +243,8 @@ def _setting_row(name: str, found: Evaluation | PredictedLatency) -> dict[str, A
     flat = settings.token_budgets if isinstance(settings.token_budgets, tuple) else ()
     return row | {
         "limits": limits_text(settings.max_vision_items_per_batch, settings.max_frames_per_batch),
-        "budgets": f"{len(flat)}: {flat[0]} to {flat[-1]}" if flat else budgets_text(settings.token_budgets),
-        "token_budgets": budgets_text(settings.token_budgets),
+        "budgets": f"{len(flat)}: {flat[0]} to {flat[-1]}" if flat else say.budgets(settings.token_budgets),
+        "token_budgets": say.budgets(settings.token_budgets),
     }
 
 
@@ -287,7 +276,7 @@ def _paste_section(result: TuneResult) -> Section:
     if beyond is not None:
         lines.append(
             f"vLLM's manager lacks: {'; '.join(beyond.points)}. Its own best is predicted at "
-            f"{ms_text(beyond.mean_ms)} ms, {pct_text(-beyond.loss_pct)} against these settings (positive = faster)."
+            f"{say.ms(beyond.mean_ms)} ms, {say.pct(-beyond.loss_pct)} against these settings (positive = faster)."
         )
     if result.serve_line is None:
         lines.append(

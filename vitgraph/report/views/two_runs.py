@@ -11,22 +11,9 @@ import numpy as np
 from vitgraph.records.saved_runs import SavedRun
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison
+from vitgraph.report import say
 from vitgraph.report.charts_of_times import ImprovementBar, draw_distribution, draw_improvements
-from vitgraph.report.columns import (
-    NO_VALUE,
-    Cell,
-    Column,
-    Row,
-    TableSpec,
-    budgets_text,
-    bytes_text,
-    interval_text,
-    ms_text,
-    number_text,
-    pct_text,
-    share_text,
-    texts,
-)
+from vitgraph.report.columns import Cell, Column, Row, TableSpec, texts
 from vitgraph.report.document import Chart, Code, Document, Text, Verdict, command_text, section, sections
 from vitgraph.report.views.claims import floor_text, headline_of, improvement_columns
 from vitgraph.report.views.conditions import Ran
@@ -61,8 +48,8 @@ _SHOWN = TableSpec(
         Column("series", "text", "", "the series", "Series", of=lambda row: MODE_NAMES[row.mode]),
         Column("metric", "text", "", "the metric", "Metric", of=lambda row: _metric(row)),
         Column("times", "text", "ms", "both times", "First→second ms", of=lambda row: _times(row)),
-        Column("improvement", "text", "%", "what it gains", "Improvement", pct_text, "improvement_pct"),
-        Column("ci95", "text", "%", "its interval", "95% CI", interval_text),
+        Column("improvement", "text", "%", "what it gains", "Improvement", say.pct, "improvement_pct"),
+        Column("ci95", "text", "%", "its interval", "95% CI", say.interval),
         Column("floor", "text", "%", "noise floor", "Noise floor", of=lambda row: _floor(row)),
         Column("verdict", "text", "", "on the second run", "Verdict", of=lambda row: _verdict(row)),
     ),
@@ -76,8 +63,8 @@ def two_runs_document(comparison: RunComparison) -> Document:
     first, second = Ran(comparison.first.record), Ran(comparison.second.record)
     mean = comparison.row("graph", "mean")
     compared = ", ".join(map(str, comparison.differing)) or "a repeat; nothing that is recorded differs"
-    interval = f", 95% CI {interval_text(mean.ci95)}" if mean.ci95 else ""
-    figure = f"mean latency in graph mode {pct_text(mean.improvement_pct)} ({_times(mean)} ms){interval}"
+    interval = f", 95% CI {say.interval(mean.ci95)}" if mean.ci95 else ""
+    figure = f"mean latency in graph mode {say.pct(mean.improvement_pct)} ({_times(mean)} ms){interval}"
     headline = headline_of(comparison.verdict, "The second run is", "Both runs")
     shared = [phrase for phrase in first.conditions() if phrase in second.conditions()]
     few = f"; P99 needs {P99_MIN_SAMPLES}" if comparison.requests < P99_MIN_SAMPLES else ""
@@ -141,7 +128,7 @@ def _metric(row: DeltaRow) -> str:
 
 
 def _times(row: DeltaRow) -> str:
-    return f"{ms_text(row.first_ms)}→{ms_text(row.second_ms)}"
+    return f"{say.ms(row.first_ms)}→{say.ms(row.second_ms)}"
 
 
 def _floor(row: DeltaRow) -> str | None:
@@ -156,14 +143,14 @@ def _side(ran: Ran) -> Iterable[tuple[str, str]]:
     graph, resolved = ran.record.result.graph, ran.record.resolved  # type: ignore[attr-defined]
     yield "Backend", ran.backend
     yield "Blocks compiled", "yes" if resolved and resolved.compile else "no"
-    yield "Packing", graph.policy or NO_VALUE
-    yield "Token budgets", budgets_text(resolved.token_budgets) if resolved else NO_VALUE
-    yield "Hits", f"{share_text(graph.hit_rate)} of {graph.items:,}"
-    yield "Waste", share_text(graph.waste)
+    yield "Packing", graph.policy or say.NO_VALUE
+    yield "Token budgets", say.budgets(resolved.token_budgets) if resolved else say.NO_VALUE
+    yield "Hits", f"{say.share(graph.hit_rate)} of {graph.items:,}"
+    yield "Waste", say.share(graph.waste)
     yield "Graphs", str(graph.graphs)
-    yield "Capture", f"{number_text(graph.capture_s, 2)} s"
-    yield "Graph pool", bytes_text(graph.pool_bytes)
-    yield "Buffers", bytes_text(graph.buffer_bytes)
+    yield "Capture", f"{say.number(graph.capture_s, 2)} s"
+    yield "Graph pool", say.size(graph.pool_bytes)
+    yield "Buffers", say.size(graph.buffer_bytes)
     yield "Measured", ran.record.created_at
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.records.record import VerifyRecord
-from vitgraph.report.columns import Cell, Column, TableSpec, count_text, error_text, fields, number_text
+from vitgraph.report import say
+from vitgraph.report.columns import Cell, Column, TableSpec, fields
 from vitgraph.report.document import Document, Section, Text, Verdict, section, sections
 from vitgraph.report.views.conditions import Ran, backend_text, compiled_text
 
@@ -17,9 +18,9 @@ MODELS = TableSpec(
     columns=(
         Column("model", "text", "", "preset, row or architecture", "Model"),
         Column("status", "text", "", "how it ended", "Status", of=lambda row: _status(row["of"])),
-        *fields(VerifiedModel, "of", max_rel_l2=("Rel. L2", error_text)),
+        *fields(VerifiedModel, "of", max_rel_l2=("Rel. L2", say.error)),
         Column("graphs", "text", "graphs", "graphs captured, and how many did not fit", "Graphs"),
-        *fields(VerifiedModel, "of", calls="Calls", items="Items", seconds=("Seconds", lambda s: number_text(s, 1))),
+        *fields(VerifiedModel, "of", calls="Calls", items="Items", seconds=("Seconds", lambda s: say.number(s, 1))),
     ),
 )
 CHECKS = TableSpec(
@@ -68,7 +69,7 @@ def name_of(model: VerifiedModel) -> str:
 
 
 def _count(models: Sequence[VerifiedModel]) -> str:
-    return count_text(len(models), "encoder")
+    return say.count(len(models), "encoder")
 
 
 def _status(of: VerifiedModel | Check) -> Cell:
@@ -98,5 +99,5 @@ def _setting(model: VerifiedModel) -> str:
     backend = backend_text(model.backend_requested, model.backend_used)
     ranks = f" on {model.ranks} ranks" if model.ranks > 1 else ""
     place = f"{model.dtype} on {model.device}, {backend}, {compiled_text(bool(model.compiled_blocks))}{ranks}"
-    own = "" if model.own_error is None else f" (or 1.5 times eager's own from float32, {error_text(model.own_error)})"
+    own = "" if model.own_error is None else f" (or 1.5 times eager's own from float32, {say.error(model.own_error)})"
     return f"Relative L2 distance from eager of at most {model.tolerance:g}{own}; {place}"

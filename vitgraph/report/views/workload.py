@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitgraph.report.charts import BLUE, bar_labels, new_axes, new_figure
+from vitgraph.report import say
+from vitgraph.report.charts import BLUE, new_axes, new_figure
+from vitgraph.report.charts_of_bars import draw_rows
 from vitgraph.report.charts_of_times import draw_distribution, draw_sizes
-from vitgraph.report.columns import NO_VALUE, Column, Table, TableSpec, count_text, is_number, share_text
+from vitgraph.report.columns import Column, Row, Table, TableSpec
 from vitgraph.report.document import Chart, Code, Document, Section, Text, section, sections
 
 if TYPE_CHECKING:
@@ -72,11 +74,11 @@ def workload_document(
     """
     statement = facts["provenance"].get("statement")
     what = (
-        count_text(facts["requests"], "request"),
-        count_text(facts["images"], "image"),
-        count_text(facts["videos"], "video"),
+        say.count(facts["requests"], "request"),
+        say.count(facts["images"], "image"),
+        say.count(facts["videos"], "video"),
         f"{len(facts['skipped'])} left out",
-        count_text(facts["distinct_sizes"], "distinct size"),
+        say.count(facts["distinct_sizes"], "distinct size"),
         f"fingerprint {facts['fingerprint']}",
     )
     return Document(
@@ -100,12 +102,12 @@ def saved_trace_document(facts: Mapping[str, Any]) -> Document:
         facts: `path`, `requests`, `items`, `videos`, `fingerprint`, `skipped` and `provenance` of the workload.
     """
     without = facts["provenance"].get("lines_without_size")
-    named = f"{count_text(without, 'line')} of {facts['provenance']['lines']} named no size" if without else ""
-    items = f"{count_text(facts['items'], 'item')} ({count_text(facts['videos'], 'video')})"
+    named = f"{say.count(without, 'line')} of {facts['provenance']['lines']} named no size" if without else ""
+    items = f"{say.count(facts['items'], 'item')} ({say.count(facts['videos'], 'video')})"
     return Document(
         name="vitgraph workload",
         title=f"saved {facts['path']}",
-        what=(count_text(facts["requests"], "request"), items, f"fingerprint {facts['fingerprint']}"),
+        what=(say.count(facts["requests"], "request"), items, f"fingerprint {facts['fingerprint']}"),
         sections=sections(
             section("", Text(named, "warning") if named else None, *_left_out(facts["skipped"])),
             section("", Text("Replay it with:"), _bench_of(facts)),
@@ -133,26 +135,22 @@ _TOKEN_QUANTITIES = (
 
 
 def _distributions(facts: Mapping[str, Any], quantities: Sequence[tuple[str, str, int]] = _QUANTITIES) -> Table:
-    rows = [
+    return DISTRIBUTIONS.table(
         {"quantity": name, **{column: _figure(facts[key][column], decimals, column) for column in _QUANTILES}}
         for name, key, decimals in quantities
         if facts[key]["n"]
-    ]
-    return DISTRIBUTIONS.table(rows)
+    )
 
 
-def _distribution_rows(facts: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
-    for name, key, _ in _QUANTITIES:
-        yield {"quantity": name, **{column: facts[key].get(column) for column in _QUANTILES}}
-    for model in facts["models"]:
-        for name, key, _ in _TOKEN_QUANTITIES:
-            values = {column: model[key].get(column) for column in _QUANTILES}
-            yield {"quantity": f"{name}, {model['model']}", **values}
+def _distribution_rows(facts: Mapping[str, Any]) -> Iterable[Row]:
+    tokens = ((name, model, f", {model['model']}") for model in facts["models"] for name in _TOKEN_QUANTITIES)
+    for (name, key, _), of, suffix in (*((name, facts, "") for name in _QUANTITIES), *tokens):
+        yield {"quantity": f"{name}{suffix}", **{column: of[key].get(column) for column in _QUANTILES}}
 
 
 def _figure(value: Any, decimals: int, column: str) -> str:
-    if not is_number(value):
-        return NO_VALUE
+    if not say.is_number(value):
+        return say.NO_VALUE
     # A percentile of whole numbers may lie between two of them; the mean nearly always does.
     places = decimals if decimals or float(value).is_integer() or (column != "mean" and value >= 100) else 1
     return f"{value:.{places}f}"
@@ -162,7 +160,7 @@ def _common(facts: Mapping[str, Any]) -> Text:
     parts = []
     for size in facts["common_sizes"][:_LISTED]:
         frames = "" if size["frames"] == 1 else f"x{size['frames']}"
-        parts.append(f"{size['width']}x{size['height']}{frames} ({share_text(size['share'])})")
+        parts.append(f"{size['width']}x{size['height']}{frames} ({say.share(size['share'])})")
     return Text(f"Most frequent: {', '.join(parts)}")
 
 
@@ -177,12 +175,12 @@ def _model_section(model: Mapping[str, Any]) -> Section:
     title = f"Output tokens with {model['model']} ({model['row']})"
     refused = None
     if model["refused"]:
-        count = count_text(sum(model["refused"].values()), "item")
+        count = say.count(sum(model["refused"].values()), "item")
         refused = Text(f"{count} not taken, for example: {next(iter(model['refused']))}", "warning")
     if not model["tokens_per_item"]["n"]:
         return section(title, refused, Text("The model takes none of the items."))
-    common = ", ".join(f"{one['tokens']} ({share_text(one['share'])})" for one in model["common_tokens"][:_LISTED])
-    text = Text(f"{count_text(model['distinct_tokens'], 'distinct count')}; most frequent: {common}")
+    common = ", ".join(f"{one['tokens']} ({say.share(one['share'])})" for one in model["common_tokens"][:_LISTED])
+    text = Text(f"{say.count(model['distinct_tokens'], 'distinct count')}; most frequent: {common}")
     table = _distributions(model, _TOKEN_QUANTITIES)
     return section(title, refused, table, text, HISTOGRAM.table(_histogram_rows(model["histogram"])))
 
@@ -205,7 +203,7 @@ def _charts(
     name: str, sizes: Mapping[tuple[int, int, int], int], tokens: Mapping[str, Sequence[int]]
 ) -> Iterable[Chart]:
     if sizes:
-        title = f"{name} · {count_text(sum(sizes.values()), 'item')}"
+        title = f"{name} · {say.count(sum(sizes.values()), 'item')}"
         yield Chart("sizes", "Height over width of the items", partial(draw_sizes, title, sizes))
     series = {model.rsplit("/", 1)[-1]: np.asarray(of, dtype=np.float64) for model, of in tokens.items() if of}
     if series:
@@ -219,17 +217,14 @@ def _charts(
 def call_facts(sizes: Sequence[int], items: Sequence[int]) -> dict[str, Any]:
     """How many calls have how many requests and items; the largest sizes are one row."""
     counts = Counter(sizes)
-    kept = sorted(counts)[:_MOST_BARS]
-    rows: list[dict[str, Any]] = [
-        {"requests": str(size), "calls": counts[size], "weight": size * counts[size]} for size in kept
-    ]
-    rest = [size for size in counts if size > kept[-1]]
-    if rest:
-        calls, weight = sum(counts[size] for size in rest), sum(size * counts[size] for size in rest)
-        rows.append({"requests": f"{min(rest)} to {max(rest)}", "calls": calls, "weight": weight})
-    total = sum(sizes)
-    for row in rows:
-        row |= {"share": row["calls"] / len(sizes), "of_requests": row.pop("weight") / total}
+    ordered, total = sorted(counts), sum(sizes)
+    groups = [[size] for size in ordered[:_MOST_BARS]] + [group for group in [ordered[_MOST_BARS:]] if group]
+    rows = []
+    for group in groups:
+        name = f"{group[0]} to {group[-1]}" if len(group) > 1 else str(group[0])
+        calls, requests = sum(counts[size] for size in group), sum(size * counts[size] for size in group)
+        shares = {"share": calls / len(sizes), "of_requests": requests / total}
+        rows.append({"requests": name, "calls": calls, **shares})
     return {
         "calls": len(sizes),
         "requests": total,
@@ -246,21 +241,21 @@ def calls_document(facts: Mapping[str, Any]) -> Document:
     Args:
         facts: `call_facts` of the calls, with `path`, `name` and `provenance`.
     """
-    engine, rate = facts["provenance"].get("engine"), facts["provenance"].get("request_rate")
-    split = facts["provenance"].get("requests_split_over_calls")
-    notes = [f"Arrivals: {rate} requests a second; {engine}." if engine else "", ""]
-    if split:
-        notes[1] = f"{count_text(split, 'part')} of requests whose items are in several calls count as requests."
+    names = ("engine", "request_rate", "requests_split_over_calls")
+    engine, rate, split = (facts["provenance"].get(name) for name in names)
+    arrivals = f"Arrivals: {rate} requests a second; {engine}."
+    parts = f"{say.count(split or 0, 'part')} of requests whose items are in several calls count as requests."
+    notes = [Text(note, "dim") for note, is_said in ((arrivals, engine), (parts, split)) if is_said]
     return Document(
         name="vitgraph workload calls",
         title=f"saved {facts['path']}",
         what=(
-            count_text(facts["calls"], "call"),
-            count_text(facts["requests"], "request"),
+            say.count(facts["calls"], "call"),
+            say.count(facts["requests"], "request"),
             f"{facts['mean_requests_per_call']:.2f} requests a call in the mean",
         ),
         sections=sections(
-            section("", *(Text(note, "dim") for note in notes if note), CALLS.table(facts["sizes"])),
+            section("", *notes, CALLS.table(facts["sizes"])),
             section("", Text("Run them with:"), _bench_of(facts)),
             section("Charts", Chart("calls", "Requests a call", partial(draw_calls, facts))),
         ),
@@ -274,9 +269,7 @@ def draw_calls(facts: Mapping[str, Any]) -> Figure:
     subtitle = f"{facts['name']} · {facts['calls']:,} calls of {facts['requests']:,} requests"
     figure = new_figure("Requests a call", subtitle, 1.6 + 0.32 * len(rows))
     (axes,) = new_axes(figure)
-    places = np.arange(len(rows))[::-1]
-    bars = axes.barh(places, [100 * row["share"] for row in rows], height=0.7, color=BLUE)
-    bar_labels(axes, bars, [f"{row['calls']:,}" for row in rows])
-    axes.set(yticks=places, yticklabels=[row["requests"] for row in rows], xlabel="Share of the calls (%)")
-    axes.set_ylabel("Requests a call")
+    names, shares = [row["requests"] for row in rows], [100 * row["share"] for row in rows]
+    draw_rows(axes, names, shares, [f"{row['calls']:,}" for row in rows], color=BLUE)
+    axes.set(xlabel="Share of the calls (%)", ylabel="Requests a call")
     return figure
