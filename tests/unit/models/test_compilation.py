@@ -93,19 +93,20 @@ def test_a_home_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_loading_a_compiled_tower_compiles_once_and_says_what_it_took(traced_only: None) -> None:
     plain, plain_facts = encoder_of("qwen3-vl-debug")
-    compiled, facts = encoder_of("qwen3-vl-debug", compile=True)
-    assert "compile_s" not in plain_facts
-    assert facts["compiled_blocks"] == len(compiled.repeated_blocks())
-    assert facts["compile_s"] > 0
+    compiled, compiled_facts = encoder_of("qwen3-vl-debug", compile=True)
+    assert plain_facts.compiled is None
+    facts = compiled_facts.compiled
+    assert facts is not None and facts.blocks == len(compiled.repeated_blocks())
+    assert facts.seconds is not None and facts.seconds > 0
     # All layers share one block; a second length may cost a second compilation, but no layer does.
-    assert 1 <= facts["compilations"] <= 2
-    assert facts["compile_cache_dir"] == os.environ[CACHE_VARIABLE]
+    assert 1 <= facts.compilations <= 2
+    assert facts.cache_dir == os.environ[CACHE_VARIABLE]
     for side in (96, 256):
         item = plain.rule.image_geometry(side, side + 32)
         inputs = plain.make_inputs([item], plain.random_pixels(plain.rule.pixel_rows(item), 1))
         with torch.inference_mode():
             assert relative_l2(compiled.encoder_eager_forward(inputs), plain.encoder_eager_forward(inputs)) <= 1e-5
-    assert compile_facts()["compilations"] == facts["compilations"]
+    assert compile_facts()["compilations"] == facts.compilations
 
 
 @pytest.mark.slow
@@ -113,8 +114,8 @@ def test_each_tower_is_counted_for_itself(traced_only: None) -> None:
     first, _ = encoder_of("qwen3-vl-debug", compile=True)
     second, _ = encoder_of("qwen3-vl-debug")
     compile_blocks(second)
-    assert (compile_facts()["compile_s"], compile_facts()["compilations"]) == (0.0, 0)
-    assert compile_now(second)["compile_s"] >= 0
+    assert (compile_facts()["seconds"], compile_facts()["compilations"]) == (0.0, 0)
+    assert compile_now(second)["seconds"] >= 0
     assert len(first.repeated_blocks()) == len(second.repeated_blocks())
 
 

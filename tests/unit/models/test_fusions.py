@@ -129,7 +129,7 @@ def test_which_rows_have_such_products(row: Any, on_cpu: None, monkeypatch: pyte
     monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
     spec = ModelSpec(row.debug_preset, load_format="dummy", device="cpu", compile=True)
     _, facts = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=HALF)
-    assert facts["compile_fusions"] == {
+    assert facts.compiled is not None and facts.compiled.fusions == {
         "persistent_reductions": False,
         "gelu_epilogues": EPILOGUES[row.name],
         "erf_gelus": int(row.name == "internvl"),

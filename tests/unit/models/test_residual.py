@@ -142,7 +142,7 @@ def test_towers_leave_their_sums_open_in_one_compilation(name: str, monkeypatch:
         rows = sum(encoder.rule.pixel_rows(item)["pixel_values"] for item in items)
         inputs = encoder.make_inputs(items, encoder.random_pixels({"pixel_values": rows}, 0))
         outputs.append(encoder.encoder_eager_forward(inputs))
-    assert facts["compile_fusions"]["open_sums"]
+    assert facts.compiled is not None and facts.compiled.fusions["open_sums"]
     # One kind of block, and where there are some, the position embeddings.
-    assert facts["compilations"] == 1 + len(encoder.compiled_functions)
+    assert facts.compiled.compilations == 1 + len(encoder.compiled_functions)
     assert float((outputs[1] - outputs[0]).norm() / outputs[0].norm()) <= 1e-5
