@@ -83,6 +83,7 @@ def tune(
     from vitgraph.tuning.advice import tune_budgets as search
 
     goal, limits = check_goals(spec)
+    factor, *said = _host(spec, profile)
     advice = search(
         prepared.calls,
         prepared.source,
@@ -96,7 +97,9 @@ def tune(
         share=spec.search_share,
         seed=spec.bench.workload.seed,
         doubts=[*filter(None, [profile.compile_doubt(spec.bench.model.compile)])],
+        host_factor=factor,
     )
+    advice.note(*said)
     advice.note(*refusal_notes(prepared.source.name, prepared.calls, prepared.skipped))
     save = TuningSaver(results, spec, prepared, profile, advice)
     save()
@@ -109,6 +112,17 @@ def tune(
     elif spec.verifies:
         progress.note("no GPU here: the result is predicted, with the model's error, and not measured")
     return save(), save.failure
+
+
+def _host(spec: TuneSpec, profile: CalibrationProfile) -> tuple[float, str]:
+    """How many times as long as the profile's host the one to serve on takes, and what is known of it."""
+    if not is_on_gpu(spec.bench.model.device):
+        return 1.0, "eager is predicted as on the profile's host; with a GPU here, this host is compared with it"
+    from vitgraph.measure.setup import resolve_device
+    from vitgraph.predict.doubt import host_factor
+    from vitgraph.tuning.host_watch import host_layer_us
+
+    return host_factor(profile.host, host_layer_us(resolve_device(spec.bench.model.device)))
 
 
 def _regroup(spec: TuneSpec, prepared: PreparedBench) -> Callable[[int], list[EncoderCall]] | None:

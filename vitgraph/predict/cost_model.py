@@ -168,6 +168,7 @@ class CostModel:
 
     Args:
         profile: What was measured.
+        host_factor: How many times as long as the profile's host the one to predict for takes.
 
     Attributes:
         profile: The same.
@@ -181,7 +182,7 @@ class CostModel:
         ProfileError: The profile has too few points.
     """
 
-    def __init__(self, profile: CalibrationProfile) -> None:
+    def __init__(self, profile: CalibrationProfile, host_factor: float = 1.0) -> None:
         check_profile(profile)
         self.profile = profile
         self.replay = {
@@ -190,6 +191,8 @@ class CostModel:
         }
         self._correction_at, self._correction = np.array([0.0]), np.array([0.0])
         self._fit_eager()
+        self.launch_ms *= host_factor
+        self.launch_item_ms *= host_factor
         self._memory = _MemoryModel(profile.memory, profile.captures)
 
     # -- eager ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,10 @@ REFERENCE_LAUNCH_US, SLOW_LAUNCH_US = 45.0, 80.0
 slow. Hosts that doubled eager times took 100 to 124."""
 
 
+SAME_HOST = 1.1
+"""Hosts whose times for a small layer differ by no more than this factor are taken to be alike."""
+
+
 def host_problems(host: HostCheck | None) -> dict[str, str]:
     """What is wrong with the host of a calibration, in words by kind: `slow`, `unsteady`; empty where nothing is."""
     found: dict[str, str] = {}
@@ -34,6 +38,25 @@ def host_problems(host: HostCheck | None) -> dict[str, str]:
             f"{host.slowed_layer_us:.0f} µs in {host.slowed_share:.0%} of {host.looks} looks between the measurements"
         )
     return found
+
+
+def host_factor(host: HostCheck | None, layer_us: float) -> tuple[float, str]:
+    """How many times as long as a profile's host this one takes, and what that means for predictions, in words.
+
+    Args:
+        host: The profile's.
+        layer_us: Host time of the small layer here, in µs.
+    """
+    if host is None or host.layer_us is None:
+        return 1.0, (
+            "the profile does not say how fast its host was, so that eager is predicted as on that host; where this "
+            "one is slower, graphs gain more than predicted, and less where it is faster"
+        )
+    factor = layer_us / host.layer_us
+    times = f"this host takes {layer_us:.0f} µs for a small layer, the profile's took {host.layer_us:.0f}"
+    if 1.0 / SAME_HOST <= factor <= SAME_HOST:
+        return 1.0, f"{times}: eager is predicted as measured there"
+    return factor, f"{times}: eager's launches are predicted to take {factor:.2f} times as long here"
 
 
 def profile_doubts(profile: CalibrationProfile, error: ModelError) -> list[str]:

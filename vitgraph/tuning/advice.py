@@ -119,6 +119,7 @@ def tune_budgets(
     share: float = 0.5,
     seed: int = 0,
     doubts: Sequence[str] = (),
+    host_factor: float = 1.0,
 ) -> Advice:
     """Finds the best settings for a workload; needs neither a GPU nor torch.
 
@@ -136,6 +137,7 @@ def tune_budgets(
         share: Share of the calls to search on; the settings are judged on the others.
         seed: Seed of that choice.
         doubts: Reasons not to act on predictions.
+        host_factor: How many times as long as the profile's host this one takes; short eager calls scale with it.
 
     Raises:
         UsageError: The profile is of another model, or nothing is within the limits.
@@ -149,6 +151,7 @@ def tune_budgets(
         share=share,
         seed=seed,
         doubts=doubts,
+        host_factor=host_factor,
     )
     by_size = {1: search_calls(task, calls, (target, VLLM))}
     if regroup is not None:

@@ -22,6 +22,9 @@ LAYERS = 50
 LOOKS = 3
 """Rows of which a look takes the median."""
 
+QUICK_LOOKS = 9
+"""Looks at a host that is compared with that of a profile."""
+
 SLOWED = 1.3
 """A look is of a slowed host where it is this multiple of the fast ones, which the 10th percentile stands for."""
 
@@ -73,6 +76,13 @@ class HostWatch:
             slowed_layer_us=float(np.median(looks[slowed])) if is_unsteady else None,
             slowed_share=float(slowed.mean()) if len(looks) else None,
         )
+
+
+def host_layer_us(device: torch.device) -> float:
+    """Host time of the small layer in µs, in the median of some looks."""
+    look = layer_timer(device)
+    look()
+    return float(np.median([look() for _ in range(QUICK_LOOKS)]))
 
 
 def layer_timer(device: torch.device) -> Callable[[], float]:

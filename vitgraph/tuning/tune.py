@@ -145,6 +145,7 @@ def make_task(
     share: float = DEFAULT_SHARE,
     seed: int = 0,
     doubts: Sequence[str] = (),
+    host_factor: float = 1.0,
 ) -> TuneTask:
     """A task, with the errors and doubts of its profile.
 
@@ -157,6 +158,7 @@ def make_task(
         share: Share of the calls to search on.
         seed: Seed of that choice.
         doubts: Further reasons not to act on predictions.
+        host_factor: How many times as long as the profile's host this one takes.
 
     Raises:
         UsageError: The profile is of another family.
@@ -167,11 +169,11 @@ def make_task(
             f"the profile was measured with {profile.model.get('name')} ({row}), but the model is {source.name} "
             f"({source.row.name}); calibrate that model, or tune this one"
         )
-    model = CostModel(profile)
-    error = model_error(model)
+    error = model_error(CostModel(profile))
     found = [*profile_doubts(profile, error), *doubts]
     if stands_for(profile, source) is False:
         found.append(f"the profile is of the tower of {profile.model.get('name')}, and {source.name} has another")
+    model = CostModel(profile, host_factor)
     return TuneTask(
         source, model, objective or Objective(), limits or Limits(), max_call_tokens, share, seed, error, tuple(found)
     )
