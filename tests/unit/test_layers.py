@@ -17,7 +17,6 @@ MOST_LINES = 400
 LONGER = {
     "ranks/group.py": "one protocol between ranks",
     "records/sections.py": "one schema, whose reference page follows its order",
-    "tuning/calibration.py": "one list of what is measured",
 }
 """Modules above `MOST_LINES` lines, each with why it is not two."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from vitgraph.errors import InputError
@@ -16,11 +16,9 @@ from vitgraph.planning.items import VIDEO
 from vitgraph.predict.engine_families import ENGINE, WITHOUT_GRAPHS
 from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, compilation_config, make_plan
+from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, compilation_config
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.tune import (
-    AdvisedCalls,
-    GraphSettings,
     Measured,
     OtherTraffic,
     TuneResult,
@@ -29,18 +27,15 @@ from vitgraph.records.kinds.tune import (
 )
 from vitgraph.records.sample_table import Sample
 from vitgraph.specs import WorkloadSpec
+from vitgraph.tuning.common_list import advised_calls, common_list, outcome_fields
 from vitgraph.tuning.describe import describe, describe_vllm
 from vitgraph.tuning.held_out import predicted_times
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask, make_task, search_calls
 from vitgraph.tuning.verdict import (
     DEPENDS,
-    MEASURE_FIRST,
-    NO_GRAPHS,
     TUNED,
     USE_GRAPHS,
-    Outcome,
-    joint_verdict,
     measured_verdict,
 )
 from vitgraph.workloads.registry import build_workload
@@ -182,7 +177,7 @@ def tune_budgets(
         settings_for=own.sizes_text,
         vllm=describe_vllm(theirs.tuned, theirs.verdict, paste.config, backend),
         **describe(task, found, target),
-        **_advised(by_size, own),
+        **advised_calls(by_size, own),
         **paste.where(theirs.verdict),
     )
     return Advice(result, own.tuned, found.reported_calls, paste, task.limits.most_slower)
@@ -240,123 +235,6 @@ def _engine_notes(rules: EngineRules | None) -> list[str]:
     return found
 
 
-# -- for which calls it holds ------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class CommonList:
-    """One list for every number of requests a call.
-
-    Attributes:
-        tuned: It on the calls of the workload.
-        outcomes: What it does, by number of requests a call.
-        own: What the list made for each number does.
-        verdict: Whether to use graphs, for all of them.
-    """
-
-    tuned: Tuned
-    outcomes: dict[int, Outcome]
-    own: dict[int, Outcome]
-    verdict: TuneVerdict
-
-    @property
-    def sizes_text(self) -> str:
-        """Which calls its settings are for, in words."""
-        if len(self.outcomes) == 1:
-            return "the calls of this workload"
-        if self.verdict == USE_GRAPHS:
-            return f"calls of {', '.join(map(str, self.outcomes))} requests, one list for all of them"
-        return "calls of one request"
-
-    def __str__(self) -> str:
-        if self.verdict != DEPENDS:
-            return str(self.outcomes[1])
-        parts = [
-            f"{size} a call: {outcome.improvement_pct:+.1f}%, {_SHORT[outcome.verdict]}"
-            for size, outcome in self.own.items()
-        ]
-        return (
-            f"it depends on how many requests a call has ({'; '.join(parts)}): say so with --requests-per-call or "
-            f"--request-rate, which replays arrivals; no list for {self.tuned.cost.target.name} holds for all of them"
-        )
-
-
-_SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", MEASURE_FIRST: "measure it first"}
-
-
-def common_list(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> CommonList:
-    """Of the lists for each number of requests, the one that keeps most and whose least gain is the largest.
-
-    Where none holds for all of them, the settings are those of one request a call.
-    """
-    own = {size: found.targets[target] for size, found in by_size.items()}
-    tried: dict[Settings, dict[int, Outcome]] = {}
-    for tuned in own.values():
-        settings = tuned.best.settings
-        if settings not in tried:
-            tried[settings] = {size: _try_list(task, settings, other, target) for size, other in by_size.items()}
-
-    def worth(settings: Settings) -> tuple[bool, float]:
-        outcomes = tried[settings].values()
-        return all(outcome.is_kept for outcome in outcomes), min(outcome.improvement_pct for outcome in outcomes)
-
-    best = max(tried, key=worth)
-    verdict = joint_verdict([outcome.verdict for outcome in tried[best].values()])
-    if verdict in (DEPENDS, NO_GRAPHS):
-        verdict = NO_GRAPHS if all(tuned.outcome.verdict == NO_GRAPHS for tuned in own.values()) else DEPENDS
-    if target == VLLM and task.source.architecture in WITHOUT_GRAPHS:
-        verdict = NO_GRAPHS
-    shown, first = own[1], by_size[1]
-    if verdict == USE_GRAPHS and best != shown.best.settings:
-        shown = _with_settings(task, shown, first, best)
-    return CommonList(shown, tried[best], {size: tuned.outcome for size, tuned in own.items()}, verdict)
-
-
-def _try_list(task: TuneTask, settings: Settings, found: Searched, target: str) -> Outcome:
-    tuned = found.targets[target]
-    if settings == tuned.best.settings:
-        return tuned.outcome
-    plan = make_plan(tuned.cost.target, task.profile.encoder, settings)
-    return task.outcome(predicted_times(found.reported, tuned.cost, {TUNED: (plan, settings.packing)}))
-
-
-def _with_settings(task: TuneTask, tuned: Tuned, found: Searched, settings: Settings) -> Tuned:
-    """What was found, with other settings than its own best."""
-    scored = tuned.predict(settings)
-    assert scored is not None
-    plans = {**tuned.plans, TUNED: (make_plan(tuned.cost.target, task.profile.encoder, settings), settings.packing)}
-    times = predicted_times(found.reported, tuned.cost, plans)
-    seen = predicted_times(found.searched, tuned.cost, plans)
-    result = replace(tuned.result, best=scored)
-    return replace(tuned, result=result, plans=plans, times=times, seen=seen, outcome=task.outcome(times))
-
-
-def _advised(found: Mapping[int, Searched], common: CommonList) -> dict[str, Any]:
-    """The rows for each number of requests a call; none where the number was chosen."""
-    if len(found) == 1:
-        return {}
-    target = common.tuned.cost.target.name
-    rows = [
-        AdvisedCalls(
-            requests_per_call=size,
-            calls=len(searched.calls),
-            best=GraphSettings(**searched.targets[target].best.settings.as_dict()),
-            **_outcome(common.own[size]),
-        )
-        for size, searched in found.items()
-    ]
-    lists = [AdvisedCalls(requests_per_call=size, **_outcome(one)) for size, one in common.outcomes.items()]
-    return {"by_requests_per_call": tuple(rows), "list_for_all": tuple(lists)}
-
-
-def _outcome(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "verdict": outcome.verdict,
-        "improvement_pct": outcome.improvement_pct,
-        "slower_share": outcome.kept.slower_share,
-    }
-
-
 def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherTraffic]:
     """What the settings do on the other shipped traces, one request a call: traffic changes, a list does not."""
     rule = task.source.rule()
@@ -384,7 +262,7 @@ def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherT
         outcome = task.outcome(times)
         gain, slower = outcome.improvement_pct, outcome.kept.slower_share
         text = f"if your traffic turns into {trace}: {gain:+.1f}%, {slower:.0%} slower"
-        rows.append(OtherTraffic(name=trace, requests=len(calls), text=text, **_outcome(outcome)))
+        rows.append(OtherTraffic(name=trace, requests=len(calls), text=text, **outcome_fields(outcome)))
     return rows
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -33,17 +32,13 @@ from vitgraph.records.kinds.calibrate import (
     ReplayPoint,
 )
 from vitgraph.records.sections import Encoder
-from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, budget_grid, encoder_facts
+from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, encoder_facts
+from vitgraph.tuning.calibration_plan import DEFAULT_SLOTS, CalibrationPlan
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
 from vitgraph.tuning.holdout_calls import measure_holdout
 from vitgraph.tuning.host_watch import HostWatch, layer_timer
 
-DEFAULT_SLOTS = (8, 64, 256, 1024)
-SLOT_BUDGETS = (256, 1024, 4096)
-"""Budgets near which segment slots and attention are measured: two numbers and a curve are fitted to them."""
-
-FINE_STEP, COARSE_STEP, COARSE_FROM = 1.18, 1.8, 3072
 STAGES = (1024, 4096)
 """Budgets are captured in stages, each with a manager of its own, so that a stop after one leaves a usable profile."""
 
@@ -67,20 +62,6 @@ FURTHER_SWEEP = 0.4
 
 LAST_SWEEP_SHARE = 0.05
 """Share of the time limit that the held-out calls leave to a last sweep, where the host's eager times have moved."""
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What to measure.
-
-    Attributes:
-        budgets: For each path, ascending budgets.
-        slots: Segment-slot levels.
-    """
-
-    budgets: dict[str, list[int]]
-    slots: tuple[int, ...]
-    slot_budgets: dict[str, list[int]] = field(default_factory=dict)
 
 
 def calibrate(
@@ -129,7 +110,7 @@ def calibrate(
     before = read_gpu_state(encoder.device)
     with torch.inference_mode(), without_collection():
         try:
-            run.measure(profile, run.plan(budgets, slots), holdout_calls)
+            run.measure(profile, CalibrationPlan.of(run.catalogue, run.facts, budgets, slots), holdout_calls)
         except KeyboardInterrupt as stop:
             profile.stopped = "stopped by the user; the points until then are kept"
             profile.eager = run.sweeps.points()
@@ -143,10 +124,6 @@ def calibrate(
     profile.holdout = predicted_holdout(CostModel(profile))
     profile.elapsed_s = run.elapsed_s
     return profile
-
-
-def _nearest(values: Sequence[int], goal: int) -> int:
-    return sorted(values, key=lambda value: (abs(value - goal), value))[0]
 
 
 class _Calibration:
@@ -199,24 +176,7 @@ class _Calibration:
             self._told.add(kind)
         return list(problems.values())
 
-    def plan(self, budgets: Sequence[int] | None, slots: Sequence[int]) -> _Plan:
-        """Budgets on which an image fits, snapped to what images really have."""
-        grids = {}
-        for path, low in self.facts.path_minimums.items():
-            smallest = min(item.spec.tokens_on(path) for item in self.catalogue.images if item.spec.tokens_on(path))
-            start = max(low, smallest)
-            grid = list(budgets) if budgets is not None else None
-            if grid is None:
-                grid = budget_grid(start, self.max_tokens, fine=FINE_STEP, coarse=COARSE_STEP, turn=COARSE_FROM)
-            filled = (self.catalogue.fill(path, budget) for budget in grid if budget >= start)
-            sizes = {sum(item.spec.tokens_on(path) for item in batch) for batch in filled if batch}
-            grids[path] = sorted(sizes)
-        plan = _Plan(grids, tuple(sorted({level for level in slots if level > 1})))
-        for path, grid in grids.items():
-            plan.slot_budgets[path] = sorted({_nearest(grid, goal) for goal in SLOT_BUDGETS}) if grid else []
-        return plan
-
-    def measure(self, profile: CalibrationProfile, plan: _Plan, holdout_calls: int) -> None:
+    def measure(self, profile: CalibrationProfile, plan: CalibrationPlan, holdout_calls: int) -> None:
         bounds = [0, *(bound for bound in STAGES if bound < self.max_tokens), self.max_tokens]
         for low, high in pairwise(bounds):
             stage = {path: [b for b in grid if low < b <= high] for path, grid in plan.budgets.items()}
@@ -252,8 +212,10 @@ class _Calibration:
 
     # -- replays -------------------------------------------------------------------------------------------------------
 
-    def _measure_stage(self, profile: CalibrationProfile, plan: _Plan, stage: Mapping[str, list[int]]) -> None:
-        tiers = {(path, budget): self._tiers(plan, path, budget) for path, grid in stage.items() for budget in grid}
+    def _measure_stage(
+        self, profile: CalibrationProfile, plan: CalibrationPlan, stage: Mapping[str, list[int]]
+    ) -> None:
+        tiers = {(path, budget): plan.tiers(path, budget) for path, grid in stage.items() for budget in grid}
         graphs = BudgetPlan(
             path_budgets={path: tuple(grid) for path, grid in stage.items()},
             max_items=max(BATCH_ITEMS),
@@ -286,16 +248,6 @@ class _Calibration:
         for point in profile.replays:
             found.setdefault(point.path, set()).add(point.token_budget)
         return all(len(found.get(path, ())) >= FEWEST_BUDGETS for path in self.facts.path_minimums)
-
-    def _tiers(self, plan: _Plan, path: str, budget: int) -> tuple[int, ...]:
-        """Slots of the batch that fills the budget, and the levels to measure where this is a budget for that."""
-        if path in self.facts.segment_free_paths:
-            return (max(1, budget // self.facts.min_tokens_per_segment),)
-        base = sum(item.spec.segments for item in self.catalogue.fill(path, budget))
-        if budget not in plan.slot_budgets[path]:
-            return (base,)
-        room = max(1, budget // self.facts.min_tokens_per_segment)
-        return (base, *(level for level in plan.slots if base < level <= room))
 
     def _note_captures(self, profile: CalibrationProfile, manager: EncoderCudaGraphManager) -> None:
         captured = list(manager.graphs.values())
@@ -392,7 +344,7 @@ class _Calibration:
                 calls.append([clip] if clip is not None else [])
         return list({tuple(item.geometry for item in call): call for call in calls if call}.values())
 
-    def _sweep_early(self, profile: CalibrationProfile, plan: _Plan) -> None:
+    def _sweep_early(self, profile: CalibrationProfile, plan: CalibrationPlan) -> None:
         """Short eager calls, long before the rest of them: the host may be slower or faster then."""
         budgets = plan.budgets[next(iter(self.facts.path_minimums))]
         calls = self._eager_calls(budgets, max(budgets, default=0))
