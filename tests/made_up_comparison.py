@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from vitgraph.records.candidates import UNAVAILABLE, UNSUPPORTED, before_its_turn, derive_results, series_name
+from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.kinds.compare import (
     COMPARED_MODES,
     OK,
@@ -20,7 +21,7 @@ from vitgraph.records.kinds.compare import (
 )
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample, Samples
-from vitgraph.records.sections import Environment, GraphFacts, Resolved, Workload
+from vitgraph.records.sections import Environment, Resolved, Workload
 from vitgraph.records.stats import MARGIN_PCT
 from vitgraph.records.store import SAMPLES_FILE
 

@@ -18,7 +18,7 @@ from vitgraph.specs import CompareSpec
 from vitgraph.specs.fields import as_options
 
 if TYPE_CHECKING:
-    from vitgraph.measure.compare_spec import PreparedCompare
+    from vitgraph.measure.compare import PreparedCompare
     from vitgraph.records.record import CompareRecord
 
 
@@ -29,8 +29,8 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     missing, fails or is wrong keeps its row with the reason.
     """
     from vitgraph.commands.on_ranks import ran_on_ranks
+    from vitgraph.measure.compare import choose_backends, prepare_compare
     from vitgraph.measure.compare_micro import MICRO_KIND
-    from vitgraph.measure.compare_spec import choose_backends, prepare_compare
     from vitgraph.ranks.launch import is_follower, is_rank
     from vitgraph.records.candidates import COMPARE_KIND as KIND
     from vitgraph.records.candidates import failure as failure_of

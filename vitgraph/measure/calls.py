@@ -39,8 +39,13 @@ class EncoderCall:
     items_per_request: tuple[int, ...] = ()
 
     @property
+    def item_tokens(self) -> list[int]:
+        """Output rows of each item, without what any graph adds."""
+        return [spec.output_tokens for spec in self.specs]
+
+    @property
     def tokens(self) -> int:
-        return sum(spec.output_tokens for spec in self.specs)
+        return sum(self.item_tokens)
 
     @property
     def input_rows(self) -> int:
@@ -49,8 +54,8 @@ class EncoderCall:
     @property
     def tokens_per_request(self) -> list[int]:
         """Output tokens of each of its requests."""
-        specs = iter(self.specs)
-        return [sum(spec.output_tokens for spec in islice(specs, count)) for count in self.items_per_request]
+        tokens = iter(self.item_tokens)
+        return [sum(islice(tokens, count)) for count in self.items_per_request]
 
     def shape_inputs(self) -> EncoderInputs:
         """The call without pixels, to ask how it is packed."""

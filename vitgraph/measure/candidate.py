@@ -44,11 +44,12 @@ from vitgraph.records.candidates import (
     series_name,
 )
 from vitgraph.records.draft import Draft
+from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.kinds.compare import BusyTime, CandidateMode, RowStatus
 from vitgraph.records.kinds.compare import Candidate as CandidateRow
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, Sample
-from vitgraph.records.sections import Encoder, GraphFacts
+from vitgraph.records.sections import Encoder
 from vitgraph.specs import ModelSpec
 
 if TYPE_CHECKING:

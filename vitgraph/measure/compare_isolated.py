@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from vitgraph.measure.compare_spec import PreparedCompare, new_draft
+from vitgraph.measure.compare import PreparedCompare, new_draft
 from vitgraph.measure.processes import last_line, run_process
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.run import STOPPED

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from vitgraph.measure.candidate import Candidate
-from vitgraph.measure.compare import Comparison
-from vitgraph.measure.compare_spec import PreparedCompare
+from vitgraph.measure.compare import Comparison, PreparedCompare
 from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.progress import Progress
 from vitgraph.models.compile.compilation import compile_facts

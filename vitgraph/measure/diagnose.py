@@ -18,7 +18,7 @@ from vitgraph.measure.timing import BusyTime, CallTimer, busy_time
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import pack_items
-from vitgraph.records.sections import CallOverhead, GraphFacts
+from vitgraph.records.graph_facts import CallOverhead, GraphFacts
 
 REPLAY_REPEATS = 20
 REPLAY_LIMIT_MS = 300.0

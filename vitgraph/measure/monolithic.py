@@ -39,7 +39,7 @@ class MonolithicBench:
         counters = GraphCounters()
         for call in calls:
             specs = [self.rule.item_spec(item) for item in call.items]
-            counters.add(pack_items(specs, self.plan, policy), real_rows(call))
+            counters.add(pack_items(specs, self.plan, policy), call.item_tokens)
         return counters
 
     def resolved(self) -> MonolithicPlan:
@@ -73,11 +73,6 @@ class MonolithicBench:
             }
             for path, (used, computed) in rows.items()
         ]
-
-
-def real_rows(call: EncoderCall) -> list[int]:
-    """Output rows that each item of a call has on both paths, without what a monolithic graph adds."""
-    return [spec.output_tokens for spec in call.specs]
 
 
 def plan_monolithic(

@@ -60,7 +60,7 @@ class Series:
 
 class _MonolithicSeries(Series):
     def real_rows(self, call: EncoderCall) -> Sequence[int]:
-        return [spec.output_tokens for spec in call.specs]
+        return call.item_tokens
 
 
 def eager_series(encoder: VisionEncoder, name: str = EAGER) -> Series:

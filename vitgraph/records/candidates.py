@@ -23,9 +23,9 @@ from vitgraph.records.kinds.compare import (
     RowStatus,
     Standing,
 )
+from vitgraph.records.latency import Pair
 from vitgraph.records.resampling import RESAMPLES
 from vitgraph.records.sample_table import EAGER, GRAPH, FloatArray, IntArray, PairedTimes, Samples
-from vitgraph.records.sections import Pair
 from vitgraph.records.stats import Metric, Noise
 from vitgraph.records.summary import improvement_from, latency_of, noise_of, pair_of
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import (
     BenchRecord,
     CalibrateRecord,
@@ -17,7 +18,6 @@ from vitgraph.records.record import (
     TuneRecord,
     VerifyRecord,
 )
-from vitgraph.records.sections import Improvement, Latency
 from vitgraph.records.store import RUN_FILE, iter_records, read_record
 
 PAGE = "README.md"

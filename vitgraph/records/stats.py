@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vitgraph.records.latency import Latency, SlowerRequests, Verdict
 from vitgraph.records.resampling import (
     MIN_PAIRS,
     TRIMMED_SHARE,
@@ -29,7 +30,6 @@ from vitgraph.records.resampling import (
     min_samples,
     percentiles,
 )
-from vitgraph.records.sections import Latency, SlowerRequests, Verdict
 from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 __all__ = ["MIN_PAIRS", "FloatArray", "Improvement", "Metric", "min_samples"]

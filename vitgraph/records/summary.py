@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from vitgraph.records import stats
 from vitgraph.records.kinds.bench import BenchComparison
+from vitgraph.records.latency import Improvement, Latency, Pair
 from vitgraph.records.sample_table import (
     EAGER,
     FIRST,
@@ -16,7 +17,6 @@ from vitgraph.records.sample_table import (
     PairedTimes,
     Samples,
 )
-from vitgraph.records.sections import Improvement, Latency, Pair
 from vitgraph.records.stats import Metric, Noise
 
 CPU_REPLAY_REASON = "replay on a CPU saves no launches; no speed-up is claimed here"

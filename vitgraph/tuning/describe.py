@@ -10,6 +10,7 @@ import numpy as np
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.graph_tables import FloatArray
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, TargetCost
+from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.kinds.tune import (
     AgainstEager,
     Baselines,
@@ -21,7 +22,6 @@ from vitgraph.records.kinds.tune import (
     Unseen,
     VllmAnswer,
 )
-from vitgraph.records.sections import GraphUse
 from vitgraph.tuning.held_out import SEEN
 from vitgraph.tuning.misses import break_even_tokens, collect_misses
 from vitgraph.tuning.objective import Kept

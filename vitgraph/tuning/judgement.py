@@ -15,8 +15,8 @@ from vitgraph.measure.environment import validity_problems
 from vitgraph.predict.holdout import summarize_errors
 from vitgraph.predict.targets import VITGRAPH
 from vitgraph.records.kinds.tune import Closed, Measured, Strategy
+from vitgraph.records.latency import Pair
 from vitgraph.records.sample_table import PairedTimes, Sample
-from vitgraph.records.sections import Pair
 from vitgraph.records.stats import METRICS, FloatArray, Noise, request_noise_pct, summarize
 from vitgraph.records.summary import pair_of
 from vitgraph.tuning.describe import closed_share

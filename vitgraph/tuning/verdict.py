@@ -8,7 +8,7 @@ from typing import Final
 
 from vitgraph.planning.graph_tables import FloatArray
 from vitgraph.records.kinds.tune import Measured, ModelError, TuneVerdict
-from vitgraph.records.sections import Pair
+from vitgraph.records.latency import Pair
 from vitgraph.tuning.objective import Kept, Objective, is_surely_more
 
 USE_GRAPHS: Final = "use_graphs"

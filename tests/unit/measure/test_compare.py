@@ -20,8 +20,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import candidate as candidate_module
 from vitgraph.measure import compare, diagnose
 from vitgraph.measure.candidate import Candidate, CandidateSeries
-from vitgraph.measure.compare import run_compare
-from vitgraph.measure.compare_spec import choose_backends, prepare_compare
+from vitgraph.measure.compare import choose_backends, prepare_compare, run_compare
 from vitgraph.measure.correctness import limit_of
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress

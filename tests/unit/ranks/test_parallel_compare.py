@@ -14,8 +14,7 @@ from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memo
 
 from vitgraph.errors import BackendError
 from vitgraph.measure.candidate import Candidate
-from vitgraph.measure.compare import follow_compare, run_compare
-from vitgraph.measure.compare_spec import prepare_compare
+from vitgraph.measure.compare import follow_compare, prepare_compare, run_compare
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters

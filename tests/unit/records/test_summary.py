@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from vitgraph.records.latency import Pair
 from vitgraph.records.sample_table import Sample, Samples, read_samples
-from vitgraph.records.sections import Pair
 from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.records.summary import compare_bench, latencies
 

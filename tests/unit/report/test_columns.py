@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitgraph.records.sections import Counters, GraphUse, Latency
+from vitgraph.records.graph_facts import Counters, GraphUse
+from vitgraph.records.latency import Latency
 from vitgraph.report.columns import Column, TableSpec, fields, value_at
 
 USE = GraphUse(path="default", token_budget=64, segment_slots=4, replays=3, items=5, tokens=90, segments=5, waste=0.5)

@@ -17,7 +17,8 @@ from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.tune import Closed, Measured, PredictionError, Strategy
-from vitgraph.records.sections import Compiled, Improvement, Pair, SlowerRequests
+from vitgraph.records.latency import Improvement, Pair, SlowerRequests
+from vitgraph.records.sections import Compiled
 from vitgraph.records.stats import summarize
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets

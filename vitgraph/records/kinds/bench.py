@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitgraph.records.sections import Compared, Count, GraphFacts, Latency, Number, Pair, Section, Verdict
+from vitgraph.records.graph_facts import GraphFacts
+from vitgraph.records.latency import Compared, Latency, Pair, Verdict
+from vitgraph.records.sections import Count, Number, Section
 
 
 class Correctness(Section):

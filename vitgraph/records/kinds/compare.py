@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+from vitgraph.records.graph_facts import GraphFacts
+from vitgraph.records.latency import Compared, Improvement, Latency, Pair, Verdict
 from vitgraph.records.sections import (
     AttentionChoice,
-    Compared,
     Compiled,
     Count,
     DroppedGraph,
     Finite,
-    GraphFacts,
-    Improvement,
-    Latency,
     Number,
-    Pair,
     Section,
     Share,
     Time,
-    Verdict,
 )
 
 OK: Literal["ok"] = "ok"

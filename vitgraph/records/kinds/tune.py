@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitgraph.records.sections import (
-    Count,
-    Environment,
-    Finite,
-    GraphUse,
-    Interval,
-    Latency,
-    Number,
-    Pair,
-    Section,
-    Share,
-    Time,
-)
+from vitgraph.records.graph_facts import GraphUse
+from vitgraph.records.latency import Interval, Latency, Pair
+from vitgraph.records.sections import Count, Environment, Finite, Number, Section, Share, Time
 
 TuneVerdict = Literal["use_graphs", "no_graphs", "measure_first", "depends"]
 """`measure_first`: predictions are too uncertain to act on. `depends`: on how many requests a call has."""

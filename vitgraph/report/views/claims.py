@@ -11,8 +11,8 @@ from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
+from vitgraph.records.latency import Compared, Improvement, Latency, Pair
 from vitgraph.records.record import BenchRecord
-from vitgraph.records.sections import Compared, Improvement, Latency, Pair
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Column, value_at

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from vitgraph.records.attention_choices import choices_text
+from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.kinds.compare import Candidate, CandidateMode, Reference
+from vitgraph.records.latency import Latency
 from vitgraph.records.record import CompareRecord
-from vitgraph.records.sections import GraphFacts, Latency
 from vitgraph.report import say
 from vitgraph.report.charts import CPU_NOTE
 from vitgraph.report.charts_of_bars import Series, draw_backends

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vitgraph.records.kinds.compare import Candidate, CandidateMode
+from vitgraph.records.latency import Improvement, Latency, Pair
 from vitgraph.records.record import CompareRecord, Record
-from vitgraph.records.sections import Improvement, Latency, Pair
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Column, Row, Table, TableSpec, fields, texts
 from vitgraph.report.document import NO_VERDICT, Document, Facts, Text, Verdict, section, sections

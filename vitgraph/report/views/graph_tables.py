@@ -7,16 +7,8 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from vitgraph.records.sections import (
-    CapturedGraph,
-    Counters,
-    DroppedGraph,
-    GraphFacts,
-    GraphKey,
-    GraphUse,
-    PartUse,
-    PathUse,
-)
+from vitgraph.records.graph_facts import CapturedGraph, Counters, GraphFacts, GraphUse, PartUse, PathUse
+from vitgraph.records.sections import DroppedGraph, GraphKey
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields
 from vitgraph.report.document import Chart

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import BenchRecord
-from vitgraph.records.sections import Improvement, Latency
 from vitgraph.report import say
 from vitgraph.report.columns import Column, Table, TableSpec, fields, texts
 from vitgraph.report.document import NO_VERDICT, Section, Text, section

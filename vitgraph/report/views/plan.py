@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitgraph.records.sections import Counters
+from vitgraph.records.graph_facts import Counters
 from vitgraph.report import say
 from vitgraph.report.columns import Column, Row, Table, TableSpec, texts
 from vitgraph.report.document import Document, Facts, Section, Text, section, sections

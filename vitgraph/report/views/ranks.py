@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vitgraph.records.latency import Latency, RankPart, Sharing
 from vitgraph.records.record import Record
 from vitgraph.records.saved_runs import SavedRun
-from vitgraph.records.sections import Latency, RankPart, Sharing
 from vitgraph.report import say
 from vitgraph.report.columns import Column, Row, Table, TableSpec, fields
 from vitgraph.report.document import Section, Text, section

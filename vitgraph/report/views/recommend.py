@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from vitgraph.records.kinds.tune import TuneResult
+from vitgraph.records.latency import Improvement
 from vitgraph.records.record import TuneRecord, VerifyRecord
-from vitgraph.records.sections import Improvement
 from vitgraph.report import say
 from vitgraph.report.document import Code, Document, Facts, Text, Verdict, section, sections, sentence
 from vitgraph.report.views.conditions import Ran

@@ -7,11 +7,12 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.kinds.bench import Correctness
 from vitgraph.records.record import BenchRecord, Record
 from vitgraph.records.sample_table import COLUMNS, MEANINGS
 from vitgraph.records.saved_runs import SavedRun
-from vitgraph.records.sections import GraphFacts, Resolved, Workload
+from vitgraph.records.sections import Resolved, Workload
 from vitgraph.report import say
 from vitgraph.report.columns import RUN_COLUMN, Cell, Column, Table, TableSpec, fields, join_tables, texts
 from vitgraph.report.document import NO_VERDICT, Code, Document, Text, command_text, section, sections

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from vitgraph.records.graph_facts import Counters, GraphUse
 from vitgraph.records.kinds.tune import (
     AdvisedCalls,
     AgainstEager,
@@ -18,7 +19,6 @@ from vitgraph.records.kinds.tune import (
     TuneResult,
 )
 from vitgraph.records.record import TuneRecord
-from vitgraph.records.sections import Counters, GraphUse
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
 from vitgraph.report.charts_of_bars import draw_budgets
