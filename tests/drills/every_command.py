@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
@@ -110,6 +111,13 @@ class Ended:
     wanted_s: float = 0.0
 
 
+def _wide_pipe() -> tuple[int, int]:
+    """Both ends of a pipe that holds all that a command prints."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 2**20)
+    return reader, writer
+
+
 class Forked:
     """A command that runs in a fork of this process, which has its modules loaded."""
 
@@ -126,33 +134,36 @@ class Forked:
         self.started = self.signalled = time.monotonic()
         sys.stdout.flush()
         sys.stderr.flush()
+        # Not files: the disk may be broken.
+        (read_output, output), (read_errors, errors) = _wide_pipe(), _wide_pipe()
+        self._handles = read_output, read_errors
         reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(reader)
-            self._become(before, writer)
-        os.close(writer)
+            self._become(before, writer, output, errors)
+        for handle in (writer, output, errors):
+            os.close(handle)
         # A byte once stops are its own to hear.
         os.read(reader, 1)
         os.close(reader)
 
-    def _become(self, before: Callable[[], object], ready: int) -> None:
+    def _become(self, before: Callable[[], object], ready: int, output: int, errors: int) -> None:
         status = 1
         try:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.default_int_handler)
+            os.dup2(output, 1)
+            os.dup2(errors, 2)
             os.write(ready, b"1")
             status = self._run(before)
         except BaseException:
-            with (self.folder / "stderr").open("a") as file:
-                traceback.print_exc(file=file)
+            os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
 
     def _run(self, before: Callable[[], object]) -> int:
         os.chdir(self.folder)
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
         sys.argv = ["vitgraph", *self.words]
@@ -191,8 +202,7 @@ class Forked:
             else:
                 time.sleep(0.003)
         now = time.monotonic()
-        texts = [(self.folder / name) for name in ("stdout", "stderr")]
-        output, errors = (file.read_text("utf-8", "replace") if file.exists() else "" for file in texts)
+        output, errors = (os.fdopen(handle, "rb").read().decode("utf-8", "replace") for handle in self._handles)
         return Ended(status, output, errors, now - self.started, now - self.signalled)
 
 
@@ -235,3 +245,15 @@ def wrong_files(folder: Path) -> str | None:
     except (VitgraphError, AssertionError, ValueError) as error:
         return str(error)
     return None
+
+
+def undisturbed(name: str) -> Ended:
+    """How the command ends when nobody stops it."""
+    load_modules(name)
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        prepare(folder)
+        ended = Forked(name, folder).ended()
+        assert ended.status in GOOD_ENDS and wrong_text(ended) is None, (name, ended)
+        assert wrong_files(folder) is None, wrong_files(folder)
+    return ended

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, load_modules, prepare, wrong_files, wrong_text
+from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, prepare, undisturbed, wrong_files, wrong_text
 
 from vitgraph.errors import EXIT_INTERRUPTED
 from vitgraph.records.store import read_record
@@ -40,18 +40,6 @@ class Stopped:
     ends: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
-
-
-def undisturbed(name: str) -> Ended:
-    """How the command ends when nobody stops it."""
-    load_modules(name)
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        prepare(folder)
-        ended = Forked(name, folder).ended()
-        assert ended.status in GOOD_ENDS and wrong_text(ended) is None, (name, ended)
-        assert wrong_files(folder) is None, wrong_files(folder)
-    return ended
 
 
 def stop_command(name: str, number: int, after_s: float, again_s: float | None) -> tuple[Ended, str | None, bool]:

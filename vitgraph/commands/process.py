@@ -50,7 +50,7 @@ def _stop(*_: object) -> None:
 def _send_again(ignored: Any) -> None:
     """A stop that reached Python where it cannot raise (a finaliser, a callback of C code) is sent once more."""
     if issubclass(ignored.exc_type, KeyboardInterrupt):
-        threading.Timer(AGAIN_S, _stop_main_thread).start()
+        threading.Thread(target=_stop_main_thread, daemon=True).start()
     else:
         sys.__unraisablehook__(ignored)
 
@@ -58,11 +58,12 @@ def _send_again(ignored: Any) -> None:
 def _stop_main_thread() -> None:
     global _stopped_at
     _stopped_at = -math.inf
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is _stop:
-            # A real signal, since it also ends a wait for the system.
-            signal.pthread_kill(threading.main_thread().ident or 0, number)
-            return
+    number = next(number for number in STOP_SIGNALS if signal.getsignal(number) is _stop)
+    time.sleep(AGAIN_S)
+    while _stopped_at < 0:
+        # A real signal, since it also ends a wait for the system; one that comes just before the wait does not.
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        time.sleep(AGAIN_S)
 
 
 def flush_output() -> None:

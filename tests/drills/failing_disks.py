@@ -1,0 +1,152 @@
+"""Breaks the disk under every command at random moments: full, read-only, gone; and two commands in one folder.
+
+`python tests/drills/failing_disks.py` writes the table of `docs/drills.md` to the terminal; the test beside this file
+does the same in small. *Full* is the system's own limit of how large a file may get, set while the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, prepare, undisturbed, wrong_files, wrong_text
+
+FAULTS = 10
+NOBODY = 65534
+WRITING = tuple(name for name, words in COMMANDS.items() if any(word.startswith("out") for word in words))
+
+
+def fill(most_bytes: int) -> None:
+    """No file of this process may have more bytes from now on."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def lock_up(folder: Path) -> None:
+    """Nothing can be made in the folder or below from now on."""
+    for place in (folder, *folder.rglob("*")):
+        # What the command removes meanwhile is none of them.
+        with contextlib.suppress(FileNotFoundError):
+            if place.is_dir():
+                place.chmod(0o500)
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder / "out", ignore_errors=True)
+
+
+def faults(kind: str, folder: Path, drawn: random.Random) -> Callable[[], object]:
+    """What breaks, for a thread of the command's own process."""
+    if kind == "full":
+        most = drawn.choice((0, 100, 2000, 30_000))
+        return lambda: fill(most)
+    return (lambda: lock_up(folder)) if kind == "read-only" else (lambda: remove(folder))
+
+
+KINDS = ("full", "read-only", "vanishing")
+
+
+def break_disk(name: str, kind: str, after_s: float | None, drawn: random.Random) -> tuple[Ended, str | None]:
+    """One run of a command on a disk that breaks after so long, or is broken from the start."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        prepare(folder)
+        if kind == "read-only" and os.geteuid() == 0:
+            for each in (Path(place), folder, *folder.rglob("*")):
+                os.chown(each, NOBODY, -1)
+        fault = faults(kind, folder, drawn)
+
+        def begin() -> None:
+            if kind == "read-only" and os.geteuid() == 0:
+                # The system lets root write anywhere.
+                os.seteuid(NOBODY)
+            if after_s is None:
+                fault()
+                return
+
+            def later() -> None:
+                time.sleep(after_s)
+                fault()
+
+            threading.Thread(target=later, daemon=True).start()
+
+        ended = Forked(name, folder, before=begin).ended()
+        for each in (folder, *folder.rglob("*")):
+            if each.is_dir():
+                each.chmod(0o777)
+        wrong = wrong_text(ended) or wrong_files(folder)
+        if wrong is None and ended.status not in (*GOOD_ENDS, 1, 2):
+            wrong = f"exit status {ended.status}: {ended.errors[-500:]}"
+        if wrong is None and ended.status in (1, 2) and "error: " not in ended.errors:
+            wrong = f"exit status {ended.status} without a reason: {ended.errors[-500:]}"
+        return ended, wrong
+
+
+def drill_command(name: str, kind: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
+    """How runs of a command end whose disk breaks at random moments, and what was wrong with any."""
+    drawn, ends, all_wrong = random.Random(f"{name} {kind} {seed}"), Counter[str](), []
+    takes_s = undisturbed(name).seconds
+    for number in range(count):
+        after_s = drawn.uniform(0.0, takes_s) if number else None
+        ended, wrong = break_disk(name, kind, after_s, drawn)
+        ends["finished" if ended.status in GOOD_ENDS else "refused" if ended.status == 2 else "not saved"] += 1
+        if wrong is not None:
+            when = "from the start" if after_s is None else f"after {after_s:.3f} s"
+            all_wrong.append(f"{name}, {kind} {when}: {wrong}")
+    return ends, all_wrong
+
+
+def two_at_once(name: str) -> str | None:
+    """Starts a command twice in one folder: what is wrong with how they end, or None."""
+    with tempfile.TemporaryDirectory() as place:
+        folders = Path(place) / "run", Path(place) / "other"
+        for folder in folders:
+            prepare(folder)
+        (folders[0] / "out").mkdir()
+        (folders[1] / "out").symlink_to(folders[0] / "out")
+        runs = [Forked(name, folder) for folder in folders]
+        ended = [run.ended() for run in runs]
+        wrong = next(filter(None, map(wrong_text, ended)), None) or wrong_files(folders[0])
+        statuses = sorted(each.status for each in ended if each.status is not None)
+        if wrong is None and not (statuses[0] in GOOD_ENDS and statuses[1] == 2):
+            wrong = f"exit statuses {statuses}: {ended[0].errors[-300:]} | {ended[1].errors[-300:]}"
+        return None if wrong is None else f"{name} twice at once: {wrong}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=FAULTS, help="of each kind in each command that writes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--command", action="append", help="only this command; may be repeated")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    all_wrong = []
+    sys.stdout.write(
+        "| command | disk | runs | finished | refused | not saved, said so | wrong |\n"
+        "|---|---|---:|---:|---:|---:|---:|\n"
+    )
+    for name in options.command or WRITING:
+        for kind in KINDS:
+            ends, wrong = drill_command(name, kind, options.faults, options.seed)
+            counts = (options.faults, ends["finished"], ends["refused"], ends["not saved"], len(wrong))
+            sys.stdout.write(f"| `{name}` | {kind} | {' | '.join(map(str, counts))} |\n")
+            sys.stdout.flush()
+            all_wrong += wrong
+        all_wrong += filter(None, [two_at_once(name)])
+    sys.stdout.write("\n".join(all_wrong) + "\n")
+    return int(bool(all_wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
