@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitgraph.commands.shell import Shown
+from vitgraph.commands.shell import Shown, tell
 from vitgraph.errors import IncomparableRunsError, SlowerThanBaseError, VitgraphError
 from vitgraph.records.store import new_folder
 from vitgraph.specs.tools import ExportSpec
@@ -105,7 +104,7 @@ def _written(document: Document, folder: Path, formats: Sequence[str], spec: Exp
 
 def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
+        tell(f"note: {note}")
 
 
 def _list_files(written: Sequence[Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -11,8 +10,10 @@ from typing import Any
 
 import typer.core
 
+from vitgraph.commands.shell import tell
 from vitgraph.errors import UsageError
 from vitgraph.reading import parse_json
+from vitgraph.report.columns import clean
 
 CONFIG_NAMES = ("--compilation-config", "-cc", "-O")
 _CONFIG = CONFIG_NAMES[0]
@@ -25,8 +26,14 @@ class CommandOfHabit(typer.core.TyperCommand):
         flags = {name: bool(getattr(each, "is_flag", False)) for each in self.params for name in each.opts}
         words, ignored = as_here(args, flags)
         if ignored:
-            print(f"note: {', '.join(ignored)} shape no encoder; ignored", file=sys.stderr)
-        rest: list[str] = super().parse_args(ctx, words)
+            tell(f"note: {', '.join(ignored)} shape no encoder; ignored")
+        try:
+            rest: list[str] = super().parse_args(ctx, words)
+        except Exception as error:
+            if hasattr(error, "message"):
+                # It quotes what was given, which may hold what a terminal would obey.
+                error.message = clean(error.message)
+            raise
         return rest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from vitgraph.commands.shell import Shown
+from vitgraph.commands.shell import Shown, tell
 from vitgraph.specs.tools import DoctorSpec, ImportSpec, ModelsSpec
 
 if TYPE_CHECKING:
@@ -29,16 +29,17 @@ def doctor(spec: DoctorSpec) -> Shown:
 def import_line(spec: ImportSpec) -> Shown:
     """Say the encoder settings of a vLLM or SGLang command line as options of vitgraph."""
     from vitgraph.commands.import_settings import import_settings
+    from vitgraph.report.columns import clean
 
     settings = import_settings(sys.stdin.read() if spec.line == "-" else spec.line)
 
     def render(console: Console) -> None:
         # Not through the console, which would break the line.
-        print(settings.command())
+        print(clean(settings.command()))
         for note in settings.notes:
-            print(f"note: {note}", file=sys.stderr)
+            tell(f"note: {note}")
         if settings.left_out:
-            print(f"left out: {', '.join(settings.left_out)}", file=sys.stderr)
+            tell(f"left out: {', '.join(settings.left_out)}")
 
     return Shown(settings.as_dict(), render)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Optional, get_type_hints
@@ -16,7 +15,7 @@ import typer
 
 from vitgraph.commands.config_file import read_config
 from vitgraph.commands.habits import CommandOfHabit
-from vitgraph.commands.shell import Shown, reported_errors, show, told
+from vitgraph.commands.shell import Shown, reported_errors, show, tell, told
 from vitgraph.specs.fields import Spec, SpecOption, options_of
 from vitgraph.specs.given import ChooseDefaults, expanded, make_spec
 from vitgraph.specs.values import IgnoredSetting
@@ -77,7 +76,7 @@ def read_spec(
         from_file = expanded(options, read_config(config, options)) if config is not None else {}
         found = make_spec(spec, {**from_file, **flags}, defaults)
     for text in dict.fromkeys(str(each.message) for each in caught if each.category is IgnoredSetting):
-        print(f"note: {text}", file=sys.stderr)
+        tell(f"note: {text}")
     return found
 
 

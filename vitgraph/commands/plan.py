@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vitgraph.commands.shell import Shown
+from vitgraph.commands.shell import Shown, tell
 from vitgraph.errors import InputError
 from vitgraph.specs import PlanSpec
 
@@ -32,7 +31,7 @@ def plan(spec: PlanSpec) -> Shown:
     data = _explain(spec, prepared, [call.specs for call in prepared.calls], requests)
     data["warnings"], data["workload"] = prepared.warnings, workload_of(prepared).model_dump(mode="json")
     for text in prepared.warnings if not spec.shell.json else ():
-        print(f"note: {text}", file=sys.stderr)
+        tell(f"note: {text}")
     return Shown(data, explanation_document(data))
 
 

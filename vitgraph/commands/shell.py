@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 import traceback
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vitgraph.commands.process import be_stoppable
-from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, VitgraphError
+from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from vitgraph.measure.progress import Progress
     from vitgraph.records.record import Record
     from vitgraph.report.document import Document
+
+NO_NAME_OF_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
+"""What the system says of a path that no file can have, so that whoever gave it has to give another."""
+LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +137,20 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
         # Who reads the output has enough of it. Python would complain once more when it closes the stream.
         sys.stdout = None  # type: ignore[assignment]
         raise typer.Exit(EXIT_UNEXPECTED) from None
+    except OSError as error:
+        if debug:
+            raise
+        named = VitgraphError if error.errno not in NO_NAME_OF_A_FILE else UsageError
+        found = named(f"cannot use {error.filename or 'a file'}: {error.strerror or error}")
+        _tell(f"error: {str(found)[:LONGEST_REASON]}", found)
+        raise typer.Exit(found.exit_status) from error
     except Exception as error:
         if debug or type(error).__module__.startswith(("click", "typer")):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split()) or "no reason given"
+        text = " ".join(str(error).split())[:LONGEST_REASON] or "no reason given"
         message = (
-            f"unexpected {type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {text[:500]}. Please "
+            f"unexpected {type(error).__name__} in {Path(where.filename).name}:{where.lineno}: {text}. Please "
             "report it with the command line; --debug shows the traceback"
         )
         _tell(f"error: {message}", VitgraphError(message))
@@ -152,12 +164,19 @@ def _print_anywhere() -> None:
             stream.reconfigure(errors="replace")
 
 
+def tell(text: str) -> None:
+    """Prints one line to standard error, with nothing in it that a terminal would obey."""
+    from vitgraph.report.columns import clean
+
+    print(clean(text), file=sys.stderr)
+
+
 def _tell(text: str, error: VitgraphError | None = None) -> None:
     """Prints why a command ended. Of several ranks only the first does; the others leave word for the launcher."""
     from vitgraph.ranks.launch import is_follower, leave_word
 
     if not is_follower():
-        print(text, file=sys.stderr)
+        tell(text)
     if error is not None and not isinstance(error, RankFailedError):
         leave_word(error)
 

@@ -25,6 +25,8 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
     from vitgraph.workloads.inspect import inspect_workload
     from vitgraph.workloads.registry import build_workload
 
+    if spec.output_dir is not None:
+        _refuse_existing(spec.output_dir / FACTS_FILE, spec.overwrite)
     rules = {}
     for name in dict.fromkeys(spec.models):
         source = resolve_source(replace(spec.model, model=name))
@@ -39,12 +41,10 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
 
 
 def _write_facts(facts: Mapping[str, Any], document: Document, folder: Path, overwrite: bool) -> None:
-    from vitgraph.records.store import refuse_to_replace, write_file
+    from vitgraph.records.store import write_file
     from vitgraph.report.charts import chart_files
     from vitgraph.report.to_files import write_files
 
-    if not overwrite:
-        refuse_to_replace(folder / FACTS_FILE)
     plots = chart_files(document.charts)
     write_files({folder / name: content for name, content in plots.items()}, overwrite)
     write_file(folder / FACTS_FILE, json.dumps(facts, indent=1).encode(), "the facts of the workload")

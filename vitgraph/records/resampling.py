@@ -32,7 +32,10 @@ _FEW = 10
 _CALLS_AN_OUTLIER = 100
 _LARGEST_CORRELATION = 0.9
 _SIZE_NEIGHBOURS = 4
+_LEAST_DEGREES = 2.0
 _FAR_OFF = 4.5
+_OF_EVERY_CALL: tuple[Metric, ...] = ("mean", "p99")
+"""What far-off calls can move."""
 _PERCENTILE_OF: dict[str, float] = {"p50": 50.0, "p99": 99.0}
 
 
@@ -162,8 +165,8 @@ def improvement_of(calls: Calls, metric: Metric, seed: int) -> Improvement:
         picks = rng.integers(0, n, size=(rows, n)) + n * np.arange(rows)[:, None]
         counts = np.bincount(picks.ravel(), minlength=rows * n).reshape(rows, n)
         drawn[start : start + rows] = statistic(counts * calls.requests, calls.base, calls.other)
-    tail = 100.0 * _small_sample_tail(n)
-    wider = _widening(calls)
+    wider, degrees = _dependence(calls, metric)
+    tail = 100.0 * _tail_beyond(n, degrees)
     low, high = (float(100.0 * (found + wider * (end - found))) for end in np.percentile(drawn, (tail, 100.0 - tail)))
     return Improvement(100.0 * found, (low, high), _without_few(calls, found) if metric == "mean" else None)
 
@@ -183,29 +186,54 @@ def min_samples(q: float) -> int:
     return math.ceil(_OBSERVATIONS_ABOVE / (1.0 - q / 100.0) - 1e-9)
 
 
-def _small_sample_tail(n: int) -> float:
+def _tail_beyond(n: int, degrees: float) -> float:
     """Share of the resamples beyond each end of a 95 % interval of n calls: a resample spreads too little by
     sqrt((n - 1) / n), and a normal quantile is too small where the spread itself is estimated (Student)."""
     normal = NormalDist()
-    z, degrees = normal.inv_cdf(1.0 - _TAIL), n - 1
+    z = normal.inv_cdf(1.0 - _TAIL)
     # Quantile of Student's distribution, expanded in 1 / degrees (Abramowitz and Stegun 26.7.5).
     student = z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-    return normal.cdf(-student * math.sqrt(n / degrees))
+    return normal.cdf(-student * math.sqrt(n / (n - 1)))
 
 
-def _widening(calls: Calls) -> float:
-    """How much wider an interval is where successive calls are alike, and so tell less than independent ones.
-
-    As for a first-order autoregression: sqrt((1 + r) / (1 - r)), with r as far as it is told apart from none.
-    """
+def _dependence(calls: Calls, metric: Metric) -> tuple[float, float]:
+    """How much wider an interval is where calls that follow each other are alike, and so tell less than independent
+    ones; and of how many degrees of freedom its spread is, which fewer calls decide where they are far off."""
     ratios = calls.other / calls.base - np.median(calls.other / calls.base)
     reach = _FAR_OFF * float(np.median(np.abs(ratios)))
-    limit = NormalDist().inv_cdf(1.0 - _TAIL) / math.sqrt(calls.n)
-    largest = max(
-        _correlation(_beyond_size(values, calls.base)) for values in (calls.residuals, np.clip(ratios, -reach, reach))
-    )
-    used = min(largest, _LARGEST_CORRELATION) if largest > limit else 0.0
-    return math.sqrt((1.0 + used) / (1.0 - used))
+    inflation, deciding = _variance_inflation(_beyond_size(np.clip(ratios, -reach, reach), calls.base)), float(calls.n)
+    if metric in _OF_EVERY_CALL:
+        residuals = calls.residuals
+        inflation = max(inflation, _variance_inflation(_beyond_size(residuals, calls.base)))
+        if residuals.any():
+            # Of normal noise, whose kurtosis is 3, all of them.
+            deciding = 3.0 * float((residuals**2).sum() ** 2 / (residuals**4).sum())
+    degrees = max(min(calls.n, deciding) / inflation - 1.0, _LEAST_DEGREES)
+    return math.sqrt(inflation), degrees
+
+
+def _variance_inflation(values: FloatArray) -> float:
+    """The larger of two estimates of 1 + 2 x the sum of all autocorrelations; 1 where the first is within its error.
+
+    Of a first-order autoregression, (1 + r) / (1 - r), which few calls suffice for; and the sum itself under a flat-top
+    window that reaches twice as far as correlations are found (Politis and White, Econometric Reviews 23(1), 2004).
+    """
+    n, energy = values.size, float(values @ values)
+    if not energy > 0.0:
+        return 1.0
+    most = min(n // 3, 10 * math.isqrt(n))
+    found = np.array([values[lag:] @ values[: n - lag] for lag in range(1, most + 1)]) / energy
+    # Calls next in size were taken off each value, and with them a share of its energy that has no correlation.
+    found *= 1.0 + 0.5 / _SIZE_NEIGHBOURS
+    # A correlation about a mean that is estimated too comes out smaller by (1 + 3 r) / n (Marriott and Pope 1954).
+    first = min((n * float(found[0]) + 1.0) / (n - 3), _LARGEST_CORRELATION)
+    if first <= 1.0 / math.sqrt(n):
+        return 1.0
+    noise, quiet = 2.0 * math.sqrt(math.log10(n) / n), 5
+    reach = next((lag for lag in range(most) if (np.abs(found[lag : lag + quiet]) < noise).all()), most)
+    lags = np.arange(1, min(2 * reach, most) + 1)
+    window = np.minimum(1.0, 2.0 * (1.0 - lags / (2 * reach + 1)))
+    return max((1.0 + first) / (1.0 - first), 1.0 + 2.0 * float(window @ found[: lags.size]))
 
 
 def _beyond_size(values: npt.NDArray[Any], sizes: FloatArray) -> FloatArray:
@@ -216,9 +244,3 @@ def _beyond_size(values: npt.NDArray[Any], sizes: FloatArray) -> FloatArray:
     left = np.empty(values.size)
     left[order] = values[order] - np.convolve(values[order], window, mode="same") / counts
     return left
-
-
-def _correlation(values: FloatArray) -> float:
-    """Of each value with the next one; the mean that was taken off them makes it smaller by 1 / n."""
-    energy = float(values @ values)
-    return float(values[1:] @ values[:-1]) / energy + 1.0 / values.size if energy > 0.0 else 0.0

@@ -190,7 +190,7 @@ def record_kind(path: Path) -> str | None:
 
 def record_file(path: Path) -> Path:
     """The file of a record that is given by its folder or by that file."""
-    return (path / RUN_FILE if path.is_dir() else path).resolve()
+    return (path / RUN_FILE if reading.is_folder(path) else path).resolve()
 
 
 def beside(file: Path, name: str) -> Path:

@@ -18,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from vitgraph.report.columns import clean
+
 PULSE_S = 10.0
 """Longest silence of a command whose standard error is no terminal."""
 
@@ -147,7 +149,7 @@ class ConsoleProgress:
             self._bars.advance(self._task)
 
     def note(self, text: str) -> None:
-        self._console.print(f"note: {text}", markup=False, highlight=False)
+        self._console.print(f"note: {clean(text)}", markup=False, highlight=False)
 
     def _line(self, text: str) -> None:
-        print(text, file=self._console.file, flush=True)
+        print(clean(text), file=self._console.file, flush=True)
