@@ -23,7 +23,7 @@ from vitgraph.__main__ import main
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "tests/data/synthetic-profile.json"
 RECORD = next(folder for folder in (ROOT / "tests/data").iterdir() if (folder / "run.json").exists())
-LIMIT_S = 120.0
+LIMIT_S = 600.0
 GOOD_ENDS = (0, 3, 5)
 """Done, nothing replayed, slower: ends of a command that nobody disturbs."""
 
