@@ -13,7 +13,7 @@ import typer.core
 from vitgraph.commands.shell import tell
 from vitgraph.errors import UsageError
 from vitgraph.reading import parse_json
-from vitgraph.report.columns import clean
+from vitgraph.report.say import clean
 
 CONFIG_NAMES = ("--compilation-config", "-cc", "-O")
 _CONFIG = CONFIG_NAMES[0]

@@ -29,7 +29,7 @@ def doctor(spec: DoctorSpec) -> Shown:
 def import_line(spec: ImportSpec) -> Shown:
     """Say the encoder settings of a vLLM or SGLang command line as options of vitgraph."""
     from vitgraph.commands.import_settings import import_settings
-    from vitgraph.report.columns import clean
+    from vitgraph.report.say import clean
 
     settings = import_settings(sys.stdin.read() if spec.line == "-" else spec.line)
 

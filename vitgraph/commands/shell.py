@@ -97,13 +97,14 @@ def _print(shown: Shown, *, as_json: bool) -> None:
     else:
         from rich.console import Console
 
+        from vitgraph.report.say import clean
         from vitgraph.report.to_terminal import render
 
         shown.view(Console()) if callable(shown.view) else render(shown.view, Console())
         if shown.folder is not None:
-            print(f"{shown.kept_as}: {shown.folder}")
+            print(clean(f"{shown.kept_as}: {shown.folder}"))
             if shown.kept_as == "record":
-                print(f"its page, tables and plots: vitgraph export {shlex.quote(str(shown.folder))}")
+                print(clean(f"its page, tables and plots: vitgraph export {shlex.quote(str(shown.folder))}"))
     sys.stdout.flush()
 
 
@@ -166,7 +167,7 @@ def _print_anywhere() -> None:
 
 def tell(text: str) -> None:
     """Prints one line to standard error, with nothing in it that a terminal would obey."""
-    from vitgraph.report.columns import clean
+    from vitgraph.report.say import clean
 
     print(clean(text), file=sys.stderr)
 

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from vitgraph.report.columns import clean
+from vitgraph.report.say import clean
 
 PULSE_S = 10.0
 """Longest silence of a command whose standard error is no terminal."""
