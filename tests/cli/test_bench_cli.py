@@ -45,6 +45,7 @@ def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "TORCH_SDPA" in result.stdout
     assert "no speed-up is claimed" in " ".join(result.stdout.split())
+    assert f"its page, tables and plots: vitgraph export {folder}" in result.stdout
     data = json.loads((folder / "run.json").read_text())
     assert (data["kind"], data["format"]) == ("bench", 2)
     for mode in ("eager", "graph"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from vitgraph import hub
 from vitgraph.cli import app
 from vitgraph.commands.options_page import specs_of_commands
 from vitgraph.specs.fields import options_of
@@ -118,3 +120,30 @@ def test_a_dry_run_refuses_what_a_run_refuses(command: str, kind: str, folder: P
     assert ran.stderr.startswith("error: "), ran.stderr
     assert (dry.exit_code, dry.stderr, dry.stdout) == (ran.exit_code, ran.stderr, ran.stdout) == (2, ran.stderr, "")
     assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model", "owner/model"],
+        ["--model", "qwen3-vl-debug", "--dataset-name", "hf", "--dataset-path", "owner/images"],
+        ["--model", "qwen3-vl-8b", "--load-format", "auto", "--num-prompts", "2"],
+    ],
+    ids=["model", "data set", "weights"],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_a_hub_that_does_not_answer_ends_a_run_at_once(
+    words: list[str], dry: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own library would ask again and again for a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        hub.hub_problem.cache_clear()
+        try:
+            result = CliRunner().invoke(app, ["bench", "--device", "cpu", *words, *dry])
+            assert result.exit_code == 6, result.output
+            assert "no answer within 3 s" in result.stderr or "timed out" in result.stderr
+        finally:
+            hub.hub_problem.cache_clear()
+    assert not (folder / "runs").exists()
