@@ -18,6 +18,25 @@ if TYPE_CHECKING:
 
 HIDDEN_SIZE, TEXT_WIDTH = "hidden_size", "text_hidden_size"
 SOME_SIZE = (640, 480)
+COUNTS = (
+    "depth",
+    "num_hidden_layers",
+    "hidden_size",
+    "embed_dim",
+    "intermediate_size",
+    "num_heads",
+    "num_attention_heads",
+    "patch_size",
+    "image_size",
+    "spatial_merge_size",
+    "temporal_patch_size",
+    "in_channels",
+    "num_channels",
+    "out_hidden_size",
+    "window_size",
+)
+"""Fields of a tower that count layers, heads, channels or pixels."""
+MOST = 2**20
 
 
 def rename_key(key: str, patterns: Sequence[tuple[str, str]], prefix: str = "") -> str | None:
@@ -78,6 +97,7 @@ def _source_from_files(
             raise ModelError(f"{name}: vision_config of {CONFIG_FILE} is {part['vision_config']!r}, not an object")
         vision_config, extra = encoder.read_model_config(config)
         vision_config = _filled(encoder, vision_config)
+        _check_counts(name, vision_config)
     processor = resolve_processor(encoder, name, files, preset["processor"], vision_config)
     # The language model's width is a fact of this checkpoint, never of the preset's.
     known = {fact: value for fact, value in preset["extra"].items() if fact != TEXT_WIDTH}
@@ -119,6 +139,22 @@ def _filled(encoder: type[VisionEncoder], vision_config: Mapping[str, Any]) -> d
     own -= {field for parent in PreTrainedConfig.__mro__ for field in vars(parent).get("__annotations__", ())}
     defaults = {field: value for field in own if (value := getattr(filled, field, None)) is not None}
     return {**defaults, **given}
+
+
+def _check_counts(name: str, config: Mapping[str, Any]) -> None:
+    """Refuses sizes and counts of a tower that no tower has, which its rule would loop over or divide by."""
+    for field, value in config.items():
+        if isinstance(value, Mapping):
+            _check_counts(name, value)
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if field in COUNTS and any(type(number) is not int or not 0 < number <= MOST for number in numbers):
+            raise ModelError(f"{name}: {CONFIG_FILE} has {field} {value!r}; it must be a positive integer up to {MOST}")
+    width = config.get("embed_dim") or config.get("hidden_size")
+    heads = config.get("num_heads") or config.get("num_attention_heads")
+    if width and heads and not config.get("head_dim") and width % heads:
+        raise ModelError(
+            f"{name}: {CONFIG_FILE} has a width of {width}, which its {heads} attention heads do not divide"
+        )
 
 
 @contextmanager

@@ -48,7 +48,7 @@ VISION_LANGUAGE_PARTS = ("thinker_config", "vlm_config")
 
 def vision_language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a config.json that has `vision_config`: all of it, or the one inside a larger model."""
-    return next((config[name] for name in VISION_LANGUAGE_PARTS if config.get(name)), config)
+    return next((config[name] for name in VISION_LANGUAGE_PARTS if isinstance(config.get(name), Mapping)), config)
 
 
 def pixel_range(settings: Mapping[str, Any]) -> dict[str, int]:
@@ -82,6 +82,8 @@ class VisionEncoder(ABC):
     """transformers' image processor of the family, `module:class` under `transformers.models`; without torchvision."""
     video_processor: ClassVar[str | None] = None
     """transformers' video processor of the family."""
+    whole_processor: ClassVar[str | None] = None
+    """transformers' processor of the whole model, where its calls give videos a size whatever the files say."""
     resize_switch: ClassVar[tuple[str, ...]] = ()
     """The setting that turns resizing off, where the rule follows it."""
     resample: ClassVar[int] = 3

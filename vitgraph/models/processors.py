@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError, UsageError
 from vitgraph.models.files import say
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ModelSource
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def resolve_processor(
             say(f"{error}. Videos have the defaults of {video_class.__name__ if video_class else 'the model'}")
             changed = {}
         processor["video"] = {**processor["video"], **changed}
+        if encoder.whole_processor is not None:
+            processor["video"].update(transformers_class(encoder.whole_processor).videos_kwargs["size"])
     return processor
 
 

@@ -109,9 +109,15 @@ def row_of_config(config: Mapping[str, Any]) -> ModelRow:
         ModelError: No row takes it.
     """
     architecture = architecture_of(config)
-    for row in ROWS:
-        if architecture in row.architectures and row.encoder_class().accepts_model_config(config):
+    sharing = [row for row in ROWS if architecture in row.architectures]
+    for row in sharing:
+        if row.encoder_class().accepts_model_config(config):
             return row
+    if sharing:
+        raise ModelError(
+            f"architecture {architecture!r} has an adapter for {'; '.join(row.models for row in sharing)}, and this "
+            f"config.json (version {config.get('version')!r}) is of none of them: not yet"
+        )
     if architecture in NOT_YET:
         raise ModelError(f"architecture {architecture!r} has no vision-encoder adapter yet: {NOT_YET[architecture]}")
     known = ", ".join(sorted({name for row in ROWS for name in row.architectures}))

@@ -125,6 +125,25 @@ def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path:
     assert (processor["do_resize"], processor["image_mean"]) == (False, [0.5] * 3)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vision_config": {"depth": -3}}, "depth -3; it must be a positive integer"),
+        ({"vision_config": {"depth": 10**9}}, "depth 1000000000; it must be a positive integer"),
+        ({"vision_config": {"patch_size": 0}}, "patch_size 0; it must be a positive integer"),
+        ({"vision_config": {"hidden_size": 96, "num_heads": 5}}, "width of 96, which its 5 attention heads"),
+        ({"vision_config": [1]}, r"vision_config of config.json is \[1\], not an object"),
+        ({"architectures": ["MiniCPMV"], "version": 4.6}, r"MiniCPM-V 2.5; .*version 4.6\) is of none of them"),
+        ({"architectures": ["Qwen2_5OmniModel"], "thinker_config": [1], "vision_config": None}, "vision_config"),
+    ],
+)
+def test_configs_that_no_tower_has_are_refused_by_the_field(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=words):
+        resolve(tmp_path, {**QWEN, **changes})
+
+
 def test_settings_without_meaning_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     resolve(tmp_path, preprocessor_config={**IMAGE, "max_pixel": 4, "do_convert_rgb": True, "processor_class": "X"})
     assert "settings of its processor that no size rule reads: max_pixel\n" in caplog.text

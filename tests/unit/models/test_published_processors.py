@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.models.test_processors import preset_config, resolve
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import resolve_preset
 
 CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
@@ -133,6 +134,21 @@ def test_published_files_are_taken_whole(preset: str, tmp_path: Path, caplog: py
     if "video" in rule.modalities:
         for frames, fps in ((8, None), (240, 30.0)):
             assert rule.geometry(1280, 720, frames, fps) == known.rule().geometry(1280, 720, frames, fps)
+
+
+@pytest.mark.parametrize("preset", ["qwen2.5-omni-7b", "qwen3-omni-30b-a3b"])
+def test_videos_of_omni_models_have_the_bounds_of_each_call(preset: str, tmp_path: Path) -> None:
+    """The whole model's processor passes a size to its video processor, so the file's bounds are those of images."""
+    known = resolve_preset(preset)
+    assert known is not None
+    name = known.row.encoder_class().whole_processor
+    assert name is not None
+    bounds = transformers_class(name).videos_kwargs["size"]
+    published = {"min_pixels": 3136, "max_pixels": 12845056, "image_processor_type": "Qwen2VLImageProcessor"}
+    found = resolve(tmp_path, preset_config(preset), preprocessor_config=published)
+    for source in (known, found):
+        assert {edge: source.processor["video"][edge] for edge in bounds} == bounds
+        assert source.processor["size"] == {"shortest_edge": 3136, "longest_edge": 12845056}
 
 
 def test_the_originals_of_internvl_keep_clips_file(tmp_path: Path) -> None:

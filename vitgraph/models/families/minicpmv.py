@@ -278,7 +278,7 @@ def model_version(config: Mapping[str, Any]) -> str:
     """Version in a published config.json; the oldest ones do not name theirs."""
     version = config.get("version")
     if version is not None:
-        return str(version)
+        return str(float(version)) if isinstance(version, int) else str(version)
     if "MiniCPMO" in config.get("architectures", ()):
         return "2.6"
     return "2.0" if (config.get("hidden_size"), config.get("query_num")) == (2304, 64) else "2.5"

@@ -201,6 +201,8 @@ class Exaone45Encoder(Qwen2_5VLEncoder):
 class Qwen2_5OmniEncoder(Qwen2_5VLEncoder):  # noqa: N801
     """`Qwen2_5OmniVisionEncoder`: the same network with projections apart."""
 
+    whole_processor: ClassVar[str | None] = "qwen2_5_omni.processing_qwen2_5_omni:Qwen2_5OmniProcessor"
+
     @classmethod
     def tower_class(cls) -> tuple[type[Any], type[Any]]:
         from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniVisionEncoderConfig

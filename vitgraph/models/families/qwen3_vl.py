@@ -151,6 +151,7 @@ class Qwen3OmniEncoder(Qwen3VLEncoder):
     """`Qwen3OmniMoeVisionEncoder`: the same network under other names."""
 
     rule_class: ClassVar[type[GeometryRule]] = Qwen3OmniRule
+    whole_processor: ClassVar[str | None] = "qwen3_omni_moe.processing_qwen3_omni_moe:Qwen3OmniMoeProcessor"
     video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
 
     @classmethod
