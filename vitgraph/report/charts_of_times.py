@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from vitgraph.records.kinds.tune import Evaluation
 from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.records.two_runs import DeltaRow
 from vitgraph.report import charts, say
 from vitgraph.report.charts import BLUE, GREEN, GREY, ORANGE, PALE_GREY, PINK, VERMILLION, FloatArray, mode_look
 from vitgraph.report.charts_of_bars import name_rows
@@ -108,57 +109,23 @@ def draw_distribution(
     return figure
 
 
-@dataclass(frozen=True, slots=True)
-class ImprovementBar:
-    """An improvement to draw.
-
-    Attributes:
-        label: Its row's name.
-        mode: The series that it is of.
-        improvement_pct: The improvement in percent, positive = faster.
-        ci95: Its interval; None draws the point alone.
-        floor_pct: Noise floor; None draws none.
-    """
-
-    label: str
-    mode: str
-    improvement_pct: float
-    ci95: tuple[float, float] | None
-    floor_pct: float | None
-
-
-def draw_improvements(title: str, subtitle: str, rows: Sequence[ImprovementBar]) -> Figure:
-    """Improvements with their 95 % intervals, a row each, over the band of the noise floor."""
+def draw_improvements(title: str, subtitle: str, rows: Mapping[str, DeltaRow]) -> Figure:
+    """Improvements with their 95 % intervals, a row each by name, over the band of the noise floor."""
     figure = charts.new_figure(title, subtitle, 1.9 + 0.42 * len(rows))
     (axes,) = charts.new_axes(figure)
-    for place, row in enumerate(rows):
-        look = mode_look(row.mode, place)
-        if row.floor_pct is not None:
-            axes.barh(place, 2 * row.floor_pct, 0.7, -row.floor_pct, color=GREY, alpha=0.25, label="noise floor")
+    for place, row in enumerate(rows.values()):
+        look, floor, gain = mode_look(row.mode, place), row.noise_floor_pct, row.improvement_pct or 0.0
+        if floor is not None:
+            axes.barh(place, 2 * floor, 0.7, -floor, color=GREY, alpha=0.25, label="noise floor")
         if row.ci95 is not None:
-            ends = np.abs(np.subtract(row.ci95, row.improvement_pct))[:, None]
-            axes.errorbar(row.improvement_pct, place, xerr=ends, color=look["color"], capsize=5, linewidth=2)
-        axes.plot(row.improvement_pct, place, look["marker"], color=look["color"], markersize=9, label=row.mode)
+            ends = np.abs(np.subtract(row.ci95, gain))[:, None]
+            axes.errorbar(gain, place, xerr=ends, color=look["color"], capsize=5, linewidth=2)
+        axes.plot(gain, place, look["marker"], color=look["color"], markersize=9, label=row.mode)
     axes.axvline(0.0, color="#000000", linewidth=0.8)
-    name_rows(axes, [row.label for row in rows])
+    name_rows(axes, list(rows))
     axes.set_xlabel("Improvement (%), positive = faster")
     charts.legend_below(figure, columns=3)
     return figure
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One way to run, as a chart of settings shows it.
-
-    Attributes:
-        graphs: Graphs that it takes.
-        memory_bytes: Their memory.
-        mean_ms: Mean latency of a request.
-    """
-
-    graphs: float
-    memory_bytes: float
-    mean_ms: float
 
 
 _SETTING_LOOKS = {"tuned": ("*", BLUE, 17), "automatic list": ("s", ORANGE, 9), "vLLM's nine": ("D", PINK, 8)}
@@ -166,8 +133,8 @@ _SETTING_LOOKS = {"tuned": ("*", BLUE, 17), "automatic list": ("s", ORANGE, 9), 
 
 def draw_pareto(
     subtitle: str,
-    found: Sequence[Setting],
-    named: Mapping[str, Setting],
+    found: Sequence[Evaluation],
+    named: Mapping[str, Evaluation],
     eager: tuple[float, float, float],
     oracle_ms: float,
 ) -> Figure:
@@ -185,11 +152,12 @@ def draw_pareto(
     panels = (("graphs", 1, "Graphs"), ("memory_bytes", 2**20, "Memory (MiB)"))
     for axes, (field, scale, label) in zip(charts.new_axes(figure, 2), panels, strict=True):
         front = _front(found, field)
-        places, means = [getattr(one, field) / scale for one in front], [one.mean_ms for one in front]
+        places, means = [getattr(one, field) / scale for one in front], [one.latency.mean_ms for one in front]
         axes.plot(places, means, "-", color=BLUE, linewidth=1.2, marker=".", label="best found")
         for name, one in named.items():
             marker, color, size = _SETTING_LOOKS[name]
-            axes.plot(getattr(one, field) / scale, one.mean_ms, marker, color=color, markersize=size, label=name)
+            at = getattr(one, field) / scale, one.latency.mean_ms
+            axes.plot(*at, marker, color=color, markersize=size, label=name)
         if high > low:
             axes.axhspan(low, high, color=VERMILLION, alpha=0.16, linewidth=0, label="eager ± its error")
         axes.axhline(mean, color=VERMILLION, linestyle=(0, (5, 2)), linewidth=1.4, label="eager")
@@ -201,11 +169,11 @@ def draw_pareto(
     return figure
 
 
-def _front(rows: Sequence[Setting], field: str) -> list[Setting]:
+def _front(rows: Sequence[Evaluation], field: str) -> list[Evaluation]:
     """The settings of which none has both less of `field` and a lower mean."""
-    front: list[Setting] = []
-    for row in sorted(rows, key=lambda row: (getattr(row, field), row.mean_ms)):
-        if not front or row.mean_ms < front[-1].mean_ms:
+    front: list[Evaluation] = []
+    for row in sorted(rows, key=lambda row: (getattr(row, field), row.latency.mean_ms)):
+        if not front or row.latency.mean_ms < front[-1].latency.mean_ms:
             front.append(row)
     return front
 

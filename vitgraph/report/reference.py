@@ -14,7 +14,6 @@ from vitgraph.report.views import (
     compile_rows,
     graph_tables,
     micro,
-    monolithic,
     profile,
     ranks,
     runs,
@@ -27,7 +26,7 @@ from vitgraph.report.views import (
 PAGE = Path("docs/tables.md")
 TABLES: dict[str, tuple[TableSpec, ...]] = {
     "bench": (
-        *(runs.RUNS, bench.SUMMARY, graph_tables.PER_BUDGET, graph_tables.PER_PATH, monolithic.MONOLITHIC_SPEC),
+        *(runs.RUNS, bench.SUMMARY, graph_tables.PER_BUDGET, graph_tables.PER_PATH, graph_tables.MONOLITHIC_SPEC),
         *(graph_tables.MISSES, graph_tables.DROPPED, ranks.RANKS, runs.SAMPLES, ranks.SCALING),
     ),
     "export --compare": (two_runs.COMPARISON,),

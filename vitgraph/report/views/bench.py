@@ -35,7 +35,6 @@ from vitgraph.report.views.claims import (
 )
 from vitgraph.report.views.conditions import Ran, dropped_lines, skipped_text
 from vitgraph.report.views.graph_tables import MONOLITHIC, Sides, sides_of
-from vitgraph.report.views.monolithic import monolithic_section, monolithic_table
 from vitgraph.report.views.ranks import rank_section, ranks_table
 
 SERIES_NAMES = {
@@ -103,7 +102,7 @@ def bench_document(record: BenchRecord, samples: Samples | None = None, notes: S
         section("Charts", *_latency_charts(record, samples)),
         section("What the graphs did", Facts.of(_graph_facts(record)), graph_tables.shown_paths(result.graph)),
         _use_section(record, sides),
-        monolithic_section(record),
+        graph_tables.monolithic_section(record),
         rank_section(result.latency, record),
         section("Checks", Facts.of(_check_facts(record))),
         _memory_section(record, sides),
@@ -125,7 +124,7 @@ def bench_tables(record: BenchRecord) -> tuple[Table, ...]:
         SUMMARY.of(_summary_rows(record)),
         graph_tables.per_budget_table(sides),
         graph_tables.per_path_table(result.graph, result.monolithic),
-        monolithic_table(record),
+        graph_tables.monolithic_table(record),
         graph_tables.misses_table(result.graph),
         graph_tables.dropped_table(sides),
         ranks_table(result.latency),

@@ -22,7 +22,7 @@ from vitgraph.records.record import TuneRecord
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
 from vitgraph.report.charts_of_bars import draw_budgets
-from vitgraph.report.charts_of_times import Setting, draw_pareto
+from vitgraph.report.charts_of_times import draw_pareto
 from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields
 from vitgraph.report.document import Chart, Code, Document, Facts, Section, Text, Verdict, section, sections, sentence
 from vitgraph.report.views.conditions import Ran, compiled_text, limits_text
@@ -301,11 +301,10 @@ def by_requests_table(result: TuneResult) -> Table:
 def _charts(record: TuneRecord) -> Iterable[Chart]:
     result = record.result
     subtitle = f"{Ran(record).workload} · {result.profile.label}"
-    named = {NAMES[name]: _setting(found) for name, found in _named(result) if isinstance(found, Evaluation)}
+    named = {NAMES[name]: found for name, found in _named(result) if isinstance(found, Evaluation)}
     eager, doubt = result.baselines.eager.mean_ms, (result.error.eager.median_pct or 0.0) / 100
     ends = (eager, eager * (1 - doubt), eager * (1 + doubt))
-    found = [_setting(one) for one in result.pareto]
-    draw = partial(draw_pareto, subtitle, found, named, ends, result.baselines.oracle.mean_ms)
+    draw = partial(draw_pareto, subtitle, result.pareto, named, ends, result.baselines.oracle.mean_ms)
     yield Chart("pareto", "Predicted mean latency over graphs and over their memory", draw)
     if result.by_budget:
         misses = sum(miss.items for miss in result.misses)
@@ -313,7 +312,3 @@ def _charts(record: TuneRecord) -> Iterable[Chart]:
         uses = budget_uses(sides_of(Counters(per_budget=result.by_budget)), "Replays")
         bars = partial(draw_budgets, "Replays and waste by token budget", f"{subtitle} · {outcome}", "Replays", uses)
         yield Chart("tuned_budgets", "Replays and waste of each token budget", bars)
-
-
-def _setting(found: Evaluation) -> Setting:
-    return Setting(found.graphs, found.memory_bytes, found.latency.mean_ms)

@@ -12,7 +12,7 @@ from vitgraph.records.saved_runs import SavedRun
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison
 from vitgraph.report import say
-from vitgraph.report.charts_of_times import ImprovementBar, draw_distribution, draw_improvements
+from vitgraph.report.charts_of_times import draw_distribution, draw_improvements
 from vitgraph.report.columns import Cell, Column, Row, TableSpec, texts
 from vitgraph.report.document import Chart, Code, Document, Text, Verdict, command_text, section, sections
 from vitgraph.report.views.claims import floor_text, headline_of, improvement_columns
@@ -155,11 +155,8 @@ def _side(ran: Ran) -> Iterable[tuple[str, str]]:
 
 
 def _charts(comparison: RunComparison, subtitle: str) -> Iterable[Chart]:
-    bars = [
-        ImprovementBar(f"{MODE_NAMES[row.mode]} {_metric(row)}", row.mode, pct, row.ci95, row.noise_floor_pct)
-        for row in _shown(comparison)
-        if (pct := row.improvement_pct) is not None
-    ]
+    known = (row for row in _shown(comparison) if row.improvement_pct is not None)
+    bars = {f"{MODE_NAMES[row.mode]} {_metric(row)}": row for row in known}
     if bars:
         drawn = partial(draw_improvements, "What the second run gains", subtitle, bars)
         yield Chart("improvements", "Improvements of the second run with their 95 % intervals", drawn)
