@@ -312,7 +312,7 @@ class Candidate:
             self._note_encoder(facts)
             graph = self._prepared.spec.graph
             self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
-            expect_calls(self._encoder, self._manager, self._prepared.calls)
+            expect_calls(self._encoder, [self._manager], self._prepared.calls)
             modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
             self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}
             self.series = list(self._alone.values())

@@ -135,13 +135,14 @@ class _Profile:
         from vitgraph.measure.calls import CallInputs
         from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation
         from vitgraph.measure.environment import snapshot
-        from vitgraph.measure.series import prepare_attention
+        from vitgraph.measure.series import expect_calls, prepare_attention
 
         prepared, call = self.prepared, self.prepared.call
         self.progress.phase("loading the encoder")
         encoder, facts = load(prepared.source, prepared.spec.model, device=self.device, dtype=self.dtype)
         self.draft.note(environment=snapshot(self.device).but(encoder=facts))
         manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=prepared.spec.graph.packing)
+        expect_calls(encoder, [manager], [call])
         self.progress.phase("capturing graphs", len(prepared.plan.graph_keys()))
         manager.capture(lambda done, of, key: self.progress.step())
         inputs = CallInputs(encoder, [call], prepared.spec.model.seed)
@@ -151,6 +152,7 @@ class _Profile:
         if not deviation.passes:
             raise incorrect(GRAPH, deviation)
         prepare_attention(encoder, [call], inputs)
+        self.draft.note_environment(encoder=facts.but(**encoder.attention.facts()))
         mm_kwargs = inputs.make(call)
         batches = manager.plan_call(mm_kwargs).batches
         keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -172,11 +172,13 @@ def replay_segments(
     return contents
 
 
-def expect_calls(encoder: VisionEncoder, manager: EncoderCudaGraphManager | None, calls: Sequence[EncoderCall]) -> None:
-    """Tells the attention backend, before anything is captured, what eager calls and a manager's graphs will hold."""
+def expect_calls(
+    encoder: VisionEncoder, managers: Iterable[EncoderCudaGraphManager], calls: Sequence[EncoderCall]
+) -> None:
+    """Tells the attention backend, before anything is captured, what eager calls and the managers' graphs will hold."""
     attention = encoder.attention
     if type(attention).expect is not AttentionBackend.expect:
-        replays = [] if manager is None else replay_segments(encoder, manager, calls)
+        replays = [graph for manager in managers for graph in replay_segments(encoder, manager, calls)]
         attention.expect(eager_segments(encoder, calls), replays)
 
 

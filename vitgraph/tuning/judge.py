@@ -22,7 +22,7 @@ from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import item_limits, relative_l2, worst
 from vitgraph.measure.experiment import Control, Experiment, TimedCall
 from vitgraph.measure.progress import Progress, SilentProgress
-from vitgraph.measure.series import Series, eager_series, encode_eagerly, graph_series
+from vitgraph.measure.series import Series, eager_series, encode_eagerly, expect_calls, graph_series
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
@@ -302,7 +302,9 @@ class Verification:
 
     def capture(self) -> None:
         """Captures the graphs that the calls meet, and of every plan the largest, which decides its memory."""
-        reserve_together([*(strategy.manager for strategy in self.strategies), self.exact])
+        managers = [strategy.manager for strategy in self.strategies]
+        expect_calls(self.encoder, managers, self.calls)
+        reserve_together([*managers, self.exact])
         wanted = [(self.exact, {key for call in self.calls for key in self._exact.keys(call).values()})]
         for strategy in self.strategies:
             used = {key for call in self.calls for key in self._keys(self._pack(strategy, call))}

@@ -128,6 +128,7 @@ class VerificationReport:
             closed=self._closed(times),
             overhead_ms=self._overhead(),
             problems=tuple(problems),
+            attn_choices=run.encoder.attention.choices() or None,  # type: ignore[arg-type]
             elapsed_s=run.elapsed_s,
         )
 

@@ -148,6 +148,7 @@ def verify_row(
         device=str(encoder.device),
         dtype=dtype_name(encoder.dtype),
         backend_used=encoder.attention.implementation,
+        attn_choices=encoder.attention.choices() or None,  # type: ignore[arg-type]
         tolerance=book.tolerance,
         checks=tuple(book.checks.values()),
         max_rel_l2=book.max_rel_l2,

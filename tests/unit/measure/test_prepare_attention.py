@@ -81,7 +81,7 @@ def test_auto_judges_each_graph_by_the_replays_that_the_packing_gives_it(
     if compiled:
         compile_encoder(encoder)
     manager = EncoderCudaGraphManager(encoder, plan)
-    expect_calls(encoder, manager, calls)
+    expect_calls(encoder, [manager], calls)
     manager.capture()
     prepare_attention(encoder, calls, CallInputs(encoder, calls, 0))
     lists = 1 + (preset == "qwen2.5-vl-debug")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.latency import Interval, Latency, Pair
-from vitgraph.records.sections import Count, Environment, Finite, Number, Section, Share, Time
+from vitgraph.records.sections import AttentionChoice, Count, Environment, Finite, Number, Section, Share, Time
 
 TuneVerdict = Literal["use_graphs", "no_graphs", "measure_first", "depends"]
 """`measure_first`: predictions are too uncertain to act on. `depends`: on how many requests a call has."""
@@ -243,6 +243,8 @@ class Measured(Section):
     """What the manager adds to a replay, in the median, in ms a request."""
     problems: tuple[str, ...] = ()
     """What makes the times invalid; empty in a sound run."""
+    attn_choices: tuple[AttentionChoice, ...] | None = None
+    """Which backend each shape of an attention call went to, where there was a choice."""
     elapsed_s: Time
     """How long it took, in s."""
 

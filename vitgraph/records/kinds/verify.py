@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vitgraph.records.sections import Count, Number, Section, Time
+from vitgraph.records.sections import AttentionChoice, Count, Number, Section, Time
 
 
 class Check(Section):
@@ -47,6 +47,8 @@ class VerifiedModel(Section):
     """`ok`, `failed` where a check failed, or `error` where it could not be verified to the end."""
     max_rel_l2: Number | None = None
     """Largest relative L2 distance from eager of any output; null where none was compared."""
+    attn_choices: tuple[AttentionChoice, ...] | None = None
+    """Which backend each shape of an attention call went to, where there was a choice."""
     tolerance: Number | None = None
     """Largest distance that passes."""
     own_error: Number | None = None

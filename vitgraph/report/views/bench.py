@@ -33,7 +33,7 @@ from vitgraph.report.views.claims import (
     moved_by_one,
     slower_text,
 )
-from vitgraph.report.views.conditions import Ran, dropped_lines, skipped_text
+from vitgraph.report.views.conditions import Ran, chosen_text, dropped_lines, skipped_text
 from vitgraph.report.views.graph_tables import MONOLITHIC, Sides, sides_of
 from vitgraph.report.views.ranks import rank_section, ranks_table
 
@@ -271,6 +271,7 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
         yield "Call overhead", f"{overhead} outside the replays of the most frequent call ({parts})"
     yield "Memory", graph_tables.memory_text(graph)
     yield "Capture", graph_tables.capture_text(graph)
+    yield "Attention", chosen_text(record)
 
 
 def _use_section(record: BenchRecord, sides: Sides) -> Section:

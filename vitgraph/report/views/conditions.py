@@ -248,7 +248,7 @@ def environment_facts(record: Record) -> Facts:
         ("While measuring", _states_text(environment.gpu_states)),
         ("Matrix rate", f"{say.number(rate, 0)} TFLOP/s measured" if rate else None),
         ("Attention", _joined(*dict.fromkeys((ran.backend, encoder.attn_implementation if encoder else None)))),
-        ("Chosen", choices_text(encoder.attn_choices) if encoder and encoder.attn_choices else None),
+        ("Chosen", chosen_text(record)),
         ("Dtype", ran.dtype),
         ("Compiled", compiled),
         ("Libraries", _joined(*(f"{name} {of}" for name, of in environment.libraries.items() if of))),
@@ -275,6 +275,12 @@ def of_text(count: int, brought: int | None, name: str) -> str:
 
 def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
+
+
+def chosen_text(record: Record) -> str | None:
+    """Where `auto` had a choice: what it took for which calls, and what one backend alone would have cost."""
+    encoder = record.environment.encoder if record.environment else None
+    return choices_text(encoder.attn_choices) if encoder and encoder.attn_choices else None
 
 
 def _states_text(states: Sequence[GpuState]) -> str:

@@ -11,8 +11,8 @@ from vitgraph.records.record import ProfileRecord
 from vitgraph.report import say
 from vitgraph.report.charts_of_bars import draw_parts
 from vitgraph.report.columns import Cell, Column, Row, Table, TableSpec, fields
-from vitgraph.report.document import Chart, Document, section
-from vitgraph.report.views.conditions import Ran, items_text
+from vitgraph.report.document import Chart, Document, Facts, section
+from vitgraph.report.views.conditions import Ran, chosen_text, items_text
 
 KIND_LABELS = {
     "attention": "attention",
@@ -64,6 +64,7 @@ def profile_document(record: ProfileRecord) -> Document:
         "vitgraph profile",
         section("Where the time of a call goes", _kind_table(result), _chart(ran, result)),
         *(section(f"{mode.capitalize()}: what takes longest", top) for mode, top in tops),
+        section("", Facts.of((("Attention", chosen_text(record)),))),
         title=title,
         what=(ran.device, *found, f"one call: {items_text(result.call.items)}", _replays_text(result.call)),
         tables=(KINDS.of(_kind_rows(result)),),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.graph_facts import Counters, GraphUse
 from vitgraph.records.kinds.tune import (
     AdvisedCalls,
@@ -199,6 +200,8 @@ def _measured_section(measured: Measured | None) -> Section | None:
             f"Predicted mean {say.ms(tuned.predicted_mean_ms)} ms, measured {say.ms(tuned.latency.mean_ms)} ms; "
             f"median error of a call {say.number(error.median_pct, 1)}%, P90 {say.number(error.p90_pct, 1)}%."
         )
+    if measured.attn_choices:
+        lines.append(f"Attention: {choices_text(measured.attn_choices)}.")
     few = any(not strategy.latency.p99_supported for strategy in measured.strategies.values())
     table = MEASURED.of(
         (_strategy_row(name, strategy) for name, strategy in measured.strategies.items()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.records.record import VerifyRecord
 from vitgraph.report import say
@@ -100,4 +101,5 @@ def _setting(model: VerifiedModel) -> str:
     ranks = f" on {model.ranks} ranks" if model.ranks > 1 else ""
     place = f"{model.dtype} on {model.device}, {backend}, {compiled_text(bool(model.compiled_blocks))}{ranks}"
     own = "" if model.own_error is None else f" (or 1.5 times eager's own from float32, {say.error(model.own_error)})"
-    return f"Relative L2 distance from eager of at most {model.tolerance:g}{own}; {place}"
+    chosen = f"; attention: {choices_text(model.attn_choices)}" if model.attn_choices else ""
+    return f"Relative L2 distance from eager of at most {model.tolerance:g}{own}; {place}{chosen}"
