@@ -96,6 +96,8 @@ class VisionEncoder(ABC):
     """Further image and video processors of transformers whose settings mean the same as those of the family's own."""
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ()
     """Published keys as regular expressions, each with the name in `modules`; the first match holds."""
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """Parts of names that stand for several tensors joined along the first dimension, with a part for each of them."""
     patch_convolutions: ClassVar[Sequence[str]] = ()
     """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.patch_linear`."""
     blocks: ClassVar[str | None] = None
@@ -145,9 +147,15 @@ class VisionEncoder(ABC):
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        """Named tensors of `modules` that one checkpoint tensor holds; overridden for fused or permuted weights."""
+        """Named tensors of `modules` that one checkpoint tensor holds; overridden for permuted weights."""
         name = cls.map_checkpoint_key(key)
-        return {name: tensor} if name is not None else {}
+        if name is None:
+            return {}
+        for fused, parts in cls.fused.items():
+            if fused in name:
+                pieces = zip(parts, tensor.chunk(len(parts)), strict=True)
+                return {name.replace(fused, part): piece for part, piece in pieces}
+        return {name: tensor}
 
     @classmethod
     def vision_config_class(cls) -> type[Any] | None:

@@ -196,7 +196,9 @@ class MergedGridRule(GeometryRule):
 
     @property
     def output_width(self) -> int:
-        return int(self.vision_config["out_hidden_size"])
+        # Towers without a merger of their own are followed by a projector to the language model's width.
+        found = self.vision_config.get("out_hidden_size")
+        return int(found if found is not None else self.extra["text_hidden_size"])
 
     @property
     def patch(self) -> int:

@@ -14,7 +14,7 @@ from vitgraph.errors import ModelError
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_metadata import grid_positions, segment_offsets
+from vitgraph.models.grid_metadata import PositionTable, grid_positions, segment_offsets, table_taps
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
@@ -40,8 +40,8 @@ class GridTowerEncoder(VisionEncoder):
     image_processor: ClassVar[str | None] = "qwen2_vl.image_processing_pil_qwen2_vl:Qwen2VLImageProcessorPil"
     resize_switch: ClassVar[tuple[str, ...]] = ("do_resize",)
     follows_pixels: ClassVar[bool] = True
-    taps: ClassVar[int] = 0
-    """Rows of a learned position table that a patch's position is summed of; 0 where the tower has no such table."""
+    table: ClassVar[PositionTable | None] = None
+    """The learned position table, which is sampled at each patch; None where the tower has none."""
     position_merge: ClassVar[int | None] = None
     """Side of the blocks in whose order patches come, where it is not the merge."""
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
@@ -66,7 +66,13 @@ class GridTowerEncoder(VisionEncoder):
         config_class, model_class = cls.tower_class()
         with device:
             tower = model_class._from_config(config_class(**vision_config), attn_implementation="sdpa", dtype=dtype)
-        return nn.ModuleDict({"visual": tower})
+            following = cls.following_modules(tower.config, extra)
+        return nn.ModuleDict({"visual": tower, **{name: module.to(dtype) for name, module in following.items()}})
+
+    @classmethod
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        """What follows the tower of that config, by name: nothing, where the tower has its merger."""
+        return {}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -90,17 +96,12 @@ class GridTowerEncoder(VisionEncoder):
         return {"pixel_values": PixelField(self.patch_rows(capacity), self.pixel_row_shape("pixel_values"))}
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        taps = partial(MetadataField, (self.patch_rows(capacity), self.taps))
+        taps = partial(MetadataField, (self.patch_rows(capacity), self.table.taps if self.table else 0))
         return {
             "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
             "position_ids": MetadataField((self.patch_rows(capacity), 2), "int32"),
-            **({"interp_indices": taps("int32"), "interp_weights": taps("float32")} if self.taps else {}),
+            **({"interp_indices": taps("int32"), "interp_weights": taps("float32")} if self.table else {}),
         }
-
-    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of the position table that each patch of one frame samples, `[h * w, taps]` int32, and their weights
-        in float32; for towers that have `taps`."""
-        raise NotImplementedError
 
     def grids(self, items: Sequence[ItemGeometry]) -> list[GridGeometry]:
         """Patch grids of the items, in order."""
@@ -112,8 +113,10 @@ class GridTowerEncoder(VisionEncoder):
         grids = self.grids(items)
         positions = grid_positions(grids, self.position_merge or self.rule.merge)
         found = {"cu_seqlens": segment_offsets(grids), "position_ids": positions}
-        if self.taps:
-            frames = [self.position_taps(grid) for grid in grids for _ in range(grid.t)]
+        if self.table:
+            order, side = self.position_merge or self.rule.merge, self.table.side(self.rule)
+            axes = (side, self.table.axis, self.table.coordinates)
+            frames = [table_taps(grid.h, grid.w, order, *axes) for grid in grids for _ in range(grid.t)]
             for name, parts in zip(("interp_indices", "interp_weights"), zip(*frames, strict=True), strict=True):
                 found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return found

@@ -7,7 +7,9 @@ server's hot path must not loop over grids in Python or touch the device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -79,6 +81,26 @@ def table_taps(
     taps = row_taps[:, :, None] * side + col_taps[:, None, :]
     weights = row_weights[:, :, None] * col_weights[:, None, :]
     return taps.reshape(h * w, -1).astype(np.int32), weights.reshape(h * w, -1).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """How a tower samples its learned `side x side` position table.
+
+    Attributes:
+        side: Cells on a side of it, from the family's rule.
+        axis: Taps and weights of coordinates on an axis.
+        coordinates: Positions of patches as coordinates, in the tower's own rounding.
+    """
+
+    side: Callable[[Any], int]
+    axis: Axis
+    coordinates: Callable[[np.ndarray, int, int], np.ndarray]
+
+    @property
+    def taps(self) -> int:
+        """Cells that a patch's position is summed of."""
+        return 4 if self.axis is linear_axis else 16
 
 
 def corner_coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:

@@ -202,8 +202,22 @@ class TileEncoder(VisionEncoder):
     ) -> Sequence[torch.Tensor]:
         return [self.encode_tiles(inputs["pixel_values"]).flatten(0, 1)]
 
+    def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
+        """The item's final embedding from the rows of its tiles: they are it, where nothing joins them."""
+        return rows
+
+    def postprocess_encoder_output(
+        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
+    ) -> list[torch.Tensor]:
+        pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
+        return [self.joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
+
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        return self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).flatten(0, 1)
+        import torch
+
+        items = [self.rule.checked_tiles(item) for item in mm_kwargs.chosen]
+        tiles = self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).split([item.tiles for item in items])
+        return torch.cat([self.joined(item, part.flatten(0, 1)) for item, part in zip(items, tiles, strict=True)])
 
     def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
         items: list[ItemGeometry] = [self.rule.image_geometry(*image.size) for image in images]

@@ -199,6 +199,7 @@ class DeepseekOCREncoder(TwoPathEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = DeepseekOCRRule
     rule: DeepseekOCRRule
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv_proj.": (".q_proj.", ".k_proj.", ".v_proj.")}
     patch_convolutions: ClassVar[Sequence[str]] = ("visual.sam_encoder.patch_embed.projection",)
 
     def __init__(self, modules: nn.ModuleDict, rule: DeepseekOCRRule, attention: AttentionBackend) -> None:
@@ -238,18 +239,6 @@ class DeepseekOCREncoder(TwoPathEncoder):
     @classmethod
     def map_checkpoint_key(cls, key: str) -> str | None:
         return rename_key(key, CHECKPOINT_KEYS, prefix=r"^(?:model\.)?")
-
-    @classmethod
-    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        name = cls.map_checkpoint_key(key)
-        if name is None:
-            return {}
-        if ".self_attn.qkv_proj." not in name:
-            return {name: tensor}
-        return {
-            name.replace(".qkv_proj.", f".{part}_proj."): value
-            for part, value in zip("qkv", tensor.chunk(3), strict=True)
-        }
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

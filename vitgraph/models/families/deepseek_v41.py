@@ -81,10 +81,6 @@ class DeepseekV41Rule(MergedGridRule):
         return int(self.vision_config["downsample_ratio"])
 
     @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
-
-    @property
     def tower_shape(self) -> TowerShape:
         return tower_shape(self.vision_config, mlp_matrices=3)
 
@@ -148,6 +144,7 @@ class DeepseekV41Encoder(GridTowerEncoder):
     resize_switch: ClassVar[tuple[str, ...]] = ()
     position_merge: ClassVar[int | None] = 1
     patch_convolutions: ClassVar[Sequence[str]] = ()
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".gate_up.": (".gate_proj.", ".up_proj.")}
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
@@ -192,14 +189,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
             tokens = nn.ParameterDict({name: torch.zeros(text, dtype=dtype) for name in ("start", "newline", "end")})
         del tower.merger
         return nn.ModuleDict({"visual": tower, "aligner": aligner, "tokens": tokens})
-
-    @classmethod
-    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        name = cls.map_checkpoint_key(key)
-        if name is None or ".gate_up." not in name:
-            return {name: tensor} if name is not None else {}
-        gate, up = tensor.chunk(2)
-        return {name.replace(".gate_up.", ".gate_proj."): gate, name.replace(".gate_up.", ".up_proj."): up}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

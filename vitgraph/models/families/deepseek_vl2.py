@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import EncoderInputs
 from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
 from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.models.two_path import normalized
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE
+from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
     import torch
@@ -111,6 +110,7 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = DeepseekVL2Rule
     rule: DeepseekVL2Rule
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": (".q_proj.", ".k_proj.", ".v_proj.")}
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
 
     @classmethod
@@ -131,11 +131,7 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        name = cls.map_checkpoint_key(key)
-        if name is None or ".self_attn.qkv." not in name:
-            return {name: tensor.squeeze(0) if key == "vision.pos_embed" else tensor} if name is not None else {}
-        parts = zip("qkv", tensor.chunk(3), strict=True)
-        return {name.replace(".qkv.", f".{part}_proj."): value for part, value in parts}
+        return super().convert_tensor(key, tensor.squeeze(0) if key == "vision.pos_embed" else tensor, modules)
 
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
@@ -191,10 +187,11 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
         blocks = grid.unflatten(2, (cells, merge)).unflatten(1, (cells, merge)).permute(0, 1, 3, 5, 2, 4)
         return self.modules["projector"](blocks.reshape(len(pixels), cells * cells, -1))
 
-    def _joined(self, item: ViewsGeometry, rows: torch.Tensor) -> torch.Tensor:
+    def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding from the rows of its tiles: every line ends with a newline."""
         import torch
 
+        item = self.rule.checked_tiles(item)
         tokens: Any = self.modules["tokens"]
         side = self.rule.cells
         tiles = rows.unflatten(0, (item.tiles, side, side))
@@ -203,19 +200,6 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
         newline = tokens.image_newline
         whole, local = (torch.cat([grid, newline.expand(len(grid), 1, -1)], dim=1).flatten(0, 1) for grid in lines)
         return torch.cat([whole, tokens.view_separator[None], local])
-
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
-        pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
-        return [self._joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
-
-    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        import torch
-
-        items = [self.rule.checked_tiles(item) for item in mm_kwargs.chosen]
-        rows = super().stock_rows(mm_kwargs).split([item.tiles * self.rule.tokens_per_tile for item in items])
-        return torch.cat([self._joined(item, part) for item, part in zip(items, rows, strict=True)])
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """The published padding and unfolding."""

@@ -190,6 +190,7 @@ class Gemma4Encoder(VisionEncoder):
     image_processor: ClassVar[str | None] = "gemma4.image_processing_pil_gemma4:Gemma4ImageProcessorPil"
     video_processor: ClassVar[str | None] = "gemma4.video_processing_gemma4:Gemma4VideoProcessor"
     follows_pixels: ClassVar[bool] = True
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?:model\.)?(vision_tower|embed_vision)\.", r"\1."),)
     blocks: ClassVar[str | None] = "vision_tower.encoder.layers"
 
     @classmethod
@@ -215,11 +216,6 @@ class Gemma4Encoder(VisionEncoder):
             text_config: Any = SimpleNamespace(hidden_size=extra["text_hidden_size"])
             embedder = Gemma4MultimodalEmbedder(config, text_config)
         return nn.ModuleDict({"vision_tower": tower, "embed_vision": embedder.to(dtype)})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        name = key.removeprefix("model.")
-        return name if name.startswith(("vision_tower.", "embed_vision.")) else None
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule, TowerShape
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import cubic_axis, table_taps
+from vitgraph.models.grid_metadata import PositionTable, cubic_axis
 from vitgraph.models.resizing import smart_resize_video
 from vitgraph.planning.items import IMAGE, VIDEO
 
@@ -140,7 +140,7 @@ class Glm4vEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = Glm4vRule
     rule: Glm4vRule
-    taps: ClassVar[int] = 16
+    table: ClassVar[PositionTable | None] = PositionTable(lambda rule: rule.table_side, cubic_axis, sampled_coordinates)
     image_processor: ClassVar[str | None] = "glm4v.image_processing_pil_glm4v:Glm4vImageProcessorPil"
     video_processor: ClassVar[str | None] = "glm4v.video_processing_glm4v:Glm4vVideoProcessor"
     processor_names: ClassVar[Sequence[str]] = ("Glm46VImageProcessor", "Glm46VVideoProcessor")
@@ -173,10 +173,6 @@ class Glm4vEncoder(GridTowerEncoder):
         if kind is not None:
             found["sampling"] = FALLING_RATE if kind.startswith("Glm46V") else CONSTANT_RATE
         return found
-
-    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        rule = self.rule
-        return table_taps(grid.h, grid.w, rule.merge, rule.table_side, cubic_axis, sampled_coordinates)
 
     def forward_packed(
         self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str

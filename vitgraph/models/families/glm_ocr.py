@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.models.families.glm4v import Glm4vEncoder, Glm4vRule
 from vitgraph.models.geometry import GeometryRule, TowerShape, tower_shape
+from vitgraph.models.grid_metadata import PositionTable
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ class GlmOcrEncoder(Glm4vEncoder):
     """The modules of `GlmOcrVisionModel`; output `[M, D]`."""
 
     rule_class: ClassVar[type[GeometryRule]] = GlmOcrRule
-    taps: ClassVar[int] = 0
+    table: ClassVar[PositionTable | None] = None
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         **Glm4vEncoder.vision_defaults,
         "attention_bias": True,

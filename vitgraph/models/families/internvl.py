@@ -157,6 +157,7 @@ class InternVLEncoder(TileEncoder):
     follows_pixels: ClassVar[bool] = True
     spellings: ClassVar[Mapping[str, str]] = {"crop_to_patches": "dynamic_image_size"}
     block_scale: ClassVar[str | None] = "lambda_2"
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": (".q_proj.", ".k_proj.", ".v_proj.")}
     patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embeddings.projection",)
     blocks: ClassVar[str | None] = "visual.encoder.layer"
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ORIGINAL_KEYS
@@ -187,16 +188,6 @@ class InternVLEncoder(TileEncoder):
             tower = InternVLVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
             projector = InternVLMultiModalProjector(full).to(dtype)
         return nn.ModuleDict({"visual": tower, "projector": projector})
-
-    @classmethod
-    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        name = cls.map_checkpoint_key(key)
-        if name is None:
-            return {}
-        if ".attention.qkv." not in name:
-            return {name: tensor}
-        parts = tensor.chunk(3)
-        return {name.replace(".qkv.", f".{part}_proj."): value for part, value in zip("qkv", parts, strict=True)}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vitgraph.models.families.kimi_vl import PUBLISHED_KEYS, KimiVLEncoder, KimiVLRule
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
 from vitgraph.models.grid_encoder import preprocess_patches
-from vitgraph.models.grid_metadata import center_coordinates, linear_axis, table_taps
+from vitgraph.models.grid_metadata import PositionTable, center_coordinates, linear_axis
 from vitgraph.models.processor_classes import transformers_class
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import nn
 
@@ -103,7 +102,9 @@ class KimiK3Encoder(KimiK25Encoder):
 
     rule_class: ClassVar[type[GeometryRule]] = KimiK3Rule
     rule: KimiK3Rule
-    taps: ClassVar[int] = 4
+    table: ClassVar[PositionTable | None] = PositionTable(
+        lambda rule: int(rule.vision_config["pos_emb_height"]), linear_axis, center_coordinates
+    )
 
     @classmethod
     def build_modules(
@@ -135,10 +136,6 @@ class KimiK3Encoder(KimiK25Encoder):
                 }
             )
         return nn.ModuleDict({"visual": tower.to(dtype), "projector": projector.to(dtype)})
-
-    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        side = int(self.rule.vision_config["pos_emb_height"])
-        return table_taps(grid.h, grid.w, 1, side, linear_axis, center_coordinates)
 
     def projected(self, pooled: torch.Tensor) -> torch.Tensor:
         from torch.nn import functional

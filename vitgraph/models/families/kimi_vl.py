@@ -17,7 +17,7 @@ from vitgraph.models.geometry import (
     MergedGridRule,
 )
 from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
-from vitgraph.models.grid_metadata import block_ranks, center_coordinates, cubic_axis, table_taps
+from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
@@ -77,10 +77,6 @@ class KimiVLRule(MergedGridRule):
         return int(self.vision_config["merge_kernel_size"][0])
 
     @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
-
-    @property
     def side_limit(self) -> int:
         """Most patches on a side."""
         return SIDE_LIMIT - 1
@@ -116,7 +112,9 @@ class KimiVLEncoder(GridTowerEncoder):
 
     rule_class: ClassVar[type[GeometryRule]] = KimiVLRule
     rule: KimiVLRule
-    taps: ClassVar[int] = 16
+    table: ClassVar[PositionTable | None] = PositionTable(
+        lambda rule: int(rule.vision_config["pos_emb_height"]), cubic_axis, center_coordinates
+    )
     position_merge: ClassVar[int | None] = 1
     image_processor: ClassVar[str | None] = None
     follows_pixels: ClassVar[bool] = False
@@ -131,23 +129,17 @@ class KimiVLEncoder(GridTowerEncoder):
         return Kimi_K25VisionConfig, Kimi_K25VisionModel
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from transformers.models.kimi_k25 import Kimi_K25Config
         from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection
 
-        modules = super().build_modules(vision_config, extra, dtype, device)
-        tower: Any = modules["visual"]
-        config = Kimi_K25Config(
-            vision_config=tower.config,
+        full = Kimi_K25Config(
+            vision_config=config,
             text_config={"model_type": "deepseek_v3", "hidden_size": extra["text_hidden_size"]},
-            projection_hidden_size=tower.config.hidden_size,
+            projection_hidden_size=config.hidden_size,
             projection_layer_norm_eps=extra.get("projection_layer_norm_eps", 1e-5),
         )
-        with device:
-            modules["projector"] = Kimi_K25MultimodalProjection(config).to(dtype)
-        return modules
+        return {"projector": Kimi_K25MultimodalProjection(full)}
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
@@ -177,10 +169,6 @@ class KimiVLEncoder(GridTowerEncoder):
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (3, self.rule.patch, self.rule.patch)
-
-    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        side = int(self.rule.vision_config["pos_emb_height"])
-        return table_taps(grid.h, grid.w, 1, side, cubic_axis, center_coordinates)
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.

@@ -86,10 +86,6 @@ class Lfm2VLRule(MergedGridRule):
     def merge(self) -> int:
         return int(self.extra["downsample_factor"])
 
-    @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
-
     def setting(self, name: str) -> int:
         return int(self.processor[name])
 

@@ -98,6 +98,10 @@ class Llama4Encoder(TileEncoder):
     rule: Llama4Rule
     image_processor: ClassVar[str | None] = "llama4.image_processing_llama4:Llama4ImageProcessor"
     follows_pixels: ClassVar[bool] = True
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"^(?:model\.)?vision_model\.", "visual."),
+        (r"^(?:model\.)?multi_modal_projector\.", "projector."),
+    )
     blocks: ClassVar[str | None] = "visual.model.layers"
 
     @classmethod
@@ -122,15 +126,6 @@ class Llama4Encoder(TileEncoder):
             tower = Llama4VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
             projector = Llama4MultiModalProjector(full).to(dtype)
         return nn.ModuleDict({"visual": tower, "projector": projector})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        name = key.removeprefix("model.")
-        if name.startswith("vision_model."):
-            return "visual." + name.removeprefix("vision_model.")
-        if name.startswith("multi_modal_projector."):
-            return "projector." + name.removeprefix("multi_modal_projector.")
-        return None
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,12 +13,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import EncoderInputs
 from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
 from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO
+from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     import torch
@@ -178,7 +177,7 @@ class LlavaOnevisionEncoder(SiglipTileEncoder):
         states = self.modules["visual"](pixel_values=pixels, output_hidden_states=True).hidden_states
         return self.modules["projector"](states[FIXED["vision_feature_layer"]])
 
-    def _joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
+    def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding from the rows of its tiles."""
         import torch
         from torch.nn.functional import interpolate
@@ -198,19 +197,6 @@ class LlavaOnevisionEncoder(SiglipTileEncoder):
             grid = interpolate(grid[None], size=list(layout.shown), mode="bilinear")[0]
         grid = torch.cat([grid, newline[:, None, None].expand(-1, grid.shape[1], 1)], dim=-1)
         return torch.cat([rows[: side * side], grid.flatten(1).T])
-
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
-        pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
-        return [self._joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
-
-    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        import torch
-
-        items = [self.rule.checked_tiles(item) for item in mm_kwargs.chosen]
-        rows = super().stock_rows(mm_kwargs).split([item.tiles * self.rule.tokens_per_tile for item in items])
-        return torch.cat([self._joined(item, part) for item, part in zip(items, rows, strict=True)])
 
     def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
         import torch

@@ -36,10 +36,6 @@ class MiniMaxM3Rule(MergedGridRule):
 
     modalities: tuple[str, ...] = (IMAGE,)
 
-    @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
-
     def merger_flops(self, grid: GridGeometry) -> float:
         inner, out = int(self.extra["projector_hidden_size"]), self.output_width
         tokens = grid.patches // self.merge**2
@@ -64,23 +60,17 @@ class MiniMaxM3Encoder(GridTowerEncoder):
         return MiniMaxM3VLVisionConfig, MiniMaxM3VLVisionModel
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from transformers.models.minimax_m3_vl.modeling_minimax_m3_vl import MiniMaxM3VLMultiModalProjector
 
-        modules = super().build_modules(vision_config, extra, dtype, device)
-        tower: Any = modules["visual"]
         text = extra["text_hidden_size"]
         full: Any = SimpleNamespace(
-            vision_config=tower.config,
+            vision_config=config,
             text_config=SimpleNamespace(hidden_size=text),
             projector_hidden_size=extra["projector_hidden_size"],
-            merged_hidden_size=text * tower.config.spatial_merge_size**2,
+            merged_hidden_size=text * config.spatial_merge_size**2,
         )
-        with device:
-            modules["projector"] = MiniMaxM3VLMultiModalProjector(full).to(dtype)
-        return modules
+        return {"projector": MiniMaxM3VLMultiModalProjector(full)}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -35,10 +35,6 @@ class PixtralRule(MergedGridRule):
         return int(self.extra.get("spatial_merge_size", 1))
 
     @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
-
-    @property
     def tower_shape(self) -> TowerShape:
         return tower_shape(self.vision_config, mlp_matrices=3)
 
@@ -75,22 +71,16 @@ class PixtralEncoder(GridTowerEncoder):
         return PixtralVisionConfig, PixtralVisionModel
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
         from transformers.models.mistral3 import Mistral3Config
         from transformers.models.mistral3.modeling_mistral3 import Mistral3MultiModalProjector
 
-        modules = super().build_modules(vision_config, extra, dtype, device)
-        tower: Any = modules["visual"]
         text = {"hidden_size": extra["text_hidden_size"], "rms_norm_eps": extra.get("rms_norm_eps", 1e-5)}
         fields = {name: extra[name] for name in PROJECTOR_FIELDS if name in extra}
-        full = Mistral3Config(vision_config=tower.config, text_config={"model_type": "mistral", **text}, **fields)
+        full = Mistral3Config(vision_config=config, text_config={"model_type": "mistral", **text}, **fields)
         projector: Any = Mistral3MultiModalProjector if "spatial_merge_size" in extra else LlavaMultiModalProjector
-        with device:
-            modules["projector"] = projector(full).to(dtype)
-        return modules
+        return {"projector": projector(full)}
 
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:

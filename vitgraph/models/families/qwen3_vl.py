@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
-
-import numpy as np
 
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.families.qwen2_vl import FrameSizedVideos
 from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import corner_coordinates, linear_axis, table_taps
+from vitgraph.models.grid_metadata import PositionTable, corner_coordinates, linear_axis
 from vitgraph.models.resizing import sampled_frames, smart_resize_video
 from vitgraph.planning.items import VIDEO
 
@@ -67,7 +66,9 @@ class Qwen3VLEncoder(GridTowerEncoder):
     rule: Qwen3VLRule
     video_processor: ClassVar[str | None] = "qwen3_vl.video_processing_qwen3_vl:Qwen3VLVideoProcessor"
     has_deepstack: ClassVar[bool] = True
-    taps: ClassVar[int] = 4
+    table: ClassVar[PositionTable | None] = PositionTable(
+        lambda rule: math.isqrt(rule.vision_config["num_position_embeddings"]), linear_axis, corner_coordinates
+    )
     compiled_functions: ClassVar[Sequence[str]] = ("position_rows",)
 
     @classmethod
@@ -89,10 +90,6 @@ class Qwen3VLEncoder(GridTowerEncoder):
             # Its config class has no deepstack; transformers' class would fill the field in.
             vision_config = {"deepstack_visual_indexes": (), **vision_config}
         return vision_config, extra
-
-    def position_taps(self, grid: GridGeometry) -> tuple[np.ndarray, np.ndarray]:
-        side = int(self.rule.vision_config["num_position_embeddings"] ** 0.5)
-        return table_taps(grid.h, grid.w, self.rule.merge, side, linear_axis, corner_coordinates)
 
     @staticmethod
     def position_rows(
