@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from vitgraph.errors import InputError
 from vitgraph.models.resizing import smart_resize
@@ -103,6 +103,8 @@ class GeometryRule(ABC):
     """
 
     modalities: tuple[str, ...] = (IMAGE, VIDEO)
+    without_videos: ClassVar[str] = "this model takes images only"
+    """Why a video is refused where `modalities` has none."""
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
@@ -126,7 +128,7 @@ class GeometryRule(ABC):
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> ItemGeometry:
         """Geometry of a video; `fps` is None where `frames` already are the frames that the processor gets."""
-        raise InputError(f"a video of {width}x{height}x{frames} was given, but this model takes images only")
+        raise InputError(f"a video of {width}x{height}x{frames} was given, but {self.without_videos}")
 
     @abstractmethod
     def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:

@@ -417,7 +417,3 @@ def test_replays_equal_eager_in_every_order(encoder: DeepseekOCREncoder) -> None
         plan = two_path_checks.assert_manager_equals_eager(manager, call, seed)
         assert all(batch.is_hit for batch in plan.batches)
         two_path_checks.assert_manager_equals_eager(manager, following, seed + 100)
-
-
-def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.deepseek_ocr")

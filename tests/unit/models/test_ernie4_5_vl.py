@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import encoder_checks as checks
-import numpy as np
 import pytest
 import torch
 from transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe import (
@@ -150,20 +149,6 @@ def test_operations_are_those_that_torch_counts(encoder: VisionEncoder) -> None:
     checks.assert_flops_are_counted(encoder, (*IMAGES, *VIDEOS))
 
 
-@torch.inference_mode()
-def test_preprocess_is_the_processors(encoder: VisionEncoder) -> None:
-    images = [checks.random_image(*size) for size in ((300, 90), (56, 84))]
-    items, pixels = encoder.preprocess([*images, images[0].convert("L")])
-    assert items[:2] == [encoder.rule.image_geometry(300, 90), GridGeometry(IMAGE, 1, 6, 4)]
-    block = np.array(images[1])[:14, 14:28].transpose(2, 0, 1)
-    mean, std = (np.array(encoder.rule.processor[name])[:, None, None] for name in ("image_mean", "image_std"))
-    expected = torch.from_numpy(((block / 255 - mean) / std).reshape(-1)).float()
-    second_patch = items[0].patches + 1  # type: ignore[attr-defined]
-    assert torch.allclose(pixels["pixel_values"][second_patch], expected, atol=1e-5)
-    rows = encoder.encoder_eager_forward(encoder.make_inputs(items, pixels))
-    assert len(rows) == sum(checks.tokens_of(encoder.rule, items))
-
-
 def original_name(key: str) -> str:
     """The name in the published checkpoint, whose resampler numbers its layers."""
     part, name = key.split(".", 1)
@@ -231,7 +216,3 @@ def test_smallest_budget_is_a_small_image() -> None:
     rule = source("ernie-4.5-vl-28b-a3b").rule()
     assert rule.budget_range(8192) == (64, 8192)
     assert math.ceil(rule.image_pixel_range[0] / 28**2) == rule.graph_config().min_tokens_per_segment == 4  # type: ignore[attr-defined]
-
-
-def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.ernie4_5_vl")

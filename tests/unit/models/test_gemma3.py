@@ -143,7 +143,3 @@ def test_published_config_is_read() -> None:
     }
     assert Gemma3Encoder.read_processor_config(published) == {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     assert Gemma3Encoder.read_processor_config({"do_pan_and_scan": True}) == {"do_pan_and_scan": True}
-
-
-def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.gemma3")

@@ -180,18 +180,6 @@ def test_capture_scalars_bound_a_row_not_the_budget(encoder: Gemma4Encoder) -> N
     assert encoder.capture_scalars(GraphKey("default", 600, 4)) == {"max_seqlen": 630}
 
 
-@torch.inference_mode()
-def test_preprocess_packs_the_processors_patches(encoder: Gemma4Encoder) -> None:
-    images = [checks.random_image(*size) for size in ((130, 90), (1, 1), (40, 3))]
-    items, pixels = encoder.preprocess(images)
-    actual = encoder.encoder_eager_forward(encoder.make_inputs(items, pixels))
-    batch = Gemma4ImageProcessorPil(max_soft_tokens=70)(images, return_tensors="pt")
-    with checks.transformers_attention(encoder):
-        features = encoder.modules["vision_tower"](batch["pixel_values"], batch["image_position_ids"])
-    expected = encoder.modules["embed_vision"](features.last_hidden_state)
-    assert checks.relative_error(actual, expected) <= 1e-5
-
-
 def test_published_checkpoint_loads_bit_equal(encoder: Gemma4Encoder, tmp_path: Path) -> None:
     tensors = checks.published(encoder.modules.state_dict(), lambda name: f"model.{name}")
     for name in (
@@ -242,7 +230,3 @@ def test_full_size_preset_has_the_published_parameters(preset: str) -> None:
     facts = row_presets("gemma4")[preset]
     modules = Gemma4Encoder.build_modules(facts["vision_config"], facts["extra"], torch.bfloat16, torch.device("meta"))
     assert sum(parameter.numel() for parameter in modules.parameters()) == facts["parameters"]
-
-
-def test_importing_the_family_does_not_load_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.gemma4")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import encoder_checks as checks
-import numpy as np
 import pytest
 import torch
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -125,19 +124,6 @@ def test_a_graph_has_only_whole_tiles(encoder: InternVLEncoder) -> None:
 
 def test_operations_are_those_that_torch_counts(encoder: InternVLEncoder) -> None:
     checks.assert_flops_are_counted(encoder, (TileGeometry(IMAGE, 1), TileGeometry(VIDEO, 3)))
-
-
-@torch.inference_mode()
-def test_preprocess_is_the_processors(encoder: InternVLEncoder) -> None:
-    images = [checks.random_image(*size) for size in ((500, 90), (112, 112), (60, 411))]
-    items, pixels = encoder.preprocess([*images, images[1].convert("L")])
-    assert items == [encoder.rule.image_geometry(*image.size) for image in (*images, images[1])]
-    mean, std = (torch.tensor(encoder.rule.processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
-    expected = (torch.from_numpy(np.array(images[1])).permute(2, 0, 1) / 255 - mean) / std
-    start = items[0].tiles  # type: ignore[attr-defined]
-    assert torch.allclose(pixels["pixel_values"][start], expected, atol=1e-5)
-    rows = encoder.encoder_eager_forward(encoder.make_inputs(items, pixels))
-    assert len(rows) == sum(checks.tokens_of(encoder.rule, items))
 
 
 LAYER = {
@@ -272,7 +258,3 @@ def test_transformers_config_is_read() -> None:
 def test_other_networks_are_refused(extra: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
         build(extra=extra)
-
-
-def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.internvl")

@@ -254,7 +254,3 @@ def test_published_config_is_read() -> None:
     published = {"patch_size": 14, "in_token_limit": 16384, "pad_input": True, "num_pooled_tokens": 1024}
     read_processor = KimiVLEncoder.read_processor_config(published)
     assert read_processor == {"patch_size": 14, "in_token_limit": 16384, "pad_input": True}
-
-
-def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.kimi_vl")

@@ -116,7 +116,3 @@ def test_published_config_is_read() -> None:
     assert Llama4Encoder.read_model_config(config) == (vision, {"text_hidden_size": 5120})
     published = {"max_patches": 12, "resize_to_max_canvas": True, "size": {"height": 336, "width": 336}}
     assert Llama4Encoder.read_processor_config(published) == {"max_patches": 12, "resize_to_max_canvas": True}
-
-
-def test_import_needs_no_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.llama4")

@@ -402,5 +402,8 @@ def test_full_size_preset_has_the_published_parameters(row: str, preset: str) ->
     assert sum(parameter.numel() for parameter in modules.parameters()) == facts["parameters"]
 
 
-def test_importing_the_family_does_not_load_torch() -> None:
-    checks.assert_imports_without_torch("vitgraph.models.families.minicpmv")
+def test_videos_of_4_5_are_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"not yet encoded here: its resampler joins several frames"):
+        checks.preset_source("minicpm-v-4.5").rule().geometry(640, 480, 8)
+    with pytest.raises(InputError, match="this model takes images only"):
+        checks.preset_source("minicpm-v-2.5").rule().geometry(640, 480, 8)

@@ -1,5 +1,7 @@
 """Names of config.json: which row takes them, what their configs and tensors are called, what refusals say."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -92,3 +94,12 @@ def test_both_smallest_budgets_are_known(preset: str, ours: int, upstream: int) 
     if preset == "minimax-m3":
         rule.processor["size"] = {"shortest_edge": 28 * 28 * 100, "longest_edge": 28 * 28 * 1000}
         assert (rule.budget_range(8192)[0] > 64, rule.upstream_smallest_budget) == (True, 64)
+
+
+def test_no_family_imports_torch() -> None:
+    """Sizes, tokens and plans are computed where torch is not used."""
+    code = (
+        "import sys; from vitgraph.models.registry import ROWS; "
+        "[row.encoder_class() for row in ROWS]; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from vitgraph.errors import InputError
 from vitgraph.models.geometry import (
@@ -217,10 +218,16 @@ class MiniCPMVImageRule(MiniCPMVRule):
     """MiniCPM-V 4.5: images as in 2.6 and 4.0; its resampler joins frames of a video, which is not here."""
 
     modalities: tuple[str, ...] = (IMAGE,)
+    without_videos: ClassVar[str] = (
+        "videos of MiniCPM-V 4.5 are not yet encoded here: its resampler joins several frames by their times, in a "
+        "part that transformers does not have; give it images"
+    )
 
 
 class MiniCPMV25Rule(MiniCPMVImageRule):
     """MiniCPM-V 2.5: images only, and the tower takes every slice for a single row of patches."""
+
+    without_videos: ClassVar[str] = MiniCPMVRule.without_videos
 
     def tower_grid(self, grid: PatchGrid) -> PatchGrid:
         return 1, grid[0] * grid[1]
