@@ -263,6 +263,14 @@ class AttentionBackend(ABC):
         return self.varlen(query, key, value, cu_seq_lens_q, max_length_q, scale).unsqueeze(0), None
 
 
+def packed_options(cu_seqlens: torch.Tensor, max_seqlen: int, scale: float) -> dict[str, Any]:
+    """How the varlen functions of flash-attn's generations and of aiter are told the segments and the scale."""
+    options: dict[str, Any] = {"softmax_scale": scale, "causal": False}
+    for side in ("q", "k"):
+        options |= {f"cu_seqlens_{side}": cu_seqlens, f"max_seqlen_{side}": max_seqlen}
+    return options
+
+
 def half_precision_reason(name: str, dtype: torch.dtype) -> str | None:
     """Why a backend that computes in half precision does not take `dtype`; None where it does."""
     if dtype in (torch.float16, torch.bfloat16):

@@ -8,20 +8,26 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any, ClassVar, Self
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
+from vitgraph.attention.base import AttentionBackend, half_precision_reason, packed_options, width_reason
 from vitgraph.attention.padding import FILL_BYTES, zero_rows_past_end
 from vitgraph.errors import BackendError
 
 HeadShape = tuple[int, int, torch.dtype, torch.device]
 """Heads, head width, dtype and device of a call."""
 
+Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Query, key and value `[N, H, E]`."""
+
+Output = torch.Tensor | None
+"""Where to write; None in eager calls."""
+
 Kernel = Callable[..., torch.Tensor]
-"""`(query, key, value, cu_seqlens, max_seqlen, scale, out) -> [N, H, E]`; `out` is None in eager calls."""
+"""`((query, key, value), cu_seqlens, max_seqlen, scale, out) -> [N, H, E]`."""
 
 FA3_CAPABILITIES = (9,)
 FA4_CAPABILITIES = (9, 10, 11)
@@ -132,11 +138,11 @@ class FlashAttnBackend(AttentionBackend):
         is_short = max_seqlen <= SHORT_ROWS
         kernel = self._short_kernel if is_short else self._kernel
         if not (self.is_on_graph_path and self.needs_finite_padding):
-            return kernel(query, key, value, cu_seqlens, max_seqlen, scale, None)
+            return kernel((query, key, value), cu_seqlens, max_seqlen, scale, None)
         if (is_short and kernel is not self._kernel) or self._is_cheaper_to_clear(query):
-            out = kernel(query, key, value, cu_seqlens, max_seqlen, scale, None)
+            out = kernel((query, key, value), cu_seqlens, max_seqlen, scale, None)
             return zero_rows_past_end(out, cu_seqlens)
-        return kernel(query, key, value, cu_seqlens, max_seqlen, scale, self.graph_output(query))
+        return kernel((query, key, value), cu_seqlens, max_seqlen, scale, self.graph_output(query))
 
     @torch.inference_mode()
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
@@ -223,17 +229,38 @@ def _load_fa2() -> tuple[Kernel, str]:
     return _package_kernel(function), f"flash-attn {metadata.version('flash-attn')}"
 
 
-def _fa3_unavailable_reason(device: torch.device) -> str | None:
+def _package_reason(
+    device: torch.device, package: str, module: str, capabilities: tuple[int, ...], gpus: str, install: str
+) -> str | None:
+    """Why a generation that is a package of its own cannot run on `device`; None where it can."""
     reason = _device_reason(device, 9)
     if reason is not None:
         return reason
-    if torch.cuda.get_device_capability(device)[0] not in FA3_CAPABILITIES:
-        return "flash-attn 3 has kernels for Hopper only"
+    if torch.cuda.get_device_capability(device)[0] not in capabilities:
+        return f"{package} has kernels for {gpus} only"
     try:
-        import flash_attn_interface  # noqa: F401
+        import_module(module)
     except ImportError as error:
-        return f"flash-attn 3 does not import ({error}); build it from the flash-attention repository's `hopper` folder"
+        return f"{package} does not import ({error}); {install}"
     return None
+
+
+_fa3_unavailable_reason = partial(
+    _package_reason,
+    package="flash-attn 3",
+    module="flash_attn_interface",
+    capabilities=FA3_CAPABILITIES,
+    gpus="Hopper",
+    install="build it from the flash-attention repository's `hopper` folder",
+)
+_fa4_unavailable_reason = partial(
+    _package_reason,
+    package="flash-attn-4",
+    module="flash_attn.cute.interface",
+    capabilities=FA4_CAPABILITIES,
+    gpus="Hopper and Blackwell",
+    install="pip install '.[flash-attn-4]' in a clone of vitgraph",
+)
 
 
 def _load_fa3() -> tuple[Kernel, str]:
@@ -246,34 +273,14 @@ def _load_fa3() -> tuple[Kernel, str]:
     return _package_kernel(flash_attn_varlen_func), f"flash-attn-3 {version}"
 
 
-def _fa4_unavailable_reason(device: torch.device) -> str | None:
-    reason = _device_reason(device, 9)
-    if reason is not None:
-        return reason
-    if torch.cuda.get_device_capability(device)[0] not in FA4_CAPABILITIES:
-        return "flash-attn-4 has kernels for Hopper and Blackwell only"
-    try:
-        import flash_attn.cute.interface  # noqa: F401
-    except ImportError as error:
-        return f"flash-attn-4 does not import ({error}); pip install '.[flash-attn-4]' in a clone of vitgraph"
-    return None
-
-
 def _torch_fa2_kernel() -> Kernel:
     from torch.nn.attention.varlen import varlen_attn
 
     takes_scale = "scale" in inspect.signature(varlen_attn).parameters
 
-    def call(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def call(tensors: Packed, cu_seqlens: torch.Tensor, max_seqlen: int, scale: float, out: Output) -> torch.Tensor:
         options: dict[str, Any] = {"scale": scale} if takes_scale else {}
+        query, key, value = tensors
         if not takes_scale and scale != query.shape[-1] ** -0.5:
             query = query * (scale * query.shape[-1] ** 0.5)
         result: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
@@ -285,26 +292,8 @@ def _torch_fa2_kernel() -> Kernel:
 def _package_kernel(function: Callable[..., Any]) -> Kernel:
     """The varlen function that the packages of generations 2 and 3 share by name and by these arguments."""
 
-    def call(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        result = function(
-            query,
-            key,
-            value,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
-            softmax_scale=scale,
-            causal=False,
-        )
+    def call(tensors: Packed, cu_seqlens: torch.Tensor, max_seqlen: int, scale: float, out: Output) -> torch.Tensor:
+        result = function(*tensors, **packed_options(cu_seqlens, max_seqlen, scale))
         # Some releases return the log-sum-exp beside it.
         computed = result[0] if isinstance(result, tuple | list) else result
         # Only generation 3 is given an output to keep finite, and its public function cannot write into one.
@@ -321,27 +310,9 @@ def _load_fa4() -> tuple[Kernel, str]:
     warnings.filterwarnings("ignore", message="Argument aux_data .* cannot be converted to a JitArgument")
 
     def call(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-        out: torch.Tensor | None,
-        **options: Any,
+        tensors: Packed, cu_seqlens: torch.Tensor, max_seqlen: int, scale: float, out: Output, **options: Any
     ) -> torch.Tensor:
-        return _flash_attn_fwd(
-            query,
-            key,
-            value,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
-            softmax_scale=scale,
-            out=out,
-            **options,
-        )[0]
+        return _flash_attn_fwd(*tensors, **packed_options(cu_seqlens, max_seqlen, scale), out=out, **options)[0]
 
     return call, f"flash-attn-4 {metadata.version('flash-attn-4')}"
 

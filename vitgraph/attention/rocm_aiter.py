@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
+from vitgraph.attention.base import AttentionBackend, half_precision_reason, packed_options, width_reason
 
 UNTESTED = "untested: this project has not been run on an AMD GPU"
 
@@ -54,17 +54,7 @@ class RocmAiterBackend(AttentionBackend):
         max_seqlen: int,
         scale: float,
     ) -> torch.Tensor:
-        result = self._function(
-            query,
-            key,
-            value,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max_seqlen,
-            max_seqlen_k=max_seqlen,
-            softmax_scale=scale,
-            causal=False,
-        )
+        result = self._function(query, key, value, **packed_options(cu_seqlens, max_seqlen, scale))
         return result[0] if isinstance(result, tuple | list) else result
 
 

@@ -149,7 +149,7 @@ class BenchRun(MeasuredRun[BenchRecord]):
             whole = MonolithicEncoder(encoder, prepared.monolithic.rule.max_crops)
             managers[MONOLITHIC] = EncoderCudaGraphManager(whole, prepared.monolithic.plan, policy=policy)
             reserve_together(list(managers.values()))
-        expect_calls(encoder, [managers[name] for name in (GRAPH,) if name in managers], prepared.calls)
+        expect_calls(encoder, [managers[GRAPH]] if GRAPH in managers else [], prepared.calls)
         self._managers = managers
         for name, manager in managers.items():
             self._capture(name, manager)
