@@ -18,8 +18,8 @@ from vitgraph.report.views.recommend import advice_of
 
 SMALL = [
     "recommend", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "10",
-    "--dataset-name", "random-mm", "--random-mm-bucket-config", '{"(224,224,1)": 0.5, "(256,320,1)": 0.5}',
-    "--requests-per-call", "1", "--max-num-batched-tokens", "200", "--calibration-time-limit", "1", "--time-limit", "1",
+    "--dataset-name", "random-mm", "--random-mm-bucket-config", '{"(128,128,1)": 0.5, "(128,192,1)": 0.5}',
+    "--requests-per-call", "1", "--max-num-batched-tokens", "128", "--calibration-time-limit", "1", "--time-limit", "1",
     "--verify-calls", "4", "--check-calls", "3", "--search-share", "1", "--quiet",
 ]  # fmt: skip
 

@@ -116,8 +116,8 @@ def tune(
 
 def _host(spec: TuneSpec, profile: CalibrationProfile) -> tuple[float, str]:
     """How many times as long as the profile's host the one to serve on takes, and what is known of it."""
-    if not is_on_gpu(spec.bench.model.device):
-        return 1.0, "eager is predicted as on the profile's host; with a GPU here, this host is compared with it"
+    if not (spec.verifies and is_on_gpu(spec.bench.model.device)):
+        return 1.0, "eager is predicted as on the profile's host; measuring on a GPU compares its host with that first"
     from vitgraph.measure.setup import resolve_device
     from vitgraph.predict.doubt import host_factor
     from vitgraph.tuning.host_watch import host_layer_us
