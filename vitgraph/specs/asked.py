@@ -32,6 +32,12 @@ from vitgraph.specs.parts import (
 from vitgraph.specs.values import Size, parse_items, parse_names, preset_names
 
 
+def time_limit_option(seconds: float, what: str = "after which no new measurement begins") -> Any:
+    """The field of a time limit in seconds."""
+    rule = between(0, 1e6, f"above 0 seconds, for example {seconds:g}", open_ends=True)
+    return option(float(seconds), f"Seconds {what}.", panel=RUN, rule=rule)
+
+
 @dataclass(frozen=True)
 class BenchSpec(Spec):
     """A `bench` run; also what the other commands measure with."""
@@ -195,12 +201,7 @@ class TuneSpec(Spec):
     target: str = option("vitgraph", "Whose manager runs the settings: vitgraph or vllm.", panel=GRAPHS)
     verifies: bool = option(True, "Predict only; measure nothing.", "--no-verify", turns_off=True, panel=RUN)
     verify_calls: int = option(100, "Calls to measure every strategy with.", panel=RUN, rule=at_least(1))
-    time_limit: float = option(
-        240.0,
-        "Seconds after which no new measurement begins.",
-        panel=RUN,
-        rule=between(0, 1e6, "above 0 seconds, for example 240", open_ends=True),
-    )
+    time_limit: float = time_limit_option(240)
 
     @property
     def shell(self) -> ShellSpec:
@@ -213,11 +214,8 @@ class RecommendSpec(Spec):
     """A `recommend` run: what is tuned for, and how much it may take to be sure."""
 
     tune: TuneSpec = part(TuneSpec, without=("verifies", "target"), target="vllm")
-    calibration_time_limit: float = option(
-        90.0,
-        "Seconds of calibrating after which no new measurement begins; unused with --calibration.",
-        panel=RUN,
-        rule=between(0, 1e6, "above 0 seconds, for example 90", open_ends=True),
+    calibration_time_limit: float = time_limit_option(
+        90, "of calibrating after which no new measurement begins; unused with --calibration"
     )
     check_calls: int = option(50, "Random calls to compare replay with eager.", panel=RUN, rule=at_least(1, most=10**7))
 
@@ -235,12 +233,7 @@ class CalibrateSpec(Spec):
     graph: GraphSpec = part(GraphSpec, only=("max_model_len", "max_num_batched_tokens"))
     output: Path | None = option(None, "File of the profile; unset: under runs/.", panel=RUN)
     overwrite: bool = overwrite_option("that file")
-    time_limit: float = option(
-        90.0,
-        "Seconds after which no new measurement begins.",
-        panel=RUN,
-        rule=between(0, 1e6, "above 0 seconds, for example 90", open_ends=True),
-    )
+    time_limit: float = time_limit_option(90)
     shell: ShellSpec = part(ShellSpec)
 
     def __post_init__(self) -> None:
