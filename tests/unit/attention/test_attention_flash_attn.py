@@ -193,11 +193,11 @@ def test_auto_may_give_generation_4_another_tile(monkeypatch: pytest.MonkeyPatch
         return tensors[2].clone(), None
 
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
-    tiled = FlashAttnBackend.for_device(GPU, "4:128x176")
+    tiled = FlashAttnBackend.for_device(GPU, "4:128x128")
     for backend in (tiled, FlashAttnBackend.for_device(GPU)):
         backend.varlen(*ones(5), OFFSETS, 500, 1.0)
-    assert given == [(128, 176), None], "the name alone means what an engine would run"
-    assert tiled.implementation.endswith("in tiles of 128x176")
+    assert given == [(128, 128), None], "the name alone means what an engine would run"
+    assert tiled.implementation.endswith("in tiles of 128x128")
     assert tiled.unsupported_reason(72, torch.bfloat16) is None
     assert "heads of 65 to 96" in str(tiled.unsupported_reason(128, torch.bfloat16))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (10, 0))
