@@ -39,10 +39,10 @@ launches work for every unused segment slot too, of which windows have hundreds:
 images took Qwen2.5-VL 67.6 ms with generation 4 and 61.4 with generation 2, whose eager call was the faster one too."""
 
 TILES = ("64x128", "128x128")
-"""Query rows and keys of a generation 4 program that `auto` measures on Hopper beside the package's own choice, which is
-192x144 for heads of 65 to 96 and leaves processors idle in small calls. On an H200 with 16 heads of 72, 64x128 is faster
-by 25 to 34 % up to 448 rows, 128x128 by 16 to 20 % at 616 to 884, and none from 1,024 rows on; more keys a tile gain no
-more."""
+"""Query rows and keys of a generation 4 program that `auto` measures on Hopper beside the package's own choice, which
+is 192x144 for heads of 65 to 96 and leaves processors idle in small calls. On an H200 with 16 heads of 72, 64x128 is
+faster by 25 to 34 % up to 448 rows, 128x128 by 16 to 20 % at 616 to 884, and none from 1,024 rows on; more keys a
+tile gain no more."""
 
 TILED_WIDTHS = range(65, 97)
 """Head widths at which those tiles are tried; the package's choice for others is of that kind already."""
