@@ -151,8 +151,13 @@ class Molmo2Rule(GeometryRule):
         return {"pixel_values": 1 + self.checked_crops(geometry).crops}
 
     def graph_config(self) -> EncoderCudaGraphConfig:
-        smallest = EncoderCudaGraphPathConfig(min(self.known.values()), has_segments=False)
-        return EncoderCudaGraphConfig(self.modalities, self.output_width, {DEFAULT_PATH: smallest})
+        fewest = min(self.known.values())
+        return EncoderCudaGraphConfig(
+            modalities=self.modalities,
+            output_width=self.output_width,
+            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(fewest, has_segments=False)},
+            min_tokens_per_segment=fewest,
+        )
 
     def most_crops(self, tokens: int) -> int:
         """Crops of any items that have so many tokens together."""
