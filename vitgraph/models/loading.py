@@ -140,7 +140,7 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
     if not loaded:
         raise ModelError(nothing_found(source.name, unread, list(state)))
     missing = sorted(state.keys() - loaded.keys())
-    if missing and (method := quantisation(source.weights, source.revision)):
+    if missing and unread and (method := quantisation(source.weights, source.revision)):
         raise quantised(source.weights, missing[0], "is not there as a plain tensor", method)
     if missing:
         raise ModelError(

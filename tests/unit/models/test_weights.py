@@ -105,6 +105,7 @@ def test_simple_scales_are_applied(store: Callable[[torch.Tensor], Tensors], tmp
 QUANTISED: dict[str, Callable[[torch.Tensor], Tensors]] = {
     "FP8 without a scale": lambda v: {"weight": v.to(torch.float8_e4m3fn)},
     "FP8 of an odd scale": lambda v: {"weight": v.to(torch.float8_e5m2), "weight_scale": torch.ones(3)},
+    "VPTQ": lambda v: {"indices": torch.zeros(3, 4, dtype=torch.int32), "centroids.weight": torch.ones(1, 16)},
     "MXFP8": lambda v: {
         "weight": v.to(torch.float8_e4m3fn),
         "weight_scale": torch.ones(v.shape[0], v.shape[1] // 32, dtype=torch.uint8),
@@ -258,6 +259,13 @@ def test_tensors_of_the_tower_that_are_not_read_are_named(tmp_path: Path, caplog
 )
 def test_wrapped_prefixes_load(prefix: str, tmp_path: Path) -> None:
     assert largest_error(write(tmp_path / "wrapped", renamed(prefix))) == 0
+
+
+@pytest.mark.parametrize("prefix", ["vision_tower.vision_model.", "model.visual._orig_mod."])
+def test_prefixes_that_a_known_one_begins_are_named_with_their_count(prefix: str, tmp_path: Path) -> None:
+    tensors = renamed(prefix)
+    with pytest.raises(ModelError, match=rf"{len(tensors)} under '{prefix}'"):
+        load(write(tmp_path / "renamed", tensors))
 
 
 def test_other_prefixes_are_named_with_their_count(tmp_path: Path) -> None:
