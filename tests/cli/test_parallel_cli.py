@@ -81,7 +81,7 @@ def test_the_published_command_plans_one_replay_a_rank() -> None:
         "bench", "--model", "Qwen/Qwen3-VL-32B-Instruct", "--dataset-name", "random-mm",
         "--random-mm-base-items-per-request", "20", "--random-mm-num-mm-items-range-ratio", "0.0",
         "--random-mm-bucket-config", '{"(336,336,1)": 1.0}', "--num-prompts", "1000", "--num-warmups", "200",
-        "--max-model-len", "8192", "--seed", "42",
+        "--max-model-len", "8192", "--seed", "42", "--load-format", "dummy",
         "--compilation-config", config, *DATA, "4", "--dry-run", "--json",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr

@@ -162,7 +162,7 @@ def test_optimal_packing_needs_a_calibration_and_never_packs_for_worse() -> None
     assert "--calibration" in without.stderr
     result = run(
         "bench", "--model", "qwen3-vl-30b-a3b", "--packing", "optimal", "--calibration", PROFILE, "--dry-run", "--json",
-        "--num-prompts", "300", "--token-budgets", "512,4096",
+        "--num-prompts", "300", "--token-budgets", "512,4096", "--load-format", "dummy",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["expected"]["misses_by_reason"].keys() >= {"eager_is_faster"}

@@ -277,7 +277,7 @@ def test_the_command_alone_goes_to_stdout_and_runs() -> None:
     assert "left out: --port 1" in result.stderr
     words = shlex.split(result.stdout)
     assert words[:2] == ["vitgraph", "bench"]
-    plan = CliRunner().invoke(app, [*words[1:], "--num-prompts", "20", "--dry-run", "--json"])
+    plan = CliRunner().invoke(app, [*words[1:], "--num-prompts", "20", "--load-format", "dummy", "--dry-run", "--json"])
     assert plan.exit_code == 0, plan.stderr
     resolved = json.loads(plan.stdout)
     assert resolved["resolved"]["token_budgets"]["default"] == [256, 512]
