@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from vitgraph.cli import app
 from vitgraph.errors import NothingReplayedError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.registry import ROWS, ModelRow
+from vitgraph.records import store
 from vitgraph.records.record import VerifyRecord
 from vitgraph.records.store import read_record
 from vitgraph.verify import models
@@ -118,3 +120,16 @@ def test_it_asks_for_a_model_or_all(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["verify", "--device", "cpu", *arguments])
     assert result.exit_code == 2
     assert "--all" in result.stderr
+
+
+def test_what_was_verified_is_shown_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomically", full)
+    arguments = ["verify", "--model", "qwen3-vl-debug", "--device", "cpu", "--calls", "1", "--token-budgets", "64,128"]
+    result = CliRunner().invoke(app, [*arguments, "--quiet", "--json", "--output-dir", str(tmp_path / "run")])
+    assert result.exit_code == 1
+    assert "No space left on device" in result.stderr and "Saved: nothing" in result.stderr
+    assert json.loads(result.stdout)["result"]["models"][0]["status"] == "ok"
+    assert not (tmp_path / "run").exists()

@@ -156,9 +156,9 @@ its own.
 
 {{table}}
 
-Where the noise has no variance (Pareto, exponent 1.5) no interval of a mean can be trusted to 95 %; the trimmed mean's
-can. Bursts, and noise that is alike from call to call in short runs, are covered less often than is said: the floor and
-the claim that a handful of calls makes nothing keep most of that from becoming a false claim. What a verdict cannot
+Where calls that follow each other are alike, the interval is widened by their whole correlation, and Student's quantile
+is that of as many calls as are independent; where few far-off calls make most of the spread, it is that of as many. So
+such runs need more calls before they claim anything: `undecided` is what they say. What a verdict cannot
 know: a slow-down that comes once in more calls than were measured, and noise that favours one series in the whole run,
 as a clock that is set between two processes does.
 """

@@ -94,4 +94,7 @@ def _verify(
     )
     with ResultFolder(results.path / VERIFICATION, results.overwrite) as folder:
         settings = {"verify": spec.as_dict()}
-        return run_verification(verification, progress, folder=folder, settings=settings)  # type: ignore[return-value]
+        verified = run_verification(verification, progress, folder=folder, settings=settings)
+        if folder.failure is not None:
+            progress.note(str(folder.failure))
+        return verified  # type: ignore[return-value]

@@ -11,6 +11,7 @@ from vitgraph.specs import VerifySpec
 
 if TYPE_CHECKING:
     from vitgraph.records.record import Record
+    from vitgraph.records.store import RecordFileError
     from vitgraph.verify.models import PreparedVerification
 
 
@@ -26,8 +27,10 @@ def verify(spec: VerifySpec, progress: Progress) -> Shown | None:
     check_run(spec.model, None, folder, overwrite=overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would verify {'every row' if spec.every_row else ', '.join(spec.models)}")
-    record = _run(spec, prepared, progress)
-    return None if record is None else shown_record(record, folder, failure_of(record))
+    record, unsaved = _run(spec, prepared, progress)
+    if record is None:
+        return None
+    return shown_record(record, None if unsaved else folder, unsaved or failure_of(record))
 
 
 def _prepare(spec: VerifySpec) -> PreparedVerification:
@@ -50,11 +53,14 @@ def _prepare(spec: VerifySpec) -> PreparedVerification:
     return prepared
 
 
-def _run(spec: VerifySpec, prepared: PreparedVerification, progress: Progress) -> Record | None:
+def _run(
+    spec: VerifySpec, prepared: PreparedVerification, progress: Progress
+) -> tuple[Record | None, RecordFileError | None]:
     """Verifies what is asked for, and saves a record where an output folder is given.
 
     Returns:
-        The record, of all ranks where there are several; None on a rank that another one shows it for.
+        The record, of all ranks where there are several, or None on a rank that another one shows it for; and why it
+        could not be saved.
     """
     from contextlib import ExitStack
 
@@ -69,4 +75,4 @@ def _run(spec: VerifySpec, prepared: PreparedVerification, progress: Progress) -
             folder = stack.enter_context(ResultFolder(spec.output_dir, spec.overwrite))
         group = stack.enter_context(joined(spec.parallel, spec.model.device))
         record = run_verification(prepared, progress, folder=folder, group=group, settings={"verify": spec.as_dict()})
-    return None if is_follower() else record
+    return None if is_follower() else record, folder.failure if folder is not None else None

@@ -44,6 +44,7 @@ class ResultFolder:
         path: The folder.
         overwrite: An older result may be replaced.
         samples_saved: Samples that are in the samples file.
+        failure: Why the newest state of the record is not saved; None where it is.
     """
 
     def __init__(self, path: Path, overwrite: bool = False) -> None:
@@ -55,6 +56,7 @@ class ResultFolder:
         """
         self.path, self.overwrite = path, overwrite
         self.samples_saved = 0
+        self.failure: RecordFileError | None = None
         self._made: list[Path] = []
         self._lock: int | None = None
         self._is_saved = False
@@ -84,11 +86,12 @@ class ResultFolder:
         try:
             write_atomically(path, f"{record.model_dump_json(indent=1)}\n".encode())
         except OSError as error:
-            raise RecordFileError(
+            self.failure = RecordFileError(
                 f"cannot write {path}: {os_reason(error)}. Saved: {self._what_is_saved()}. "
                 "Not saved: settings and results"
-            ) from error
-        self._is_saved = True
+            )
+            raise self.failure from error
+        self._is_saved, self.failure = True, None
         return path
 
     def write(self, name: str, content: bytes) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from vitgraph.models.rows import ModelRow
 from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.verify import VerifiedModel, VerifyResult
 from vitgraph.records.record import Record, Status, VerifyRecord
-from vitgraph.records.store import ResultFolder
+from vitgraph.records.store import RecordFileError, ResultFolder
 from vitgraph.specs import ModelSpec
 from vitgraph.verify.findings import ERROR, FAILED, OK
 from vitgraph.verify.parallel import merge_ranks
@@ -132,7 +132,9 @@ def run_verification(
         draft.note_result(models=models)
         draft.end(status, reason)
         if folder is not None:
-            folder.save(draft.record)
+            with suppress(RecordFileError):
+                # What is verified is worth showing all the same; the folder keeps why it is not saved.
+                folder.save(draft.record)
         return draft.record
 
     progress.phase("verifying", total)
