@@ -269,6 +269,10 @@ FAMILIES: tuple[EngineFamily, ...] = (
 WITHOUT_GRAPHS = {
     "LightOnOCRForConditionalGeneration": "model_executor/models/lightonocr.py",
     "LlavaForConditionalGeneration": "model_executor/models/llava.py",
+    "LlavaOnevisionForConditionalGeneration": "model_executor/models/llava_onevision.py",
+    "Molmo2ForConditionalGeneration": "model_executor/models/molmo2.py",
+    # Not among the engine's own models: what runs it captures nothing.
+    "Ovis2ForConditionalGeneration": "model_executor/models/registry.py",
     "Mistral3ForConditionalGeneration": "model_executor/models/mistral3.py",
     "InternVLForConditionalGeneration": "model_executor/models/interns1.py",
     "Qwen2_5OmniModel": "model_executor/models/qwen2_5_omni_thinker.py",
