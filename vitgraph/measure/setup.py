@@ -32,7 +32,7 @@ def resolve_source(spec: ModelSpec) -> ModelSource:
     """The model that a spec names, with the processor's overrides applied; needs no torch."""
     source = resolve_model(spec.model, revision=spec.revision)
     if spec.mm_processor_kwargs:
-        from vitgraph.models.processors import override_processor
+        from vitgraph.models.processor_overrides import override_processor
 
         source = override_processor(source, spec.mm_processor_kwargs)
     return source

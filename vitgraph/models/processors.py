@@ -1,4 +1,4 @@
-"""What a checkpoint's processor files and `--mm-processor-kwargs` set, in the shape that the size rules read.
+"""What a checkpoint's processor files set, in the shape that the size rules read.
 
 transformers' own classes read the files where it has them: they fill defaults, take older spellings and refuse. What
 they hold then is followed by the rule or by the real processor, or refused by its name; nothing is passed over.
@@ -6,15 +6,12 @@ they hold then is followed by the rule or by the real processor, or refused by i
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from vitgraph.errors import ModelError, UsageError
+from vitgraph.errors import ModelError
 from vitgraph.models.files import say
 from vitgraph.models.processor_classes import transformers_class
-from vitgraph.models.registry import ModelSource
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
@@ -126,7 +123,7 @@ def resolve_processor(
         say(f"{name} has no {IMAGE_FILE}: {source} are used")
     processor = dict(preset)
     changed = _read(encoder, name, image or {}, vision_config, is_video=False)
-    processor.update(_with_size(processor, changed))
+    processor.update(with_size(processor, changed))
     if "video" in processor:
         source_of_video = video if video is not None or video_class is None else own
         try:
@@ -168,12 +165,12 @@ def contradiction(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _with_size(processor: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+def with_size(processor: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
     size = {"size": {**processor.get("size", {}), **changed["size"]}} if "size" in changed else {}
     return {**changed, **size}
 
 
-def _of_tower(setting: str, vision_config: Mapping[str, Any]) -> Any:
+def of_tower(setting: str, vision_config: Mapping[str, Any]) -> Any:
     """What the tower has for a setting of its processor; None where that is not the tower's."""
     return next((vision_config[name] for name in OF_TOWER.get(setting, ()) if vision_config.get(name)), None)
 
@@ -198,9 +195,9 @@ def _read(
     processor_class = encoder.video_processor_class() if is_video else encoder.image_processor_class()
     read = encoder.read_video_processor_config if is_video else encoder.read_processor_config
     is_named = _names_class(encoder, given, processor_class)
-    settings = ReadNames(_class_settings(name, given, processor_class) if processor_class and is_named else given)
+    settings = ReadNames(class_settings(name, given, processor_class) if processor_class and is_named else given)
     plain = {**PLAIN_PIXELS, "resample": encoder.resample}
-    defaults = _class_settings(name, {}, processor_class) if processor_class else plain
+    defaults = class_settings(name, {}, processor_class) if processor_class else plain
     try:
         changed: dict[str, Any] = read(settings)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
@@ -211,10 +208,10 @@ def _read(
     )
     for setting in sorted(checked - WITHOUT_EFFECT):
         value = given[setting] if setting not in CHANNELS else settings[setting]
-        rule = _broken_rule(setting, value, defaults.get(setting)) if value is not None else None
+        rule = broken_rule(setting, value, defaults.get(setting)) if value is not None else None
         if rule is not None:
             raise ModelError(f"{name}: its processor sets {setting} to {given[setting]!r}; it must be {rule}")
-        own = _of_tower(setting, vision_config) if setting != "size" else None
+        own = of_tower(setting, vision_config) if setting != "size" else None
         if own is not None and side_of(settings[setting]) != side_of(own):
             raise ModelError(
                 f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
@@ -229,8 +226,8 @@ def _read(
     strange = []
     for setting in given.keys() - settings.names - WITHOUT_EFFECT:
         value = settings.get(setting, given[setting])
-        own = _of_tower(setting, vision_config)
-        if _is_same(value, defaults.get(setting)) or value is None or side_of(value) == side_of(own):
+        own = of_tower(setting, vision_config)
+        if is_same(value, defaults.get(setting)) or value is None or side_of(value) == side_of(own):
             continue
         if setting == "crop_size" and not settings.get("do_center_crop"):
             continue
@@ -248,7 +245,7 @@ def _read(
         changed["pixels"] = {
             setting: settings[setting]
             for setting in PIXELS
-            if setting in settings and not _is_same(settings[setting], defaults.get(setting))
+            if setting in settings and not is_same(settings[setting], defaults.get(setting))
         }
     return changed
 
@@ -267,7 +264,7 @@ def _names_class(encoder: type[VisionEncoder], given: Mapping[str, Any], process
     )
 
 
-def _class_settings(name: str, given: Mapping[str, Any], processor_class: type[Any]) -> dict[str, Any]:
+def class_settings(name: str, given: Mapping[str, Any], processor_class: type[Any]) -> dict[str, Any]:
     """The settings that an object of transformers' class holds after reading `given`, defaults included."""
     try:
         # Drawing needs a font of the checkpoint, which is not fetched.
@@ -297,102 +294,12 @@ def _plain(processor_class: type[Any], setting: str, value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _is_same(value: Any, default: Any) -> bool:
+def is_same(value: Any, default: Any) -> bool:
     if isinstance(value, list | tuple) and isinstance(default, list | tuple):
         return list(value) == list(default)
     if isinstance(value, float) and isinstance(default, int | float):
         return abs(value - default) <= 1e-9
     return bool(value == default)
-
-
-# -- overrides -----------------------------------------------------------------------------------------------------
-
-
-def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSource:
-    """The model with `--mm-processor-kwargs` applied: to images and to videos, each by the names that it takes.
-
-    Args:
-        source: The model, its settings as its files have them.
-        given: Names of the processor's or of vLLM's spelling; `images_kwargs` and `videos_kwargs` may nest them.
-
-    Raises:
-        UsageError: A name that neither processor takes, a setting that is not followed here, or a value that it cannot
-            have.
-    """
-    encoder = source.row.encoder_class()
-    nested = {name: given.get(name) or {} for name in ("images_kwargs", "videos_kwargs")}
-    for name, part in nested.items():
-        if not isinstance(part, Mapping):
-            raise UsageError(f"--mm-processor-kwargs sets {name} to {part!r}; it must be an object of settings")
-    flat = {name: value for name, value in given.items() if name not in nested}
-    image_names = _override_names(encoder, source.processor, encoder.image_processor_class(), "image")
-    has_video = "video" in source.processor
-    video_names = _override_names(encoder, source.processor, encoder.video_processor_class(), "video")
-    video_names = video_names if has_video else {}
-    for name, part, known in (
-        *((name, flat, image_names | video_names) for name in flat),
-        *((name, nested["images_kwargs"], image_names) for name in nested["images_kwargs"]),
-        *((name, nested["videos_kwargs"], video_names) for name in nested["videos_kwargs"]),
-    ):
-        _check_override(source.name, name, part[name], known)
-        own = _of_tower(name, source.vision_config) if name != "size" else None
-        if own is not None and side_of(part[name]) != side_of(own):
-            raise UsageError(f"--mm-processor-kwargs sets {name} to {part[name]}; the tower of {source.name} has {own}")
-    of_images = {**_only(flat, image_names), **nested["images_kwargs"]}
-    of_images = {encoder.spellings.get(name, name): value for name, value in of_images.items()}
-    of_videos = {**_only(flat, video_names), **nested["videos_kwargs"]}
-    processor, extra = dict(source.processor), dict(source.extra)
-    changed, read = _override(encoder.read_processor_config, of_images)
-    if has_video:
-        video_changed, video_read = _override(encoder.read_video_processor_config, of_videos)
-        processor["video"] = {**processor["video"], **video_changed}
-        read |= video_read
-    pixels = {name: value for name, value in of_images.items() if name in PIXELS and name not in changed}
-    if pixels and encoder.follows_pixels:
-        processor["pixels"] = {**processor.get("pixels", {}), **pixels}
-        read |= pixels.keys()
-    current = {**PLAIN_PIXELS, **image_names, **source.processor}
-    ignored = [n for n in {**of_images, **of_videos} if n not in read and not _is_same(given.get(n), current.get(n))]
-    if ignored:
-        raise UsageError(
-            f"--mm-processor-kwargs sets {', '.join(sorted(ignored))}, which the size rule of {source.name} does not "
-            f"follow; it follows {', '.join(sorted((read | _read_names(encoder)) - WITHOUT_EFFECT))}"
-        )
-    processor.update(_with_size(source.processor, changed))
-    extra = {fact: value for fact, value in extra.items() if fact not in changed}
-    wrong = contradiction({**processor, **extra})
-    if wrong is not None:
-        raise UsageError(f"--mm-processor-kwargs leaves settings that contradict each other: {wrong}")
-    return replace(source, processor=processor, extra=extra)
-
-
-def _only(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def _override(read: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    recorded = ReadNames(settings)
-    return read(recorded), recorded.names
-
-
-def _read_names(encoder: type[VisionEncoder]) -> set[str]:
-    """Settings that the family's rule reads, in every spelling."""
-    return _override(encoder.read_processor_config, {})[1] | _override(encoder.read_video_processor_config, {})[1]
-
-
-def _override_names(
-    encoder: type[VisionEncoder], processor: Mapping[str, Any], processor_class: type[Any] | None, modality: str
-) -> dict[str, Any]:
-    """Names that the processor of a modality takes, with a value of the right kind (None where any may do)."""
-    read = encoder.read_processor_config if modality == "image" else encoder.read_video_processor_config
-    values = dict.fromkeys(_override(read, {})[1]) if processor_class is None or modality == "image" else {}
-    if processor_class is None:
-        values |= dict.fromkeys((*PLAIN_PIXELS, "image_mean", "image_std"))
-    else:
-        values |= _class_settings("", {}, processor_class)
-    current = processor if modality == "image" else processor.get("video", {})
-    values |= {name: value for name, value in current.items() if name in values and value is not None}
-    return {name: value for name, value in values.items() if name not in WITHOUT_EFFECT}
 
 
 BOOLEANS = ("do_", "use_", "dynamic_image_size", "crop_to_patches", "cap_pixels_per_frame", "pad_input", "crop_mode")
@@ -403,17 +310,7 @@ LEAST_FRACTION = 1e-4
 """Below it a number stands for nothing: frames hours apart, pixels that are all equal."""
 
 
-def _check_override(model: str, name: str, value: Any, known: Mapping[str, Any]) -> None:
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(sorted(known))}"
-        raise UsageError(f"--mm-processor-kwargs names {name!r}, which the processor of {model} does not take{hint}")
-    rule = _broken_rule(name, value, known[name])
-    if rule is not None:
-        raise UsageError(f"--mm-processor-kwargs sets {name} to {value!r}; it must be {rule}")
-
-
-def _broken_rule(name: str, value: Any, example: Any) -> str | None:
+def broken_rule(name: str, value: Any, example: Any) -> str | None:
     """What a setting must be where `value` is not that; told by another value of it, or by its name."""
     if isinstance(example, Mapping) or name == "size":
         edges = ("shortest_edge", "longest_edge", "min_pixels", "max_pixels")
