@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("requires_cuda"):
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_imported_is_not_collected() -> None:
+    """Runs collect before they measure; millions of objects of imported libraries would be walked each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

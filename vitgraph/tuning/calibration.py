@@ -36,7 +36,7 @@ from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, encoder_
 from vitgraph.tuning.calibration_plan import DEFAULT_SLOTS, CalibrationPlan
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
-from vitgraph.tuning.holdout_calls import measure_holdout
+from vitgraph.tuning.holdout_calls import PASSES, measure_holdout
 from vitgraph.tuning.host_watch import HostWatch, layer_timer
 
 STAGES = (1024, 4096)
@@ -195,7 +195,7 @@ class _Calibration:
         profile.copies = [self.timing.copies(item) for item in copied.values()]
         has_moved = self.sweeps.movement_ms() is not None
         self._tell_of_host(profile)
-        self._phase("measuring calls that the fit does not see", holdout_calls)
+        self._phase("measuring calls that the fit does not see", holdout_calls * PASSES)
         measure_holdout(
             profile,
             self.timing,
