@@ -277,9 +277,10 @@ def class_settings(name: str, given: Mapping[str, Any], processor_class: type[An
     except Exception as error:
         # The classes validate with several libraries; each refusal concerns the file.
         raise ModelError(f"{name}: {processor_class.__name__} refuses its settings: {error}") from error
-    settings["video_processor_type"] = given.get("video_processor_type")
-    return {
-        setting: _plain(processor_class, setting, settings[setting]) for setting in settings.keys() - WITHOUT_EFFECT
+    shown = settings.keys() - WITHOUT_EFFECT
+    # One class stands for its relatives, which a family may tell apart by name.
+    return {setting: _plain(processor_class, setting, settings[setting]) for setting in shown} | {
+        "video_processor_type": given.get("video_processor_type")
     }
 
 

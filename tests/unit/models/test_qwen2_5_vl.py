@@ -116,7 +116,7 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
     vision_config = dict(resolve_model(DEBUG).vision_config)
     vision_config.pop("in_channels")
     vision_config.update({"in_chans": 3, "spatial_patch_size": 14, "model_type": "qwen2_5_vl"})
-    preprocessor = {"size": {"min_pixels": 3136, "max_pixels": 401408}, "image_processor_type": "Qwen2VLImageProcessor"}
+    preprocessor = {"min_pixels": 3136, "max_pixels": 401408, "image_processor_type": "Qwen2VLImageProcessor"}
     state = checks.write_checkpoint(tmp_path, DEBUG, prefix, vision_config, preprocessor)
     source, encoder = checks.load_folder(tmp_path)
     checks.check_loaded(encoder, state)
