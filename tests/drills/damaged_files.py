@@ -1,7 +1,7 @@
 """Damages every kind of file that vitgraph reads, and shows that each ends in a line of text and a right exit status.
 
 `python tests/drills/damaged_files.py` writes the table of `docs/drills.md` to the terminal; the test beside this file
-runs the same inputs.
+runs the first of the same inputs.
 """
 
 from __future__ import annotations

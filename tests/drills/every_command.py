@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import io
 import json
 import os
@@ -247,6 +248,7 @@ def wrong_files(folder: Path) -> str | None:
     return None
 
 
+@functools.cache
 def undisturbed(name: str) -> Ended:
     """How the command ends when nobody stops it."""
     load_modules(name)

@@ -93,12 +93,14 @@ def break_disk(name: str, kind: str, after_s: float | None, drawn: random.Random
         return ended, wrong
 
 
-def drill_command(name: str, kind: str, count: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """How runs of a command end whose disk breaks at random moments, and what was wrong with any."""
+def drill_command(
+    name: str, kind: str, count: int, seed: int, *, from_the_start: bool = True
+) -> tuple[Counter[str], list[str]]:
+    """How runs of a command end whose disk is broken (the first) or breaks at a random moment, and what was wrong."""
     drawn, ends, all_wrong = random.Random(f"{name} {kind} {seed}"), Counter[str](), []
     takes_s = undisturbed(name).seconds
     for number in range(count):
-        after_s = drawn.uniform(0.0, takes_s) if number else None
+        after_s = drawn.uniform(0.0, takes_s) if number or not from_the_start else None
         ended, wrong = break_disk(name, kind, after_s, drawn)
         ends["finished" if ended.status in GOOD_ENDS else "refused" if ended.status == 2 else "not saved"] += 1
         if wrong is not None:

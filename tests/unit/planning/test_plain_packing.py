@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -45,4 +46,5 @@ def test_random_calls(policy: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", (*POLICIES, OPTIMAL))
 def test_many_random_calls(policy: str) -> None:
-    check_calls(policy, 10_000, seed=8)
+    """`VITGRAPH_DRILL_CALLS` asks for more of them than a change has to pass."""
+    check_calls(policy, int(os.environ.get("VITGRAPH_DRILL_CALLS", "1500")), seed=8)
