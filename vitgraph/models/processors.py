@@ -6,6 +6,7 @@ they hold then is followed by the rule or by the real processor, or refused by i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,9 @@ def _read(
     is_video: bool,
 ) -> dict[str, Any]:
     """What one file sets, every setting of it followed, without effect, or refused."""
+    for setting, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelError(f"{name}: its processor sets {setting} to {value}; it must be a finite number")
     processor_class = encoder.video_processor_class() if is_video else encoder.image_processor_class()
     read = encoder.read_video_processor_config if is_video else encoder.read_processor_config
     is_named = _names_class(encoder, given, processor_class)
@@ -200,7 +204,7 @@ def _read(
     defaults = class_settings(name, {}, processor_class) if processor_class else plain
     try:
         changed: dict[str, Any] = read(settings)
-    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         read_names = ", ".join(sorted(settings.keys() & settings.names))
         raise ModelError(f"{name}: its processor's settings ({read_names}) cannot be read: {error}") from error
     checked = (

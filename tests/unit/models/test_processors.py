@@ -102,6 +102,8 @@ def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytes
         (None, {"size": {"longest_edge": "large", "shortest_edge": 1}}, "size|longest"),
         (None, {"size": {"height": 256, "width": 256}}, "longest_edge and shortest_edge"),
         (None, {"rescale_factor": "x"}, "rescale_factor to 'x'; it must be a positive number"),
+        (None, {"max_pixels": float("inf")}, "max_pixels to inf; it must be a finite number"),
+        (None, {"size": {"shortest_edge": 3136, "longest_edge": float("inf")}}, "convert float infinity to integer"),
         (None, {"image_std": [0, 0, 0]}, "image_std .* none of them 0"),
         (None, {"image_mean": None}, "image_mean"),
         ("gemma3-debug", {"do_resize": False}, "do_resize"),
