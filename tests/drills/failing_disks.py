@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, prepare, undisturbed, wrong_files, wrong_text
+from every_command import COMMANDS, GOOD_ENDS, LIMIT_S, Ended, Forked, prepare, undisturbed, wrong_files, wrong_text
 
 FAULTS = 10
 NOBODY = 65534
@@ -76,6 +76,9 @@ def break_disk(name: str, kind: str, after_s: float | None, drawn: random.Random
                 return
 
             def later() -> None:
+                # Before it is there, nothing can vanish.
+                while kind == "vanishing" and not (folder / "out").exists():
+                    time.sleep(0.001)
                 time.sleep(after_s)
                 fault()
 
@@ -93,14 +96,29 @@ def break_disk(name: str, kind: str, after_s: float | None, drawn: random.Random
         return ended, wrong
 
 
+def writing_s(name: str) -> float:
+    """How long the folder of results is there before the command ends."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "run"
+        prepare(folder)
+        run = Forked(name, folder)
+        while not (folder / "out").exists() and time.monotonic() < run.started + LIMIT_S:
+            time.sleep(0.001)
+        begun = time.monotonic()
+        return run.started + run.ended().seconds - begun
+
+
 def drill_command(
     name: str, kind: str, count: int, seed: int, *, from_the_start: bool = True
 ) -> tuple[Counter[str], list[str]]:
     """How runs of a command end whose disk is broken (the first) or breaks at a random moment, and what was wrong."""
     drawn, ends, all_wrong = random.Random(f"{name} {kind} {seed}"), Counter[str](), []
     takes_s = undisturbed(name).seconds
+    if kind == "vanishing":
+        takes_s = writing_s(name)
     for number in range(count):
-        after_s = drawn.uniform(0.0, takes_s) if number or not from_the_start else None
+        is_broken = from_the_start and not number
+        after_s = drawn.uniform(0.0, takes_s) if not is_broken else 0.0 if kind == "vanishing" else None
         ended, wrong = break_disk(name, kind, after_s, drawn)
         ends["finished" if ended.status in GOOD_ENDS else "refused" if ended.status == 2 else "not saved"] += 1
         if wrong is not None:

@@ -6,8 +6,10 @@ Figures "a request" weigh a call by its number of requests: each of them has an 
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -124,9 +126,9 @@ class SampleWriter:
         try:
             self._append(row)
         except OSError as error:
+            saved = f"the first {self.rows} samples" if self.rows and self.path.exists() else "nothing"
             raise RecordFileError(
-                f"cannot write {self.path}: {os_reason(error)}. Saved: the first {self.rows} samples. Not saved: "
-                f"{name} and all after it"
+                f"cannot write {self.path}: {os_reason(error)}. Saved: {saved}. Not saved: {name} and all after it"
             ) from error
         self.rows += 1
         self._folder.samples_saved = self.rows
@@ -159,6 +161,9 @@ class SampleWriter:
     def _append(self, row: str) -> None:
         if self._file is None:
             raise ValueError(f"{self.path} is closed")
+        if not os.fstat(self._file.fileno()).st_nlink:
+            # The system goes on taking what is written to a file that was removed, and drops it all at the end.
+            raise FileNotFoundError(errno.ENOENT, "the file was removed meanwhile")
         left = memoryview(f"{row}\n".encode())
         while left:
             left = left[self._file.write(left) or 0 :]

@@ -128,7 +128,8 @@ class ResultFolder:
         return self.path / name
 
     def _what_is_saved(self) -> str:
-        parts = [f"{self.samples_saved} samples in {self.path / SAMPLES_FILE}"] if self.samples_saved else []
+        samples = self.path / SAMPLES_FILE
+        parts = [f"{self.samples_saved} samples in {samples}"] if self.samples_saved and samples.exists() else []
         if (self.path / RUN_FILE).exists():
             parts.append(f"an earlier state in {self.path / RUN_FILE}")
         return " and ".join(parts) or "nothing"

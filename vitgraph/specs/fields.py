@@ -20,7 +20,10 @@ Rule = Callable[[Any], str | None]
 """Says what must hold for a value that it does not take; None for one that it takes."""
 
 MOST_INT = 2**63 - 1
-"""What a seed or a count may be at most: torch, numpy and the files all take 64 bits with a sign."""
+"""What a seed may be at most: torch, numpy and the files all take 64 bits with a sign."""
+
+MOST_COUNT = 10**7
+"""What a count may be at most unless its option says less or more: a slip of the keys must not run for days."""
 
 _OPTION, _PART = "option", "part"
 SpecType = TypeVar("SpecType", bound="Spec")
@@ -287,13 +290,13 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def at_least(least: int, what: str = "", most: int = MOST_INT) -> Rule:
+def at_least(least: int, what: str = "", most: int = MOST_COUNT) -> Rule:
     """An integer from `least` to `most`."""
 
     def rule(value: Any) -> str | None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             return f"it must be an integer of at least {least}{what}"
-        return f"it must be at most {most:,}{what}" if value > most else None
+        return f"it must be at most {most:,}; give a smaller number" if value > most else None
 
     return rule
 

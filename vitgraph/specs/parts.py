@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from vitgraph.errors import UsageError
 from vitgraph.specs.buckets import parse_buckets, parse_limits
-from vitgraph.specs.fields import Option, Spec, at_least, between, one_of, option
+from vitgraph.specs.fields import MOST_INT, Option, Spec, at_least, between, one_of, option
 from vitgraph.specs.values import (
     options_of_compilation_config,
     parse_processor_kwargs,
@@ -34,7 +34,7 @@ MOST_LIMIT = 2**20
 
 
 def seed_option() -> Any:
-    return option(0, "Seed of the workload, of random pixels and of dummy weights.", rule=at_least(0))
+    return option(0, "Seed of the workload, of random pixels and of dummy weights.", rule=at_least(0, most=MOST_INT))
 
 
 def folder_option() -> Any:
@@ -88,7 +88,7 @@ class ModelSpec(Spec):
         panel=MODEL,
     )
     flash_attn_version: int | None = option(
-        None, "Force this FlashAttention generation for FLASH_ATTN.", panel=MODEL, rule=at_least(1)
+        None, "Force this FlashAttention generation for FLASH_ATTN.", panel=MODEL, rule=at_least(1, most=99)
     )
     mm_processor_kwargs: Mapping[str, Any] = option(
         dict,
@@ -157,14 +157,14 @@ class GraphSpec(Spec):
         "Tokens that a prompt may have; caps automatic budgets.",
         panel=GRAPHS,
         parse=lambda value: parse_tokens(value, "--max-model-len"),
-        rule=at_least(1, " token"),
+        rule=at_least(1, " token", most=2**31 - 1),
     )
     max_num_batched_tokens: int = option(
         DEFAULT_MAX_NUM_BATCHED_TOKENS,
         "Tokens that a call may have; caps automatic budgets.",
         panel=GRAPHS,
         parse=lambda value: parse_tokens(value, "--max-num-batched-tokens"),
-        rule=at_least(1, " token"),
+        rule=at_least(1, " token", most=2**31 - 1),
     )
     video_limit_per_prompt: int | None = option(
         None,
@@ -221,9 +221,9 @@ class WorkloadSpec(Spec):
     first_image_only: bool = option(False, "Take the first image of a row alone, as vLLM does.", panel=WORKLOAD)
     no_oversample: bool = option(False, "Do not repeat rows of a short data set.", panel=WORKLOAD)
     num_prompts: int = option(1000, "Requests to measure.", panel=WORKLOAD, rule=at_least(1, ", for example 1000"))
-    num_warmups: int = option(1, "Other requests to warm up with.", panel=WORKLOAD, rule=at_least(0, ", for example 1"))
+    num_warmups: int = option(1, "Other requests to warm up with.", panel=WORKLOAD, rule=at_least(0, most=10**5))
     seed: int = seed_option()
-    random_mm_base_items_per_request: int = option(1, "Items of a random-mm request.", panel=WORKLOAD)
+    random_mm_base_items_per_request: int = option(1, "Items of a random-mm request.", panel=WORKLOAD, rule=at_least(1))
     random_mm_num_mm_items_range_ratio: float = option(0.0, "Spread of that count, 0 to 1.", panel=WORKLOAD)
     random_mm_limit_mm_per_prompt: dict[str, int] = option(
         lambda: {"image": 255, "video": 1},
@@ -241,7 +241,7 @@ class WorkloadSpec(Spec):
         None,
         "Shrink larger items first, as chat front ends do.",
         panel=WORKLOAD,
-        rule=at_least(1, ", for example 2000000"),
+        rule=at_least(1, ", for example 2000000", most=10**18),
     )
     video_fps: float | None = option(
         None,
@@ -274,7 +274,7 @@ forward, or one graph of both paths."""
 class RunSpec(Spec):
     """How the measuring is done and where its result goes."""
 
-    rounds: int = option(2, "Times that every request is measured in every mode.", panel=RUN, rule=at_least(1))
+    rounds: int = option(2, "Times to measure every request in every mode.", panel=RUN, rule=at_least(1, most=10**4))
     requests_per_call: str | None = option(
         None,
         "Requests that are encoded together: 4, or a mix with the shares of the calls, 1:0.6,2:0.3,4:0.1; unset: the "
@@ -335,7 +335,7 @@ class TrafficSpec(Spec):
         panel=TRAFFIC,
         rule=between(0, 1e6, "0 us or more, at most 1,000,000"),
     )
-    text_tokens: int = option(64, "Assumed text tokens of a prompt.", panel=TRAFFIC, rule=at_least(0, most=10**7))
+    text_tokens: int = option(64, "Assumed text tokens of a prompt.", panel=TRAFFIC, rule=at_least(0))
     answer_tokens: int = option(256, "Assumed tokens of an answer.", panel=TRAFFIC, rule=at_least(1, most=10**6))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.fields import Spec, at_least, option, part
+from vitgraph.specs.fields import MOST_COUNT, Spec, at_least, option, part
 from vitgraph.specs.parts import (
     HF,
     MODEL,
@@ -27,7 +27,7 @@ from vitgraph.specs.parts import (
 )
 from vitgraph.specs.values import parse_log_fields, parse_percent, preset_names
 
-WHOLE_TRACE = 10**9
+WHOLE_TRACE = MOST_COUNT
 """Requests of `workload inspect` and `convert` where no number is asked for: all that there are."""
 
 

@@ -15,7 +15,7 @@ MOST_TOKENS = 2**24
 """Output tokens that a budget may have: sixteen million, thousands of times the largest of any model."""
 
 MOST_ITEMS = 4096
-"""Items that `--items` may name."""
+"""Items that a call or a request may be asked to have."""
 
 Size = tuple[int, int, int]
 """Width and height in pixels, and frames (1 for an image)."""

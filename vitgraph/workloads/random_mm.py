@@ -12,10 +12,13 @@ import numpy as np
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import WorkloadSpec
 from vitgraph.specs.buckets import LIMIT_EXAMPLE, LIMIT_OPTION, parse_buckets, parse_limits
-from vitgraph.workloads.base import IMAGE, VIDEO, MediaItem, Workload, is_int, number_requests
+from vitgraph.workloads.base import IMAGE, VIDEO, MediaItem, Workload, number_requests
 
 # vLLM writes its random videos as files of this rate, so a loader that samples by time keeps few of their frames.
 VIDEO_FILE_FPS = 30.0
+
+MOST_DRAWN = 10**7
+"""Items of a whole workload; each is an object of its own in memory."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,6 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
         UsageError: If an option is out of range, a modality has no limit, or the limits are below the lower bound.
     """
     base, ratio = spec.random_mm_base_items_per_request, spec.random_mm_num_mm_items_range_ratio
-    if not is_int(base) or base < 1:
-        raise UsageError(
-            f"--random-mm-base-items-per-request is {base!r}; it must be a positive integer, for example 1"
-        )
     if not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0 <= ratio <= 1:
         raise UsageError(
             f"--random-mm-num-mm-items-range-ratio is {ratio!r}; it must be a number from 0 to 1, for example 0.5"
@@ -82,6 +81,11 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
             f"at least {min_items} items a request are asked for ({base} base items, range ratio {ratio}), but the "
             f"limits {used_limits} allow {max_items}; raise {LIMIT_OPTION} or lower "
             "--random-mm-base-items-per-request"
+        )
+    if spec.num_prompts * max_items > MOST_DRAWN:
+        raise UsageError(
+            f"--num-prompts is {spec.num_prompts} with up to {max_items} items a request; at most {MOST_DRAWN:,} items "
+            "are drawn. Lower --num-prompts or --random-mm-base-items-per-request"
         )
     return DrawRule(min_items, max_items, tuple(drawable), tuple(drawable.values()), used_limits)
 

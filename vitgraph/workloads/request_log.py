@@ -63,6 +63,8 @@ _OTHER_FIELDS = frozenset(
 )
 """Fields that say nothing of sizes."""
 
+_BODY_FIELDS = frozenset(["body", "input", "messages", "prompt"])
+
 SIZE_PLACEHOLDERS = ("WxHxF", "WxH")
 """Stand for numbers in a pattern: width, height and, in the first, frames."""
 
@@ -147,7 +149,9 @@ class _EntryReader:
         if not lists:
             parts = list(_media_parts(entry.get("body", entry)))
             if not parts and self._get(entry, "width") is None and self._get(entry, "height") is None:
-                self._note(entry, {self._name(key) for key in LIST_KEYS}, list | dict)
+                # The numbers of a text-only body, such as max_tokens, are none that could be sizes.
+                kinds = list | dict if _BODY_FIELDS & entry.keys() else int | list | dict
+                self._note(entry, {self._name(key) for key in LOG_FIELDS}, kinds)
                 return None
             sizes = parts or [(entry, False)]
         usable = []

@@ -208,6 +208,17 @@ def test_a_dry_run_refuses_what_a_run_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_every_count_has_an_upper_bound() -> None:
+    entries = {entry.names[0]: entry for spec in specs_of_commands(app).values() for entry in options_of(spec).values()}
+    for name, entry in entries.items():
+        if entry.kind is int and name != "--seed":
+            assert entry.option.rule is not None, name
+            broken = entry.option.rule(2**31 if name != "--max-pixels-per-item" else 2**62)
+            assert broken is not None and "it must be at most" in broken, name
+    with pytest.raises(UsageError, match=r"--num-warmups is 2147483648; it must be at most 100,000; give a smaller"):
+        WorkloadSpec(num_warmups=2**31)
+
+
 @pytest.mark.parametrize("command", ["verify", "calibrate", "profile", "recommend", "tune-budgets", "compare-backends"])
 @pytest.mark.parametrize("words", [["--dtype", "float8"], ["--device", "gpu"], ["--load-format", "dumy"]])
 def test_every_measuring_command_refuses_dry_too(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from vitgraph.errors import UsageError
 from vitgraph.records.sample_table import COLUMNS, Sample, Samples, SampleWriter, read_samples
-from vitgraph.records.store import SAMPLES_FILE, ResultFolder
+from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder
 
 
 def a_sample(call: int, series: str, wall_ms: float, requests: tuple[int, ...] = (0,), **more: object) -> Sample:
@@ -23,6 +25,17 @@ def write(folder: Path, samples: list[Sample]) -> Path:
         for sample in samples:
             writer.write(sample)
     return folder / SAMPLES_FILE
+
+
+def test_samples_of_a_folder_that_vanished_are_not_taken_for_saved(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    with ResultFolder(folder) as result, SampleWriter(result) as writer:
+        writer.write(UNEQUAL[0])
+        shutil.rmtree(folder)
+        with pytest.raises(RecordFileError, match=r"removed meanwhile\. Saved: nothing\. Not saved: call 0 of round 0"):
+            writer.write(UNEQUAL[1])
+        with pytest.raises(RecordFileError, match=r"No such file or directory\. Saved: nothing"):
+            result.save(SimpleNamespace(model_dump_json=lambda indent: "{}"))  # type: ignore[arg-type]
 
 
 UNEQUAL = [

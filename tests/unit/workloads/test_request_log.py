@@ -233,6 +233,14 @@ def test_fields_that_are_not_read_are_said_and_can_be_named(tmp_path: Path, capl
     assert sizes(read_json_log(path, fields={"frames": "nframes"})) == [[(6, 4, 8)]]
 
 
+def test_numbers_of_entries_without_a_size_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    body = '{"messages": [], "max_tokens": 7}'
+    path = write(tmp_path, f'{{"w": 3, "h": 2}}\n{{"w": 5, "h": 4}}\n{body}\n{{"width": 6, "height": 4}}')
+    assert sizes(read_json_log(path)) == [[(6, 4, 1)]]
+    assert caplog.text.count("fields that are not read: h, w; --fields") == 1
+    assert len(sizes(read_json_log(path, fields={"width": "w", "height": "h"}))) == 2
+
+
 def test_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):

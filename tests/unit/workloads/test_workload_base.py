@@ -151,7 +151,8 @@ def test_defaults_are_those_of_the_upstream_benchmark() -> None:
         ({"num_prompts": 0}, r"--num-prompts is 0; it must be an integer of at least 1, for example 1000"),
         ({"num_prompts": 1.5}, r"--num-prompts is 1.5; it must be an integer of at least 1"),
         ({"num_prompts": True}, r"--num-prompts is True; it must be an integer of at least 1"),
-        ({"num_warmups": -1}, r"--num-warmups is -1; it must be an integer of at least 0, for example 1"),
+        ({"num_warmups": -1}, r"--num-warmups is -1; it must be an integer of at least 0"),
+        ({"random_mm_base_items_per_request": 0}, r"--random-mm-base-items-per-request is 0; it must be an integer"),
         ({"seed": -3}, r"--seed is -3; it must be an integer of at least 0"),
         (
             {"dataset_name": "trace", "max_pixels_per_item": 0},

@@ -130,7 +130,7 @@ def test_item_count_range(base, ratio, limits, buckets, expected) -> None:
         (spec_of(20, 0.0, {"image": 3}), r"at least 20 items a request .* limits \{'image': 3\} allow 3; raise"),
         (spec_of(1, 0.0, {"image": 0}), r"at least 1 items a request .* allow 0"),
         (spec_of(1, 0.0, {"image": 3}, {(8, 8, 1): 1.0, (8, 8, 2): 0.0}), r"bucket \(8, 8, 2\) is of modality 'video'"),
-        (spec_of(0, 0.0), r"--random-mm-base-items-per-request is 0; it must be a positive integer"),
+        (spec_of(4000, 0.0, {"image": 5000}, num_prompts=10**6), r"--num-prompts is 1000000 with up to 4000 items a r"),
         (spec_of(1, 1.1), r"--random-mm-num-mm-items-range-ratio is 1.1; it must be a number from 0 to 1"),
         (spec_of(1, -0.1), r"--random-mm-num-mm-items-range-ratio is -0.1; it must be a number from 0 to 1"),
         (spec_of(1, float("nan")), r"--random-mm-num-mm-items-range-ratio is nan; it must be a number from 0 to 1"),
