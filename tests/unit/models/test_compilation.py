@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,19 @@ def test_the_cache_is_a_folder_that_outlives_the_run(tmp_path: Path) -> None:
     assert folder.is_dir()
     assert os.environ[CACHE_VARIABLE] == str(folder)
     assert [os.environ[name] for name in SWITCH_VARIABLES] == ["1", "1"]
+
+
+def test_libraries_that_a_killed_run_cut_off_are_built_again(tmp_path: Path) -> None:
+    folder = tmp_path / "xdg" / "vitgraph" / "compiled" / "ab"
+    folder.mkdir(parents=True)
+    # As linkers write one: the table of three sections of 64 bytes comes last.
+    whole = struct.pack("<5s35xQ10xHH2x", b"\x7fELF\x02", 1000, 64, 3) + bytes(936 + 192)
+    for name, size in (("whole", len(whole)), ("cut", len(whole) - 1), ("short", 10), ("empty", 0), ("young", 10)):
+        (folder / f"{name}.so").write_bytes(whole[:size])
+        if name != "young":
+            os.utime(folder / f"{name}.so", (0, 0))
+    use_disk_cache()
+    assert sorted(file.stem for file in folder.iterdir()) == ["whole", "young"]
 
 
 def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

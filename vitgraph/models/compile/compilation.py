@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
 
 RECOMPILE_LIMIT = 32
+YOUNGEST_DAMAGED_S = 10.0
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 SWITCH_VARIABLES = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
@@ -102,11 +104,28 @@ def use_disk_cache() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
             return None
+        _drop_cut_off_libraries(folder)
     except (OSError, RuntimeError):
         # A read-only or missing home must not stop a run that needs no cache.
         return None
     os.environ[CACHE_VARIABLE] = str(folder)
     return folder
+
+
+def _drop_cut_off_libraries(folder: Path) -> None:
+    """Removes libraries that a killed run left unfinished, which torch would load; it builds missing ones again."""
+    for library in folder.rglob("*.so"):
+        about = library.stat()
+        with library.open("rb") as file:
+            head = file.read(64)
+        end = 64
+        if len(head) == 64 and head[:5] == b"\x7fELF\x02":
+            # The table of sections, which linkers write last.
+            offset, entry_bytes, entries = struct.unpack("<40xQ10xHH2x", head)
+            end = offset + entry_bytes * entries
+        # A younger one may be another process's, which is at work on it.
+        if about.st_size < end and time.time() - about.st_mtime > YOUNGEST_DAMAGED_S:
+            library.unlink(missing_ok=True)
 
 
 def compile_blocks(encoder: VisionEncoder) -> int:
