@@ -19,7 +19,7 @@ bench: $(STAMP)
 	$(BIN)/vitgraph bench
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 # Whole programs, several ranks, oracles, drills and compiled towers. What fails beside others runs once more, alone.
 test-slow: $(STAMP)

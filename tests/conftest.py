@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import typer.main
+import typer.testing
 
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.report import charts, to_html
 from vitgraph.specs import ModelSpec
 
 torch.set_num_threads(1)
@@ -28,10 +33,39 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
-@pytest.fixture(scope="module", autouse=True)
+_frozen_modules = 0
+
+
+@pytest.fixture(autouse=True)
 def _what_is_imported_is_not_collected() -> None:
     """Runs collect before they measure; millions of objects of imported libraries would be walked each time."""
-    gc.freeze()
+    global _frozen_modules
+    if len(sys.modules) > _frozen_modules:
+        _frozen_modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _the_command_line_is_built_once() -> None:
+    """Typer's runner turns some 300 options into parameters again at each call."""
+    typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def drawn() -> None:
+    """The charts of a test of commands are drawn, as it looks at them."""
+
+
+@pytest.fixture(autouse=True)
+def _commands_draw_where_a_test_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than most tiny runs; the tests of reports draw the charts of every kind of record."""
+    if request.path.parent.name != "cli" or "drawn" in request.fixturenames:
+        return
+    monkeypatch.setattr(
+        charts, "chart_files", lambda found: {f"{c.name}.{e}": b"not drawn" for c in found for e in ("png", "svg")}
+    )
+    monkeypatch.setattr(to_html, "page_svg", lambda chart, prefix: "")
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_run_leaves_a_whole_record_and_prints_the_table(folder: Path) -> None:
     result = run("--output-dir", str(folder))
     assert result.exit_code == 0, result.output

@@ -75,6 +75,7 @@ def test_several_runs_go_to_a_new_folder(copy: Path, tmp_path: Path, monkeypatch
     assert "deferred" in Path(written).read_text("utf-8")
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.slow
 def test_it_needs_no_torch_and_no_transformers(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -231,6 +232,7 @@ def comparison(tmp_path: Path) -> Path:
     return saved(tmp_path / "compared", comparison_record())
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_backend_comparison_is_rebuilt_in_every_format_from_its_record_alone(comparison: Path) -> None:
     result = run(str(comparison))
     assert result.exit_code == 0, result.output
@@ -244,6 +246,7 @@ def test_a_backend_comparison_is_rebuilt_in_every_format_from_its_record_alone(c
     assert [Path(path).name for path in json.loads(as_json.stdout)] == ["backends.csv", "columns.csv"]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_profile_is_printed_again_and_its_plot_rebuilt(tmp_path: Path) -> None:
     folder = saved(tmp_path / "profiled", profile_record())
     result = run(str(folder), "--formats", "plots")

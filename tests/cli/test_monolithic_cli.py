@@ -121,6 +121,7 @@ def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
     assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(record)] == []
 
 
+@pytest.mark.usefixtures("drawn")
 def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> None:
     _, folder, printed = finished
     result = read_bench(folder).result

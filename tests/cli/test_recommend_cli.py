@@ -19,7 +19,7 @@ from vitgraph.report.views.recommend import advice_of
 SMALL = [
     "recommend", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "10",
     "--dataset-name", "random-mm", "--random-mm-bucket-config", '{"(128,128,1)": 0.5, "(128,192,1)": 0.5}',
-    "--requests-per-call", "1", "--max-num-batched-tokens", "128", "--calibration-time-limit", "1", "--time-limit", "1",
+    "--requests-per-call", "1", "--max-num-batched-tokens", "96", "--calibration-time-limit", "1", "--time-limit", "1",
     "--verify-calls", "4", "--check-calls", "3", "--search-share", "1", "--quiet",
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import difflib
+import functools
 import hashlib
 import io
 import math
@@ -123,7 +124,7 @@ def build_trace(spec: WorkloadSpec) -> Workload:
     assumed_fps = SHIPPED_TRACES[shipped].video_fps if shipped else None
     video_fps = assumed_fps if spec.video_fps is None else spec.video_fps
     content = _read_bytes(path)
-    found = _parse_requests(path.name, content, video_fps)
+    found = list(_parse_requests(path.name, content, video_fps))
     num_shrunk = 0
     if spec.max_pixels_per_item is not None:
         found, num_shrunk = _shrink_requests(found, spec.max_pixels_per_item)
@@ -219,8 +220,9 @@ class _Rows:
     items: list[MediaItem] = field(default_factory=list)
 
 
-def _parse_requests(name: str, content: bytes, video_fps: float | None) -> list[Request]:
-    """Every request, in the order in which they first appear."""
+@functools.lru_cache(maxsize=8)
+def _parse_requests(name: str, content: bytes, video_fps: float | None) -> tuple[Request, ...]:
+    """Every request, in the order in which they first appear; one command asks for the same trace several times."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -270,7 +272,9 @@ def _parse_requests(name: str, content: bytes, video_fps: float | None) -> list[
                 f"{name}:{line}: columns width and height are empty, yet request {request!r} has other rows; an empty "
                 "row stands for a request without items and must be its only one"
             )
-    return [Request(index, tuple(rows.items), rows.call, rows.arrival_s) for index, rows in enumerate(groups.values())]
+    return tuple(
+        Request(index, tuple(rows.items), rows.call, rows.arrival_s) for index, rows in enumerate(groups.values())
+    )
 
 
 def _check_header(name: str, line: int, cells: list[str]) -> list[str]:

@@ -61,13 +61,11 @@ def random_calls(seed: int, most_items: int, sizes: int) -> list[Call]:
 @pytest.mark.parametrize("objective", ["mean", "mean=0.5,p99=0.5"])
 @pytest.mark.parametrize(("most_items", "sizes"), [(1, 6), (2, 3), (3, 2)])
 def test_guided_search_equals_trying_everything(most_items: int, sizes: int, objective: str, target: str) -> None:
-    for seed in range(2):
-        calls = random_calls(seed, most_items, sizes)
-        guided = search_of(calls, target=target, objective=objective).guided()
-        search = search_of(calls, target=target, objective=objective)
-        candidates = search.all_candidates(7)
-        exhaustive = search.exhaustive(candidates)
-        assert best_score(guided) <= best_score(exhaustive) * (1 + 1e-9)
+    calls = random_calls(0, most_items, sizes)
+    guided = search_of(calls, target=target, objective=objective).guided()
+    search = search_of(calls, target=target, objective=objective)
+    exhaustive = search.exhaustive(search.all_candidates(6))
+    assert best_score(guided) <= best_score(exhaustive) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +78,7 @@ def test_guided_search_equals_trying_everything(most_items: int, sizes: int, obj
         Limits(max_graphs=5, max_memory_bytes=40e6, max_capture_s=0.3),
     ],
 )
-@pytest.mark.parametrize(("target", "most_items"), [(VITGRAPH, 1), (VITGRAPH, 2), (VLLM, 1), (VLLM, 2)])
+@pytest.mark.parametrize(("target", "most_items"), [(VITGRAPH, 2), (VLLM, 1)])
 def test_limits_are_respected_and_used(limits: Limits, target: str, most_items: int) -> None:
     calls = random_calls(5, most_items, 5 if most_items == 1 else 3)
     guided = search_of(calls, target=target, limits=limits).guided()
@@ -88,7 +86,7 @@ def test_limits_are_respected_and_used(limits: Limits, target: str, most_items: 
     assert best is not None
     assert limits.allow(best.graphs, best.memory_bytes, best.capture_s)
     search = search_of(calls, target=target, limits=limits)
-    assert best.score <= best_score(search.exhaustive(search.all_candidates(9))) * (1 + 1e-9)
+    assert best.score <= best_score(search.exhaustive(search.all_candidates(7))) * (1 + 1e-9)
 
 
 def test_impossible_limits_find_nothing() -> None:

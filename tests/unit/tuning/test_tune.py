@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
 SOURCE = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
 
 
+@functools.cache
 def trace_calls(name: str = "mixed-chat", prompts: int = 200, requests_per_call: int = 1) -> list[EncoderCall]:
     spec = WorkloadSpec(dataset_name="trace", dataset_path=name, num_prompts=prompts)
     return make_calls(build_workload(spec).requests, SOURCE.rule(), requests_per_call)[0]

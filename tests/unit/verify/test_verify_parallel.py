@@ -26,7 +26,7 @@ def verified(
 ) -> list[VerifiedModel]:
     def work(group: ParallelGroup) -> dict[str, Any]:
         before(group)
-        return verify_row(tower, calls=2, token_budgets=(64, 128), group=group, **settings).model_dump(mode="json")
+        return verify_row(tower, calls=1, token_budgets=(64,), group=group, **settings).model_dump(mode="json")
 
     return [VerifiedModel.model_validate(found) for found in values(run_ranks(ranks, work))]
 
