@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.records.attention_choices import AUTO, best_alone, costs_ms, for_calls
@@ -220,11 +222,27 @@ def load_profile(path: Path) -> CalibrationProfile:
     try:
         record = read_record(path, "calibrate")
         assert isinstance(record, CalibrateRecord)
-        return profile_of(record)
+        profile = profile_of(record)
+        _check_figures(profile)
+        return profile
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from error
     except UsageError as error:
         raise ProfileError(f"{error}; give a file that `vitgraph calibrate` wrote") from error
+
+
+def _check_figures(profile: CalibrationProfile) -> None:
+    """Makes a model and its predictions once: what no calibration writes is found here, and not in whoever predicts."""
+    from vitgraph.predict.cost_model import CostModel  # it is made of profiles
+    from vitgraph.predict.holdout import predicted_holdout
+
+    try:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            predicted_holdout(CostModel(profile))
+    except (ArithmeticError, LookupError, ValueError) as error:
+        raise ProfileError(
+            f"its figures make no cost model ({type(error).__name__}: {error}); calibrate again"
+        ) from error
 
 
 def profile_of(record: CalibrateRecord) -> CalibrationProfile:

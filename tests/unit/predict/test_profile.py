@@ -16,9 +16,10 @@ from synthetic import synthetic_profile
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.predict.profile import ProfileError, load_profile
+from vitgraph.predict.profile import ProfileError, load_profile, profile_of
 from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
 from vitgraph.records.sections import Compiled, Encoder, Environment
+from vitgraph.records.store import read_record
 from vitgraph.specs import ModelSpec
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
@@ -38,9 +39,18 @@ def test_profile_survives_its_file(tmp_path: Path) -> None:
     profile.eager.append(EagerPoint((item, item), Timing(2.0, 1.0, 3.0, 5)))
     profile.encoder = EncoderFacts({"default": 64}, ("x",), ("image",), 2, 8, (CaptureAxis("grid", ((2, 3), (4, 4))),))
     profile.save(tmp_path / "profile.json")
-    loaded = load_profile(tmp_path / "profile.json")
+    loaded = profile_of(read_record(tmp_path / "profile.json"))  # type: ignore[arg-type]
     assert loaded.to_record().result == profile.to_record().result
     assert loaded.label == profile.label
+
+
+def test_a_profile_whose_figures_make_no_model_is_refused_when_it_is_read(tmp_path: Path) -> None:
+    profile = synthetic_profile()
+    eager = profile.eager[0]
+    profile.eager[0] = EagerPoint((replace(eager.items[0], output_tokens=10**400),), eager.time)
+    profile.save(tmp_path / "profile.json")
+    with pytest.raises(ProfileError, match=r"its figures make no cost model .*calibrate again"):
+        load_profile(tmp_path / "profile.json")
 
 
 def test_stored_profile_says_that_it_is_synthetic() -> None:
