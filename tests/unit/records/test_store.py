@@ -102,6 +102,7 @@ def test_a_disk_that_fills_up_says_what_is_saved(tmp_path: Path, monkeypatch: py
 
     with ResultFolder(tmp_path / "run") as folder:
         folder.save(a_record())
+        (folder.path / "samples.csv").write_text("call\n")
         folder.samples_saved = 7
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(RecordFileError) as raised:

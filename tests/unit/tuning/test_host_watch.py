@@ -99,9 +99,9 @@ class Machine:
         model = {"name": "qwen3-vl-debug", "row": "qwen3_vl", "attn_backend": "TORCH_SDPA"}
         return calibrate(
             tower,
-            max_tokens=300,
+            max_tokens=130,
             model=model,
-            budgets=(64, 128, 256),
+            budgets=(64, 128),
             slots=(2,),
             holdout_calls=6,
             progress=progress,
