@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up_says_what_is_saved(tmp_path: Path, monkeypatch: py
             folder.write("trace.json", b"{}")
         with pytest.raises(RecordFileError, match="Not saved: the profile"):
             write_file(tmp_path / "file.json", b"{}", "the profile")
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [RUN_FILE]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [RUN_FILE, "samples.csv"]
 
 
 def test_single_files_are_checked_too(tmp_path: Path) -> None:
