@@ -167,6 +167,9 @@ def _fields_named(name: str) -> Iterator[None]:
     except KeyError as error:
         field = f"text_config.{HIDDEN_SIZE}" if error.args[0] == TEXT_WIDTH else error.args[0]
         raise ModelError(f"{name}: {CONFIG_FILE} has no field {field!r}; copy it again from the model") from error
+    except ImportError as error:
+        cause = " ".join(str(error.__cause__ or error).split())
+        raise ModelError(f"{name}: a module of transformers cannot be imported ({cause}); mend that package") from error
     except Exception as error:
         # transformers' classes check their fields with several libraries, and a rule computes with what they hold.
         what = " ".join(f"{type(error).__name__}: {error}".split())

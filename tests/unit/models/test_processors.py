@@ -11,6 +11,7 @@ import pytest
 
 from vitgraph.errors import InputError, ModelError, UsageError
 from vitgraph.measure.setup import resolve_source
+from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
 from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE
 from vitgraph.models.registry import ModelSource, resolve_model, resolve_preset
 from vitgraph.models.rows import ROWS, ModelRow
@@ -144,6 +145,15 @@ def test_configs_that_no_tower_has_are_refused_by_the_field(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         resolve(tmp_path, {**QWEN, **changes})
+
+
+def test_a_broken_package_is_not_taken_for_a_wrong_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(cls: type) -> None:
+        raise ImportError("Could not import module") from RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(Qwen2_5VLEncoder, "tower_class", classmethod(broken))
+    with pytest.raises(ModelError, match=r"cannot be imported \(operator torchvision::nms does not exist\); mend"):
+        resolve(tmp_path, QWEN)
 
 
 def test_settings_without_meaning_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
