@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import functools
@@ -259,3 +260,13 @@ def undisturbed(name: str) -> Ended:
         assert ended.status in GOOD_ENDS and wrong_text(ended) is None, (name, ended)
         assert wrong_files(folder) is None, wrong_files(folder)
     return ended
+
+
+def options_of(about: str | None, flag: str, usual: int, meaning: str) -> argparse.Namespace:
+    """The words that a drill over all commands is given; computes on one thread from then on."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(flag, type=int, default=usual, help=meaning)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--command", action="append", help="only this command; may be repeated")
+    torch.set_num_threads(1)
+    return parser.parse_args()

@@ -6,7 +6,6 @@ does the same in small. *Full* is the system's own limit of how large a file may
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -20,8 +19,18 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-from every_command import COMMANDS, GOOD_ENDS, LIMIT_S, Ended, Forked, prepare, undisturbed, wrong_files, wrong_text
+from every_command import (
+    COMMANDS,
+    GOOD_ENDS,
+    LIMIT_S,
+    Ended,
+    Forked,
+    options_of,
+    prepare,
+    undisturbed,
+    wrong_files,
+    wrong_text,
+)
 
 FAULTS = 10
 NOBODY = 65534
@@ -145,12 +154,7 @@ def two_at_once(name: str) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=FAULTS, help="of each kind in each command that writes")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--command", action="append", help="only this command; may be repeated")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = options_of(__doc__, "--faults", FAULTS, "of each kind in each command that writes")
     all_wrong = []
     sys.stdout.write(
         "| command | disk | runs | finished | refused | not saved, said so | wrong |\n"

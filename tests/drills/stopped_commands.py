@@ -6,7 +6,6 @@ file does the same in small. Every fourth stop comes twice, as from somebody who
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import sys
@@ -16,8 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, prepare, undisturbed, wrong_files, wrong_text
+from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, options_of, prepare, undisturbed, wrong_files, wrong_text
 
 from vitgraph.errors import EXIT_INTERRUPTED
 from vitgraph.records.store import read_record
@@ -83,12 +81,7 @@ def drill_command(name: str, stops: int, seed: int) -> Stopped:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stops", type=int, default=STOPS, help="of each signal in each command")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--command", action="append", help="only this command; may be repeated")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = options_of(__doc__, "--stops", STOPS, "of each signal in each command")
     all_wrong = []
     sys.stdout.write(
         "| command | stops | stopped | had finished | with a record | slowest end, s | wrong |\n"
