@@ -11,8 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from vitgraph.attention import registry
-from vitgraph.attention.base import AttentionBackend
-from vitgraph.attention.measure import Arguments, Reading
+from vitgraph.attention.base import AttentionBackend, Packed
+from vitgraph.attention.measure import Reading
 from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.cli import app
@@ -31,7 +31,7 @@ class Long(Short):
     pass
 
 
-def cost(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
     """`SHORT` takes a second for each row of a segment, `LONG` 300 seconds."""
     return lambda: (0.0, 3e5 if isinstance(backend, Long) else 1e3 * float(arguments[3].diff().max()))
 

@@ -6,7 +6,7 @@ Shape legend: N packed rows, S segments, H heads, E head width, B tiles, L rows 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,6 +17,16 @@ from vitgraph.attention.padding import FreshOutputs, PaddingSafeOutputs
 TRANSFORMERS_PREFIX = "vitgraph_flash_"
 """Names given to transformers contain `flash`, which makes its towers take the packed varlen branch."""
 
+
+Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float]
+"""A call of packed segments: query, key and value `[N, H, E]` of any strides whose last is 1; `[S + 1]` int32 offsets
+on the device, where repeated entries are empty segments; a bound of the segment lengths; factor of the scores."""
+
+Tiles = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, float]
+"""A call of equal tiles: query, key and value `[B, H, L, E]`, a mask that broadcasts to `[B, H, L, L]`, factor of the
+scores."""
+
+TransformersFunction = Callable[..., tuple[torch.Tensor, None]]
 
 Lengths = tuple[int, ...]
 """Rows of each segment of a call, empty ones included."""
@@ -72,7 +82,7 @@ class AttentionBackend(ABC):
     segment_padding: ClassVar[str] = "empty segments are skipped"
     has_versions: ClassVar[bool] = False
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         self.implementation = self.name
         self.is_on_graph_path = False
         self.needs_finite_padding = False
@@ -86,21 +96,24 @@ class AttentionBackend(ABC):
     @classmethod
     def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
         """Makes the backend for `device`; a `variant` means something only where the backend has several."""
-        return cls()
+        return cls(device)
 
     @classmethod
     def variants(cls, device: torch.device) -> tuple[str | None, ...]:
         """Implementations that `auto` may choose between on `device`, the preferred one first; None is the default."""
         return (None,)
 
-    @contextmanager
-    def graph_path(self) -> Iterator[None]:
+    def graph_path(self) -> AbstractContextManager[None]:
         """Marks the warm-up and capture of a graph, whose inputs have padded rows; eager calls have none."""
-        was_on_graph_path, self.is_on_graph_path = self.is_on_graph_path, True
+        return self._on_graph_path(True)
+
+    @contextmanager
+    def _on_graph_path(self, is_on: bool) -> Iterator[None]:
+        before, self.is_on_graph_path = self.is_on_graph_path, is_on
         try:
             yield
         finally:
-            self.is_on_graph_path = was_on_graph_path
+            self.is_on_graph_path = before
 
     def one_forward(self) -> AbstractContextManager[object]:
         """Marks one forward of a tower: until it ends, offsets do not change, and what a backend derives from them may
@@ -157,53 +170,25 @@ class AttentionBackend(ABC):
         """Why the backend does not take heads of that width in that dtype; None where it does."""
 
     @abstractmethod
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
-        """Attention within packed segments.
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        """Attention within packed segments: `[N, H, E]`. See `writes_padding_rows` for the rows past the last one."""
 
-        Args:
-            query: `[N, H, E]`; also `key` and `value`. Any strides whose last is 1.
-            cu_seqlens: `[S + 1]` int32 offsets on the device; repeated entries are empty segments.
-            max_seqlen: Upper bound of the segment lengths.
-            scale: Factor of the scores.
-
-        Returns:
-            `[N, H, E]`. See `writes_padding_rows` for the rows past `cu_seqlens[-1]`.
-        """
-
-    def dense(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-    ) -> torch.Tensor:
-        """Attention of equal tiles: `[B, H, L, E]` in, `[B, L, H, E]` out; `mask` broadcasts to `[B, H, L, L]`.
+    def dense(self, *tiles: *Tiles) -> torch.Tensor:
+        """Attention of equal tiles: `[B, L, H, E]`.
 
         The default flattens the tiles into equal segments; a mask goes through torch's fused attention.
         """
+        query, key, value, mask, scale = tiles
         if mask is not None:
-            out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-            return out.transpose(1, 2)
-        tiles, heads, length, width = query.shape
+            return fused_tiles(*tiles)
+        count, heads, length, width = query.shape
         query, key, value = (
-            tensor.transpose(1, 2).reshape(tiles * length, heads, tensor.shape[-1]) for tensor in (query, key, value)
+            tensor.transpose(1, 2).reshape(count * length, heads, tensor.shape[-1]) for tensor in (query, key, value)
         )
-        offsets = self._offsets_of_tiles(tiles, length, query.device)
-        with self._without_padded_rows():
-            return self.varlen(query, key, value, offsets, length, scale).view(tiles, length, heads, width)
-
-    @contextmanager
-    def _without_padded_rows(self) -> Iterator[None]:
-        """Marks a call whose segments take up every row, in a graph too: nothing past the last one must be finite."""
-        was_on_graph_path, self.is_on_graph_path = self.is_on_graph_path, False
-        try:
-            yield
-        finally:
-            self.is_on_graph_path = was_on_graph_path
+        offsets = self._offsets_of_tiles(count, length, query.device)
+        # The segments take up every row, in a graph too: nothing past the last one must be finite.
+        with self._on_graph_path(False):
+            return self.varlen(query, key, value, offsets, length, scale).view(count, length, heads, width)
 
     def _offsets_of_tiles(self, tiles: int, length: int, device: torch.device) -> torch.Tensor:
         known = self._tile_offsets.get((tiles, length, device))
@@ -233,8 +218,46 @@ class AttentionBackend(ABC):
         """The attention implementation that towers are set to."""
         return TRANSFORMERS_PREFIX + self.name.lower()
 
-    def transformers_function(
-        self,
+    @property
+    def transformers_function(self) -> TransformersFunction:
+        """What transformers calls under that name."""
+        return transformers_function(self.varlen, self.dense)
+
+
+class HalfPrecisionBackend(AttentionBackend):
+    """Kernels that take half precision, and heads whose width is a multiple of 8.
+
+    Attributes:
+        computes: What takes no other dtype, for the refusal.
+        widest_head: Widest head that it takes.
+    """
+
+    is_capture_safe: ClassVar[bool] = True
+    writes_padding_rows: ClassVar[bool] = False
+    head_widths: ClassVar[str] = "multiples of 8 up to 256"
+    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    computes: ClassVar[str]
+    widest_head = 256
+
+    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
+        if dtype not in (torch.float16, torch.bfloat16):
+            return f"{self.computes} computes in float16 or bfloat16, not {dtype}; use --dtype bfloat16 or TORCH_SDPA"
+        if head_width <= 0 or head_width % 8 or head_width > self.widest_head:
+            return f"head width {head_width} is not a multiple of 8 up to {self.widest_head}; use TORCH_SDPA"
+        return None
+
+
+def transformers_function(
+    varlen: Callable[[*Packed], torch.Tensor], dense: Callable[[*Tiles], torch.Tensor]
+) -> TransformersFunction:
+    """The two calls in the signature of transformers' `AttentionInterface`: `[1, H, N, E]` packed or `[B, H, L, E]`.
+
+    Returns:
+        A function that returns `([1, N, H, E] or [B, L, H, E], None)`. Unknown keywords (towers pass some down) are
+        ignored.
+    """
+
+    def attend(
         module: torch.nn.Module,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -246,40 +269,31 @@ class AttentionBackend(ABC):
         max_length_q: int | None = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """The signature of transformers' `AttentionInterface`: `[1, H, N, E]` packed or `[B, H, L, E]` dense.
-
-        Returns:
-            `([1, N, H, E] or [B, L, H, E], None)`. Unknown keywords (towers pass some down) are ignored.
-        """
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         if key.shape[1] != query.shape[1]:
             # Not every kernel takes groups of heads that share keys and values.
             key, value = (part.repeat_interleave(query.shape[1] // part.shape[1], dim=1) for part in (key, value))
         if cu_seq_lens_q is None:
-            return self.dense(query, key, value, attention_mask, scale), None
-        if max_length_q is None:
-            max_length_q = query.shape[2]
+            return dense(query, key, value, attention_mask, scale), None
+        longest = query.shape[2] if max_length_q is None else max_length_q
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return self.varlen(query, key, value, cu_seq_lens_q, max_length_q, scale).unsqueeze(0), None
+        return varlen(query, key, value, cu_seq_lens_q, longest, scale).unsqueeze(0), None
+
+    return attend
 
 
-def packed_options(cu_seqlens: torch.Tensor, max_seqlen: int, scale: float) -> dict[str, Any]:
-    """How the varlen functions of flash-attn's generations and of aiter are told the segments and the scale."""
-    options: dict[str, Any] = {"softmax_scale": scale, "causal": False}
-    for side in ("q", "k"):
-        options |= {f"cu_seqlens_{side}": cu_seqlens, f"max_seqlen_{side}": max_seqlen}
-    return options
+def register_with_transformers(name: str, function: TransformersFunction) -> None:
+    """Makes an attention implementation that towers can be set to."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    AttentionInterface.register(name, function)
+    # A name without a mask function gets no mask at all, silently: padded rows would be attended.
+    AttentionMaskInterface.register(name, sdpa_mask)
 
 
-def half_precision_reason(name: str, dtype: torch.dtype) -> str | None:
-    """Why a backend that computes in half precision does not take `dtype`; None where it does."""
-    if dtype in (torch.float16, torch.bfloat16):
-        return None
-    return f"{name} computes in float16 or bfloat16, not {dtype}; use --dtype bfloat16 or TORCH_SDPA"
-
-
-def width_reason(head_width: int, multiple: int, most: int) -> str | None:
-    """Why heads of that width are not taken, where they must be a multiple up to a limit; None where they are."""
-    if head_width > 0 and head_width % multiple == 0 and head_width <= most:
-        return None
-    return f"head width {head_width} is not a multiple of {multiple} up to {most}; use TORCH_SDPA"
+def fused_tiles(*tiles: *Tiles) -> torch.Tensor:
+    """Attention of equal tiles by torch's fused attention."""
+    query, key, value, mask, scale = tiles
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return out.transpose(1, 2)

@@ -13,25 +13,18 @@ from typing import Any, ClassVar, Self
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, half_precision_reason, packed_options, width_reason
+from vitgraph.attention.base import HalfPrecisionBackend, Packed
 from vitgraph.attention.padding import FILL_BYTES, zero_rows_past_end
 from vitgraph.errors import BackendError
 
 HeadShape = tuple[int, int, torch.dtype, torch.device]
 """Heads, head width, dtype and device of a call."""
 
-Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Query, key and value `[N, H, E]`."""
-
 Output = torch.Tensor | None
 """Where to write; None in eager calls."""
 
 Kernel = Callable[..., torch.Tensor]
-"""`((query, key, value), cu_seqlens, max_seqlen, scale, out) -> [N, H, E]`."""
-
-FA3_CAPABILITIES = (9,)
-FA4_CAPABILITIES = (9, 10, 11)
-"""Major compute capabilities that the packages of those generations have forward kernels for."""
+"""`(out, *packed) -> [N, H, E]`."""
 
 SHORT_ROWS = 64
 """Segments up to this long, attention windows among them, go to generation 2 where nobody forces one. Generation 4
@@ -51,7 +44,7 @@ LARGE_FILL_BYTES = FILL_BYTES // 2
 """Outputs above this are not filled several at once (see `FreshOutputs`), and a fill takes longer than a launch."""
 
 
-class FlashAttnBackend(AttentionBackend):
+class FlashAttnBackend(HalfPrecisionBackend):
     """Varlen FlashAttention; half-precision only.
 
     No generation writes the rows past the last segment. Generation 2 clears what it loads past a segment's end, so
@@ -70,10 +63,7 @@ class FlashAttnBackend(AttentionBackend):
     """
 
     name: ClassVar[str] = "FLASH_ATTN"
-    is_capture_safe: ClassVar[bool] = True
-    writes_padding_rows: ClassVar[bool] = False
-    head_widths: ClassVar[str] = "multiples of 8 up to 256"
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    computes: ClassVar[str] = "FlashAttention"
     has_versions: ClassVar[bool] = True
 
     def __init__(self, version: int | None = None, device: torch.device | None = None, tile: str | None = None) -> None:
@@ -124,26 +114,19 @@ class FlashAttnBackend(AttentionBackend):
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
         if self._tile is not None and head_width not in TILED_WIDTHS:
             return f"tiles are tried for heads of {TILED_WIDTHS[0]} to {TILED_WIDTHS[-1]}"
-        return half_precision_reason("FlashAttention", dtype) or width_reason(head_width, 8, 256)
+        return super().unsupported_reason(head_width, dtype)
 
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        query, _, _, cu_seqlens, max_seqlen, _ = packed
         self._heads_seen.add((query.shape[1], query.shape[2], query.dtype, query.device))
         is_short = max_seqlen <= SHORT_ROWS
         kernel = self._short_kernel if is_short else self._kernel
         if not (self.is_on_graph_path and self.needs_finite_padding):
-            return kernel((query, key, value), cu_seqlens, max_seqlen, scale, None)
+            return kernel(None, *packed)
         if (is_short and kernel is not self._kernel) or self._is_cheaper_to_clear(query):
-            out = kernel((query, key, value), cu_seqlens, max_seqlen, scale, None)
+            out = kernel(None, *packed)
             return zero_rows_past_end(out, cu_seqlens)
-        return kernel((query, key, value), cu_seqlens, max_seqlen, scale, self.graph_output(query))
+        return kernel(self.graph_output(query), *packed)
 
     @torch.inference_mode()
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
@@ -201,44 +184,32 @@ def _device_reason(device: torch.device, oldest: int) -> str | None:
     return None
 
 
-def _package_function() -> Callable[..., Any]:
-    """`flash_attn_varlen_func` of the flash-attn 2 package; the flash-attn-4 package shares its namespace, not this."""
-    from flash_attn import flash_attn_varlen_func
-
-    return flash_attn_varlen_func
-
-
-def _fa2_unavailable_reason(device: torch.device) -> str | None:
-    reason = _device_reason(device, 8)
-    if reason is not None:
-        return reason
-    try:
-        _package_function()
-    except ImportError:
-        try:
-            from torch.nn.attention import varlen  # noqa: F401
-        except ImportError:
-            return f"torch {torch.__version__} has no torch.nn.attention.varlen; install torch 2.11 or newer"
-    return None
-
-
 def _load_fa2() -> tuple[Kernel, str]:
     try:
-        function = _package_function()
+        # The flash-attn-4 package shares the namespace of flash-attn 2, not this function.
+        from flash_attn import flash_attn_varlen_func
     except ImportError:
         return _torch_fa2_kernel(), f"FlashAttention 2 in torch {torch.__version__}"
-    return _package_kernel(function), f"flash-attn {metadata.version('flash-attn')}"
+    return package_kernel(flash_attn_varlen_func), f"flash-attn {metadata.version('flash-attn')}"
 
 
 def _package_reason(
-    device: torch.device, package: str, module: str, capabilities: tuple[int, ...], gpus: str, install: str
+    device: torch.device, package: str, module: str, gpus: Mapping[int, str], install: str
 ) -> str | None:
-    """Why a generation that is a package of its own cannot run on `device`; None where it can."""
+    """Why a generation that is a package of its own cannot run on `device`; None where it can.
+
+    Args:
+        device: The device.
+        package: What the generation is called.
+        module: The module that must import.
+        gpus: Name by major compute capability of the GPUs that it has forward kernels for.
+        install: How to get it.
+    """
     reason = _device_reason(device, 9)
     if reason is not None:
         return reason
-    if torch.cuda.get_device_capability(device)[0] not in capabilities:
-        return f"{package} has kernels for {gpus} only"
+    if torch.cuda.get_device_capability(device)[0] not in gpus:
+        return f"{package} has kernels for {' and '.join(dict.fromkeys(gpus.values()))} only"
     try:
         import_module(module)
     except ImportError as error:
@@ -246,32 +217,18 @@ def _package_reason(
     return None
 
 
-_fa3_unavailable_reason = partial(
-    _package_reason,
-    package="flash-attn 3",
-    module="flash_attn_interface",
-    capabilities=FA3_CAPABILITIES,
-    gpus="Hopper",
-    install="build it from the flash-attention repository's `hopper` folder",
-)
-_fa4_unavailable_reason = partial(
-    _package_reason,
-    package="flash-attn-4",
-    module="flash_attn.cute.interface",
-    capabilities=FA4_CAPABILITIES,
-    gpus="Hopper and Blackwell",
-    install="pip install '.[flash-attn-4]' in a clone of vitgraph",
-)
+def installed_version(package: str) -> str:
+    """Of a package that may have been built from its sources."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"
 
 
 def _load_fa3() -> tuple[Kernel, str]:
     from flash_attn_interface import flash_attn_varlen_func
 
-    try:
-        version = metadata.version("flash_attn_3")
-    except metadata.PackageNotFoundError:
-        version = "of unknown version"
-    return _package_kernel(flash_attn_varlen_func), f"flash-attn-3 {version}"
+    return package_kernel(flash_attn_varlen_func), f"flash-attn-3 {installed_version('flash_attn_3')}"
 
 
 def _torch_fa2_kernel() -> Kernel:
@@ -279,9 +236,9 @@ def _torch_fa2_kernel() -> Kernel:
 
     takes_scale = "scale" in inspect.signature(varlen_attn).parameters
 
-    def call(tensors: Packed, cu_seqlens: torch.Tensor, max_seqlen: int, scale: float, out: Output) -> torch.Tensor:
+    def call(out: Output, *packed: *Packed) -> torch.Tensor:
+        query, key, value, cu_seqlens, max_seqlen, scale = packed
         options: dict[str, Any] = {"scale": scale} if takes_scale else {}
-        query, key, value = tensors
         if not takes_scale and scale != query.shape[-1] ** -0.5:
             query = query * (scale * query.shape[-1] ** 0.5)
         result: Any = varlen_attn(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **options)
@@ -290,17 +247,29 @@ def _torch_fa2_kernel() -> Kernel:
     return call
 
 
-def _package_kernel(function: Callable[..., Any]) -> Kernel:
-    """The varlen function that the packages of generations 2 and 3 share by name and by these arguments."""
+def package_kernel(function: Callable[..., Any]) -> Kernel:
+    """The varlen function that the packages of generations 2 and 3 and aiter share by name and by these arguments."""
 
-    def call(tensors: Packed, cu_seqlens: torch.Tensor, max_seqlen: int, scale: float, out: Output) -> torch.Tensor:
-        result = function(*tensors, **packed_options(cu_seqlens, max_seqlen, scale))
+    def call(out: Output, *packed: *Packed) -> torch.Tensor:
+        result = function(*packed[:3], **_options(*packed[3:]))
         # Some releases return the log-sum-exp beside it.
         computed = result[0] if isinstance(result, tuple | list) else result
         # Only generation 3 is given an output to keep finite, and its public function cannot write into one.
-        return computed if out is None else zero_rows_past_end(computed, cu_seqlens)
+        return computed if out is None else zero_rows_past_end(computed, packed[3])
 
     return call
+
+
+def _options(cu_seqlens: torch.Tensor, max_seqlen: int, scale: float) -> dict[str, Any]:
+    """How these varlen functions are told the segments and the scale."""
+    return {
+        "softmax_scale": scale,
+        "causal": False,
+        "cu_seqlens_q": cu_seqlens,
+        "cu_seqlens_k": cu_seqlens,
+        "max_seqlen_q": max_seqlen,
+        "max_seqlen_k": max_seqlen,
+    }
 
 
 def _load_fa4() -> tuple[Kernel, str]:
@@ -310,17 +279,35 @@ def _load_fa4() -> tuple[Kernel, str]:
     # Building a kernel warns, once a kind, of an argument that flash-attn leaves out itself.
     warnings.filterwarnings("ignore", message="Argument aux_data .* cannot be converted to a JitArgument")
 
-    def call(
-        tensors: Packed, cu_seqlens: torch.Tensor, max_seqlen: int, scale: float, out: Output, **options: Any
-    ) -> torch.Tensor:
-        return _flash_attn_fwd(*tensors, **packed_options(cu_seqlens, max_seqlen, scale), out=out, **options)[0]
+    def call(out: Output, *packed: *Packed, **options: Any) -> torch.Tensor:
+        return _flash_attn_fwd(*packed[:3], **_options(*packed[3:]), out=out, **options)[0]
 
     return call, f"flash-attn-4 {metadata.version('flash-attn-4')}"
 
 
 GENERATIONS: Mapping[int, Generation] = {
-    2: Generation(_fa2_unavailable_reason, _load_fa2, loads_whole_tiles=False),
-    3: Generation(_fa3_unavailable_reason, _load_fa3, loads_whole_tiles=True),
-    4: Generation(_fa4_unavailable_reason, _load_fa4, loads_whole_tiles=True),
+    2: Generation(partial(_device_reason, oldest=8), _load_fa2, loads_whole_tiles=False),
+    3: Generation(
+        partial(
+            _package_reason,
+            package="flash-attn 3",
+            module="flash_attn_interface",
+            gpus={9: "Hopper"},
+            install="build it from the flash-attention repository's `hopper` folder",
+        ),
+        _load_fa3,
+        loads_whole_tiles=True,
+    ),
+    4: Generation(
+        partial(
+            _package_reason,
+            package="flash-attn-4",
+            module="flash_attn.cute.interface",
+            gpus={9: "Hopper", 10: "Blackwell", 11: "Blackwell"},
+            install="pip install '.[flash-attn-4]' in a clone of vitgraph",
+        ),
+        _load_fa4,
+        loads_whole_tiles=True,
+    ),
 }
 """The generations that a user can force, by number."""

@@ -10,19 +10,28 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
-from vitgraph.attention.padding import PackedSections, bucketed_seqlen, bucketed_slots, packed_sections
+from vitgraph.attention.base import HalfPrecisionBackend, Packed
 from vitgraph.errors import BackendError, CaptureError
 
 WORKSPACE_BYTES = 128 << 20
 
+SLOT_BUCKETS = (8, 16, 64)
+"""Segment slots that plans are built for; above the last one, multiples of it."""
+
+SEQLEN_FLOOR = 256
+"""Smallest bound of segment lengths that plans are built for; above it, powers of two."""
+
+INT32_MAX = 2**31 - 1
+
 INSTALL = "pip install '.[flashinfer]' in a clone of vitgraph"
 BROKEN_CUDNN = (91000, 91001)
 """cuDNN releases whose half-precision attention is known to be wrong; cuDNN's own front end refuses them."""
+
+OffsetArguments = dict[str, torch.Tensor]
 
 _LAYOUTS: dict[tuple[int, int, torch.dtype], list[HeadLayout]] = {}
 """Layouts met in this process, by what flashinfer's plan cache can tell apart; see `HeadLayout.variant`."""
@@ -71,7 +80,7 @@ class HeadLayout:
         ]
 
 
-class FlashInferBackend(AttentionBackend):
+class FlashInferBackend(HalfPrecisionBackend):
     """cuDNN attention over packed offsets.
 
     Slots and lengths are rounded up to buckets, so that few plans serve all calls; unused slots are empty. A plan is
@@ -84,10 +93,8 @@ class FlashInferBackend(AttentionBackend):
     """
 
     name: ClassVar[str] = "FLASHINFER"
-    is_capture_safe: ClassVar[bool] = True
-    writes_padding_rows: ClassVar[bool] = False
     head_widths: ClassVar[str] = "multiples of 8 up to 256 on Hopper, up to 128 elsewhere"
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    computes: ClassVar[str] = "cuDNN"
     segment_padding: ClassVar[str] = "slots are padded to 8, 16, 64, then multiples of 64; lengths of empty ones are 0"
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -102,15 +109,11 @@ class FlashInferBackend(AttentionBackend):
         )
         self._prefill = prefill.cudnn_batch_prefill_with_kv_cache
         self._build = prefill._build_prefill_graph
-        self._is_hopper = torch.cuda.get_device_capability(self.device)[0] == 9
+        self.widest_head = 256 if torch.cuda.get_device_capability(self.device)[0] == 9 else 128
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=self.device)
         self._old_workspaces: list[torch.Tensor] = []
         self._plans: dict[tuple[HeadLayout, int, int], Any] = {}
-        self._sections: dict[tuple[int, int, HeadLayout], tuple[torch.Tensor, PackedSections]] | None = None
-
-    @classmethod
-    def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
-        return cls(device)
+        self._derived: dict[tuple[int, int, HeadLayout], tuple[torch.Tensor, OffsetArguments]] | None = None
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
@@ -132,26 +135,16 @@ class FlashInferBackend(AttentionBackend):
             return f"cuDNN {cudnn.backend_version()} has a known attention bug; install nvidia-cudnn 9.10.2 or newer"
         return None
 
-    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
-        return half_precision_reason("cuDNN", dtype) or width_reason(head_width, 8, 256 if self._is_hopper else 128)
-
     @contextmanager
     def one_forward(self) -> Iterator[None]:
-        outer, self._sections = self._sections, {}
+        outer, self._derived = self._derived, {}
         try:
             yield
         finally:
-            self._sections = outer
+            self._derived = outer
 
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        query, key, value, cu_seqlens, max_seqlen, scale = packed
         rows, heads, width = query.shape
         if rows == 0:
             return torch.empty_like(query)
@@ -162,7 +155,7 @@ class FlashInferBackend(AttentionBackend):
         bound = bucketed_seqlen(max_seqlen)
         if (layout, slots, bound) not in self._plans:
             self._build_plan(layout, slots, bound)
-        sections = self._packed_sections(cu_seqlens, layout, slots, rows)
+        offsets = self._offset_arguments(cu_seqlens, layout, slots, rows)
         out = self.graph_output(query)
         return self._prefill(
             *tensors,
@@ -173,7 +166,7 @@ class FlashInferBackend(AttentionBackend):
             causal=False,
             return_lse=False,
             out=torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out,
-            **_offset_arguments(sections, layout),
+            **offsets,
         )[0]
 
     def prepare(self, shapes: Iterable[tuple[int, int, int]]) -> None:
@@ -184,14 +177,14 @@ class FlashInferBackend(AttentionBackend):
                 if (layout, slots, bound) not in self._plans:
                     self._build_plan(layout, slots, bound)
 
-    def _packed_sections(self, cu_seqlens: torch.Tensor, layout: HeadLayout, slots: int, rows: int) -> PackedSections:
-        if self._sections is None:
-            return packed_sections(cu_seqlens, slots, layout.row_strides, rows)
+    def _offset_arguments(self, cu_seqlens: torch.Tensor, layout: HeadLayout, slots: int, rows: int) -> OffsetArguments:
+        if self._derived is None:
+            return offset_arguments(cu_seqlens, slots, layout.row_strides, rows)
         # The offsets are kept with the entry: an address is only theirs as long as they live.
         key = (cu_seqlens.data_ptr(), cu_seqlens.shape[0], layout)
-        if key not in self._sections:
-            self._sections[key] = (cu_seqlens, packed_sections(cu_seqlens, slots, layout.row_strides, rows))
-        return self._sections[key][1]
+        if key not in self._derived:
+            self._derived[key] = (cu_seqlens, offset_arguments(cu_seqlens, slots, layout.row_strides, rows))
+        return self._derived[key][1]
 
     def _build_plan(self, layout: HeadLayout, slots: int, bound: int) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -202,7 +195,6 @@ class FlashInferBackend(AttentionBackend):
         started = time.perf_counter()
         query, key, value = layout.dummies(self.device)
         offsets = torch.zeros(slots + 1, dtype=torch.int32, device=self.device)
-        sections = packed_sections(offsets, slots, layout.row_strides, 1)
         try:
             graph, _ = self._build(
                 q=query,
@@ -214,7 +206,7 @@ class FlashInferBackend(AttentionBackend):
                 block_tables=None,
                 bottom_right_causal_mask=False,
                 return_lse=False,
-                **_offset_arguments(sections, layout),
+                **offset_arguments(offsets, slots, layout.row_strides, 1),
             )
         except Exception as error:
             raise BackendError(
@@ -230,15 +222,44 @@ class FlashInferBackend(AttentionBackend):
         self.plan_build_ms += (time.perf_counter() - started) * 1e3
 
 
-def _offset_arguments(sections: PackedSections, layout: HeadLayout) -> dict[str, torch.Tensor]:
-    """Lengths and offsets as cuDNN takes them: four dimensions, all but the first of size 1."""
-    lengths = sections.lengths.view(-1, 1, 1, 1)
-    query, key, value, out = (sections.offsets[stride].view(-1, 1, 1, 1) for stride in layout.row_strides)
-    return {
-        "actual_seq_lens_q": lengths,
-        "actual_seq_lens_kv": lengths,
-        "batch_offsets_q": query,
-        "batch_offsets_k": key,
-        "batch_offsets_v": value,
-        "batch_offsets_o": out,
-    }
+def bucketed_slots(slots: int) -> int:
+    """The smallest bucket that holds `slots` segments: 8, 16, 64, then multiples of 64."""
+    for bucket in SLOT_BUCKETS:
+        if slots <= bucket:
+            return bucket
+    step = SLOT_BUCKETS[-1]
+    return -(-slots // step) * step
+
+
+def bucketed_seqlen(max_seqlen: int) -> int:
+    """The power of two that bounds `max_seqlen` rows of a segment; at least `SEQLEN_FLOOR`."""
+    return max(SEQLEN_FLOOR, 1 << (max_seqlen - 1).bit_length()) if max_seqlen > 0 else SEQLEN_FLOOR
+
+
+def offset_arguments(
+    cu_seqlens: torch.Tensor, slots: int, row_strides: tuple[int, int, int, int], rows: int
+) -> OffsetArguments:
+    """Lengths and element offsets as cuDNN takes them: `[slots]` and `[slots + 1]` int32, with three dimensions of 1.
+
+    Tensors share segments but not row strides, such as views of a fused QKV. Unused slots have no rows: their offsets
+    repeat the last one.
+
+    Args:
+        cu_seqlens: `[S + 1]` int32 offsets in rows, on the device.
+        slots: Slots to pad to, at least S.
+        row_strides: Elements from one row to the next of query, key, value and output.
+        rows: Rows of the packed tensors; bounds the offsets.
+
+    Raises:
+        BackendError: Offsets would not fit 32 bits.
+    """
+    if rows * max(row_strides) > INT32_MAX:
+        raise BackendError(
+            f"{rows} rows of {max(row_strides)} elements need offsets above 32 bits; encode fewer items in one call"
+        )
+    missing = slots + 1 - cu_seqlens.shape[0]
+    padded = torch.cat((cu_seqlens, cu_seqlens[-1:].expand(missing))) if missing else cu_seqlens
+    lengths = (padded[1:] - padded[:-1]).view(-1, 1, 1, 1)
+    offsets = {stride: (padded * stride).view(-1, 1, 1, 1) for stride in dict.fromkeys(row_strides)}
+    named = {f"batch_offsets_{name}": offsets[stride] for name, stride in zip("qkvo", row_strides, strict=True)}
+    return {"actual_seq_lens_q": lengths, "actual_seq_lens_kv": lengths, **named}

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, Packed
 from vitgraph.attention.padding import segment_endpoints
 
 QUEUE_CYCLES = 2_000_000
@@ -23,10 +23,6 @@ GRAPH_QUEUE_CYCLES = 200_000
 """The same for one replay, whose launch would otherwise be part of what is read."""
 
 GRAPH_WARMUPS = 2
-
-
-Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float]
-"""Query, key, value, segment offsets, longest segment and scale of a varlen call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +76,7 @@ class AttentionCase:
         )
         return query, key, value
 
-    def arguments(self, device: torch.device) -> Arguments:
+    def arguments(self, device: torch.device) -> Packed:
         """What `AttentionBackend.varlen` takes, on tensors of its own."""
         return (*self.tensors(device), self.offsets(device), self.longest, self.head_width**-0.5)
 

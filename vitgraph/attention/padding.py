@@ -1,45 +1,22 @@
-"""What backends derive from packed offsets: endpoints, padded lengths and offsets, outputs with finite padded rows.
+"""What backends do about the rows past the last segment: endpoints on the host, outputs with finite padded rows.
 
 Eager, capture and replay all come through here. Everything that runs on the device is a tensor operation without a host
 synchronisation, so it may be captured and follows the offsets of each replay.
 
-Shape legend: N packed rows, S segment slots, H heads, E head width.
+Shape legend: N packed rows, S segments, H heads, E head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
 from vitgraph.errors import BackendError
 
-SLOT_BUCKETS = (8, 16, 64)
-"""Segment slots that plans are built for; above the last one, multiples of it."""
-
-SEQLEN_FLOOR = 256
-"""Smallest bound of segment lengths that plans are built for; above it, powers of two."""
-
-INT32_MAX = 2**31 - 1
-
 FILL_BYTES, FILL_OUTPUTS = 32 * 2**20, 32
 """Most bytes and outputs that are zeroed at once: small fills cost a launch each, and large ones hold memory."""
-
-
-def bucketed_slots(slots: int) -> int:
-    """The smallest bucket that holds `slots` segments: 8, 16, 64, then multiples of 64."""
-    for bucket in SLOT_BUCKETS:
-        if slots <= bucket:
-            return bucket
-    step = SLOT_BUCKETS[-1]
-    return -(-slots // step) * step
-
-
-def bucketed_seqlen(max_seqlen: int) -> int:
-    """The power of two that bounds `max_seqlen` rows of a segment; at least `SEQLEN_FLOOR`."""
-    return max(SEQLEN_FLOOR, 1 << (max_seqlen - 1).bit_length()) if max_seqlen > 0 else SEQLEN_FLOOR
 
 
 def segment_endpoints(cu_seqlens: torch.Tensor | Sequence[int], rows: int) -> list[int]:
@@ -68,55 +45,11 @@ def segment_endpoints(cu_seqlens: torch.Tensor | Sequence[int], rows: int) -> li
     return endpoints
 
 
-def padded_offsets(cu_seqlens: torch.Tensor, slots: int) -> torch.Tensor:
-    """`[slots + 1]` offsets: `cu_seqlens` `[S + 1]` with its last value repeated, so that the added slots are empty."""
-    missing = slots + 1 - cu_seqlens.shape[0]
-    if missing < 0:
-        raise BackendError(f"{cu_seqlens.shape[0] - 1} segments do not fit {slots} slots")
-    if not missing:
-        return cu_seqlens
-    return torch.cat((cu_seqlens, cu_seqlens[-1:].expand(missing)))
-
-
-@dataclass(frozen=True, slots=True)
-class PackedSections:
-    """Offsets of packed tensors in elements, one section a row stride, and the lengths they share.
-
-    Attributes:
-        lengths: `[slots]` int32 rows of each segment; 0 in unused slots.
-        offsets: For each row stride asked for, `[slots + 1]` int32; unused slots repeat the section's own last value.
-    """
-
-    lengths: torch.Tensor
-    offsets: dict[int, torch.Tensor]
-
-
-def packed_sections(cu_seqlens: torch.Tensor, slots: int, row_strides: Sequence[int], rows: int) -> PackedSections:
-    """Lengths and element offsets of tensors that share segments but not row strides, such as views of a fused QKV.
-
-    Args:
-        cu_seqlens: `[S + 1]` int32 offsets in rows, on the device.
-        slots: Slots to pad to, at least S.
-        row_strides: Elements from one row to the next, for each tensor; equal ones share a section.
-        rows: Rows of the packed tensors; bounds the offsets.
-
-    Raises:
-        BackendError: Offsets would not fit 32 bits, or the segments would not fit the slots.
-    """
-    if rows * max(row_strides) > INT32_MAX:
-        raise BackendError(
-            f"{rows} rows of {max(row_strides)} elements need offsets above 32 bits; encode fewer items in one call"
-        )
-    padded = padded_offsets(cu_seqlens, slots)
-    lengths = padded[1:] - padded[:-1]
-    return PackedSections(lengths, {stride: padded * stride for stride in dict.fromkeys(row_strides)})
-
-
 def zero_rows_past_end(out: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     """Zeros the rows of `out` `[N, H, E]` past `cu_seqlens[-1]` in place; for kernels that take no output tensor."""
     if out.is_cuda and out.is_contiguous():
         try:
-            from vitgraph.attention.tail_kernel import zero_tail
+            from vitgraph.attention.triton_kernel import zero_tail
         except ImportError:
             pass
         else:

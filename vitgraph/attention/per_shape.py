@@ -21,8 +21,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths
-from vitgraph.attention.measure import QUEUE_CYCLES, Arguments, AttentionCase, Reading, graph_reading, queued_times
+from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths, Packed, Tiles
+from vitgraph.attention.measure import QUEUE_CYCLES, AttentionCase, Reading, graph_reading, queued_times
 from vitgraph.attention.padding import zero_rows_past_end
 from vitgraph.attention.selection import Candidate, first_line
 from vitgraph.attention.shapes import CallShape, likely_lengths, typical
@@ -84,7 +84,7 @@ class Choice:
     calls: int = 0
 
 
-Timer = Callable[[AttentionBackend, Arguments, bool], Reading]
+Timer = Callable[[AttentionBackend, Packed, bool], Reading]
 """`(backend, arguments, is_graph)` to what takes a reading of the call."""
 
 
@@ -175,15 +175,8 @@ class PerShapeBackend(AttentionBackend):
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        query, _, _, cu_seqlens, max_seqlen, _ = packed
         if self._left_out is not None:
             self._left_out += 1
             return query.new_empty(query.shape)
@@ -194,7 +187,7 @@ class PerShapeBackend(AttentionBackend):
             if len(self._routes) >= MOST_ROUTES:
                 self._routes.clear()
             backend = self._routes[route] = self.backend_for(CallShape(*route))
-        out = backend.varlen(query, key, value, cu_seqlens, max_seqlen, scale)
+        out = backend.varlen(*packed)
         if is_graph and not backend.needs_finite_padding and self._has_whole_tiles(rows):
             # Another layer of this graph loads whole tiles, and would find there what this one left in its padding.
             return zero_rows_past_end(out, cu_seqlens)
@@ -207,13 +200,11 @@ class PerShapeBackend(AttentionBackend):
             for shape, choice in self._choices.items()
         )
 
-    def dense(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-    ) -> torch.Tensor:
-        tiles, _, length, _ = query.shape
+    def dense(self, *tiles: *Tiles) -> torch.Tensor:
+        count, _, length, _ = tiles[0].shape
         # Tiles leave no row unused, in a graph either.
-        backend = self.backend_for(CallShape(tiles * length, tiles, length, False))
-        return backend.dense(query, key, value, mask, scale)
+        backend = self.backend_for(CallShape(count * length, count, length, False))
+        return backend.dense(*tiles)
 
     def expect(self, calls: Mapping[Lengths, int], replays: Sequence[GraphContents] = ()) -> None:
         # What was chosen before, while blocks were compiled say, was judged by other segments.
@@ -344,7 +335,7 @@ class PerShapeBackend(AttentionBackend):
         ]
 
 
-def _reading(device: torch.device, backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+def _reading(device: torch.device, backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
     """Readings of a call in a graph, or eagerly."""
     call = partial(backend.varlen, *arguments)
     if is_graph:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, register_with_transformers
 from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.attention.selection import try_candidates
 from vitgraph.errors import BackendError
@@ -116,11 +116,5 @@ def _fastest_at_each_shape(device: torch.device, head_width: int, heads: int, dt
 
 
 def _registered(backend: AttentionBackend) -> AttentionBackend:
-    """The backend, made known to transformers."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    AttentionInterface.register(backend.transformers_name, backend.transformers_function)
-    # A name without a mask function gets no mask at all, silently: padded rows would be attended.
-    AttentionMaskInterface.register(backend.transformers_name, sdpa_mask)
+    register_with_transformers(backend.transformers_name, backend.transformers_function)
     return backend

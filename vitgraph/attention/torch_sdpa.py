@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, Packed, Tiles, fused_tiles
 from vitgraph.attention.padding import segment_endpoints
 
 
@@ -28,15 +28,8 @@ class TorchSdpaBackend(AttentionBackend):
     def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
         return None
 
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        query, key, value, cu_seqlens, _, scale = packed
         out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
         start = 0
         for stop in segment_endpoints(cu_seqlens, query.shape[0]):
@@ -46,8 +39,5 @@ class TorchSdpaBackend(AttentionBackend):
             start = stop
         return out
 
-    def dense(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-    ) -> torch.Tensor:
-        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-        return out.transpose(1, 2)
+    def dense(self, *tiles: *Tiles) -> torch.Tensor:
+        return fused_tiles(*tiles)

@@ -15,11 +15,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, half_precision_reason, width_reason
+from vitgraph.attention.base import HalfPrecisionBackend, Packed
 from vitgraph.attention.measure import AttentionCase, queued_ms, reference_attention, relative_error, segments_of
 from vitgraph.errors import BackendError
 
@@ -95,6 +95,9 @@ CHECK_CASE_PADDING_ROWS = 70
 CHECK_TOLERANCE = 1e-2
 """Every tile computes these segments before it may be chosen: whole and broken blocks, empty slots, NaN as padding."""
 
+Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float]
+"""Query, key, value, output, segment offsets and scale of a launch."""
+
 HeadShape = tuple[torch.device, torch.dtype, int, int]
 """Device, dtype, heads and head width."""
 
@@ -143,21 +146,15 @@ def _class_of(value: int, classes: tuple[int, ...]) -> int:
     return next((known for known in classes if value < 2 * known), classes[-1])
 
 
-class TritonAttnBackend(AttentionBackend):
+class TritonAttnBackend(HalfPrecisionBackend):
     """Loads nothing past a segment's end, so padding may hold anything; a launch depends on shapes, not on lengths.
 
     Tiles are measured in the first call of a head shape and size class, which a warm-up makes; a capture measures
     nothing.
-
-    Args:
-        device: Where it will run; None takes the current CUDA device.
     """
 
     name: ClassVar[str] = "TRITON_ATTN"
-    is_capture_safe: ClassVar[bool] = True
-    writes_padding_rows: ClassVar[bool] = False
-    head_widths: ClassVar[str] = "multiples of 8 up to 256"
-    dtypes: ClassVar[tuple[str, ...]] = ("float16", "bfloat16")
+    computes: ClassVar[str] = "TRITON_ATTN"
     segment_padding: ClassVar[str] = "an empty segment costs one program a head that ends at once"
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -171,10 +168,6 @@ class TritonAttnBackend(AttentionBackend):
         self.implementation = f"vitgraph kernel in triton {metadata.version('triton')}"
         if self._is_interpreted:
             self.implementation += ", interpreted"
-
-    @classmethod
-    def for_device(cls, device: torch.device, variant: str | None = None) -> Self:
-        return cls(device)
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:
@@ -192,18 +185,8 @@ class TritonAttnBackend(AttentionBackend):
             return "its matrix products in bfloat16 need compute capability 8.0 or newer"
         return None
 
-    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
-        return half_precision_reason("TRITON_ATTN", dtype) or width_reason(head_width, 8, 256)
-
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        query, key, value, cu_seqlens, max_seqlen, scale = packed
         rows, heads, width = query.shape
         out = torch.empty((rows, heads, width), dtype=query.dtype, device=query.device)
         if rows == 0 or cu_seqlens.shape[0] < 2:
@@ -283,7 +266,7 @@ class TritonAttnBackend(AttentionBackend):
                 logger.warning("TRITON_ATTN: %s is wrong by %.2g on this GPU and is not used", tile, error)
         return known
 
-    def _compile_together(self, tiles: list[Tile], arguments: tuple[Any, ...]) -> None:
+    def _compile_together(self, tiles: list[Tile], arguments: Arguments) -> None:
         """Compiles in parallel where this Triton can; a tile that does not compile fails again when it is launched."""
         import triton
 
@@ -292,49 +275,34 @@ class TritonAttnBackend(AttentionBackend):
             return
         with ThreadPoolExecutor(COMPILE_THREADS) as threads, mode(threads, ignore_errors=True):
             for tile in tiles:
-                positional, options = self._arguments(tile, *arguments)
+                positional, options = _launch_arguments(tile, *arguments)
                 self._kernel.warmup(*positional, grid=(1,), **options)
 
-    def _launch(
-        self,
-        tile: Tile,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        out: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        scale: float,
-    ) -> None:
-        positional, options = self._arguments(tile, query, key, value, out, cu_seqlens, scale)
+    def _launch(self, tile: Tile, *arguments: *Arguments) -> None:
+        query, _, _, _, cu_seqlens, _ = arguments
+        positional, options = _launch_arguments(tile, *arguments)
         programs = query.shape[0] // tile.block_q + cu_seqlens.shape[0] - 1
         with torch.cuda.device(query.device) if query.is_cuda else nullcontext():
             self._kernel[(programs, query.shape[1])](*positional, **options)
 
-    def _arguments(
-        self,
-        tile: Tile,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        out: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        scale: float,
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        strides = [tensor.stride(axis) // STRIDE_UNIT for tensor in (query, key, value, out) for axis in (0, 1)]
-        positional = (query, key, value, out, cu_seqlens, cu_seqlens.shape[0] - 1, scale * math.log2(math.e), *strides)
-        options = {
-            "STRIDE": STRIDE_UNIT,
-            "HEAD_WIDTH": query.shape[2],
-            "WIDTH_0": tile.widths[0],
-            "WIDTH_1": tile.widths[1],
-            "WIDTH_2": tile.widths[2],
-            "BLOCK_Q": tile.block_q,
-            "BLOCK_K": tile.block_k,
-            "SPLIT_TAIL": tile.split_tail,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }
-        return positional, options
+
+def _launch_arguments(tile: Tile, *arguments: *Arguments) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    *tensors, cu_seqlens, scale = arguments
+    strides = [tensor.stride(axis) // STRIDE_UNIT for tensor in tensors for axis in (0, 1)]
+    positional = (*tensors, cu_seqlens, cu_seqlens.shape[0] - 1, scale * math.log2(math.e), *strides)
+    options = {
+        "STRIDE": STRIDE_UNIT,
+        "HEAD_WIDTH": tensors[0].shape[2],
+        "WIDTH_0": tile.widths[0],
+        "WIDTH_1": tile.widths[1],
+        "WIDTH_2": tile.widths[2],
+        "BLOCK_Q": tile.block_q,
+        "BLOCK_K": tile.block_k,
+        "SPLIT_TAIL": tile.split_tail,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    return positional, options
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The Triton kernel of `TRITON_ATTN`: attention within packed segments, forward only.
+"""Triton kernels: attention within packed segments, forward only, and zeros past the last one.
 
-Shape legend: N packed rows, S segment slots, H heads, E head width.
+Shape legend: N packed rows, S segment slots, H heads, E head width, W elements of a row.
 
 A head is cut into up to three chunks whose widths are powers of two (72 = 64 + 16, 8 of them masked), so that a width
 between two powers costs what it is and not the next power. Keys are visited block by block with a running maximum and
@@ -12,8 +12,12 @@ sum. Nothing past a segment's end is ever loaded, so padding may hold anything, 
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+TAIL_ROWS, TAIL_BLOCK = 32, 128
+"""Rows of a program that zeros a tail, and elements that it writes at once."""
 
 
 @triton.jit
@@ -246,3 +250,43 @@ def varlen_forward(
             WIDTH_2,
             HEAD_WIDTH,
         )
+
+
+@triton.jit
+def _zero_tail(
+    out: tl.tensor,
+    cu_seqlens: tl.tensor,
+    slots: tl.tensor,
+    rows: tl.tensor,
+    width: tl.tensor,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Zeros rows `cu_seqlens[slots]` to `rows` of `out`, each of `width` elements; a program has ROWS of them.
+
+    It touches no other row: most programs read one offset.
+    """
+    first = tl.program_id(0) * ROWS
+    end = tl.load(cu_seqlens + slots)
+    if first + ROWS > end:
+        places = first + tl.arange(0, ROWS)[:, None]
+        is_past = (places >= end) & (places < rows)
+        zeros = tl.zeros((ROWS, BLOCK), dtype=out.dtype.element_ty)
+        for start in range(0, width, BLOCK):
+            columns = start + tl.arange(0, BLOCK)[None, :]
+            tl.store(out + places.to(tl.int64) * width + columns, zeros, mask=is_past & (columns < width))
+
+
+def zero_tail(out: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+    """Zeros the rows of `out` `[N, ...]` past `cu_seqlens[-1]` in place, without a read of `out` or of the host.
+
+    Args:
+        out: Contiguous.
+        cu_seqlens: `[S + 1]` int32 offsets on the same device.
+    """
+    rows = out.shape[0]
+    if rows:
+        grid = (triton.cdiv(rows, TAIL_ROWS),)
+        slots, width = cu_seqlens.shape[0] - 1, out.numel() // rows
+        _zero_tail[grid](out, cu_seqlens, slots, rows, width, ROWS=TAIL_ROWS, BLOCK=TAIL_BLOCK)
+    return out

@@ -14,12 +14,64 @@ import pytest
 import torch
 
 from vitgraph.attention import flashinfer
-from vitgraph.attention.flashinfer import FlashInferBackend
+from vitgraph.attention.flashinfer import FlashInferBackend, bucketed_seqlen, bucketed_slots, offset_arguments
 from vitgraph.attention.measure import AttentionCase, reference_attention, relative_error
 from vitgraph.errors import BackendError, CaptureError
 
 CPU = torch.device("cpu")
 SCALE = 0.3
+
+
+def offsets_at(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("slots", "bucket"),
+    [(0, 8), (3, 8), (8, 8), (9, 16), (16, 16), (17, 64), (64, 64), (65, 128), (128, 128), (129, 192)],
+)
+def test_slots_go_to_the_next_bucket_and_above_64_to_multiples_of_it(slots: int, bucket: int) -> None:
+    assert bucketed_slots(slots) == bucket
+
+
+@pytest.mark.parametrize(("longest", "bound"), [(0, 256), (1, 256), (256, 256), (257, 512), (3072, 4096), (4096, 4096)])
+def test_length_bounds_are_powers_of_two(longest: int, bound: int) -> None:
+    assert bucketed_seqlen(longest) == bound
+
+
+def values(arguments: dict[str, torch.Tensor], name: str) -> list[int]:
+    assert arguments[name].shape[1:] == (1, 1, 1)
+    assert arguments[name].dtype == torch.int32
+    return arguments[name].flatten().tolist()
+
+
+def test_offsets_are_padded_with_their_own_last_value_and_unused_slots_have_no_rows() -> None:
+    """Query and value of a fused projection have different row strides; three items in a bucket of eight."""
+    found = offset_arguments(offsets_at(0, 4, 10, 18), 8, (1152, 3456, 1152, 1152), rows=18)
+    narrow, wide = [0, 4608, 11520] + [20736] * 6, [0, 13824, 34560] + [62208] * 6
+    assert [values(found, f"batch_offsets_{name}") for name in "qkvo"] == [narrow, wide, narrow, narrow]
+    for name in ("actual_seq_lens_q", "actual_seq_lens_kv"):
+        assert values(found, name) == [4, 6, 8, 0, 0, 0, 0, 0]
+
+
+def test_offsets_that_fill_their_slots_are_as_they_are() -> None:
+    found = offset_arguments(offsets_at(*range(9)), 8, (1, 1, 1, 1), rows=8)
+    assert values(found, "batch_offsets_q") == list(range(9))
+
+
+def test_offsets_beyond_32_bits_are_refused_and_not_wrapped() -> None:
+    with pytest.raises(BackendError, match="above 32 bits"):
+        offset_arguments(offsets_at(0, 700_000), 8, (3456, 1, 1, 1), rows=700_000)
+
+
+def test_arguments_follow_offsets_that_change_under_the_same_tensor() -> None:
+    """Equal totals with other boundaries: nothing of the first call may be left."""
+    static = offsets_at(0, 4, 10, 18)
+    offset_arguments(static, 8, (2, 2, 2, 2), rows=18)
+    static.copy_(offsets_at(0, 5, 10, 18))
+    changed = offset_arguments(static, 8, (2, 2, 2, 2), rows=18)
+    assert values(changed, "actual_seq_lens_q")[:3] == [5, 5, 8]
+    assert values(changed, "batch_offsets_q")[:4] == [0, 10, 20, 36]
 
 
 class Plan:
@@ -169,13 +221,13 @@ def test_one_forward_derives_offsets_once_and_two_sets_of_offsets_apart(
     prefill: Prefill, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     derived: list[int] = []
-    real = flashinfer.packed_sections
+    real = flashinfer.offset_arguments
 
     def count(*arguments: Any) -> Any:
         derived.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(flashinfer, "packed_sections", count)
+    monkeypatch.setattr(flashinfer, "offset_arguments", count)
     backend = FlashInferBackend(CPU)
     full, windows = case_of(12), case_of(4, 4, 4)
     run(backend, full)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitgraph.attention import per_shape
-from vitgraph.attention.base import AttentionBackend, GraphContents
-from vitgraph.attention.measure import Arguments, AttentionCase, Reading, reference_attention
+from vitgraph.attention.base import AttentionBackend, GraphContents, Packed
+from vitgraph.attention.measure import AttentionCase, Reading, reference_attention
 from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.attention.shapes import CallShape
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
@@ -33,7 +33,7 @@ class LongFake(ShortFake):
     name: ClassVar[str] = "LONG"
 
 
-def cost(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
     """SHORT takes 1 ms and 1 ms more for each hundred rows of a segment, LONG 4 ms whatever they are."""
     longest = float(arguments[3].diff().max())
     return lambda: (0.0, 4.0 if backend.name == "LONG" else 1.0 + longest / 100)
@@ -96,9 +96,9 @@ def test_graphs_with_the_same_slots_are_told_apart_by_their_rows() -> None:
 
 
 def test_a_graph_is_timed_with_the_bound_slots_and_rows_that_it_will_have() -> None:
-    seen: list[Arguments] = []
+    seen: list[Packed] = []
 
-    def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
         seen.append(arguments)
         return lambda: (0.0, 1.0)
 
@@ -119,7 +119,7 @@ def test_the_first_of_those_that_are_equally_fast_is_taken(times: tuple[float, f
 def test_backends_are_read_in_turns_and_hopeless_ones_once() -> None:
     order: list[str] = []
 
-    def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
         def read() -> tuple[float, float]:
             order.append(backend.name)
             return 0.0, 9.0 if backend.name == "LONG" else 1.0
@@ -162,7 +162,7 @@ def test_tiles_are_chosen_for_by_their_length() -> None:
 
 
 def test_a_backend_that_fails_at_a_shape_is_left_out_there() -> None:
-    def timer(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
         if backend.name == "SHORT" and len(arguments[0]) > 500:
             raise BackendError("no plan")
         return lambda: (0.0, 1.0 if backend.name == "SHORT" else 2.0)

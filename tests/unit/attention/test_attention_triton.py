@@ -186,7 +186,7 @@ def test_interpreted_kernels_measure_no_tiles(interpreted: TritonAttnBackend) ->
 def test_interpreted_rows_past_the_last_segment_are_zeroed_and_no_other(
     ends: tuple[int, ...], rows: int, interpreted: TritonAttnBackend
 ) -> None:
-    from vitgraph.attention.tail_kernel import zero_tail
+    from vitgraph.attention.triton_kernel import zero_tail
 
     out = torch.full((rows, 2, 300), float("nan"), dtype=torch.float16)
     out[: ends[-1]] = 7
@@ -196,6 +196,6 @@ def test_interpreted_rows_past_the_last_segment_are_zeroed_and_no_other(
 
 
 def test_interpreted_tail_of_nothing(interpreted: TritonAttnBackend) -> None:
-    from vitgraph.attention.tail_kernel import zero_tail
+    from vitgraph.attention.triton_kernel import zero_tail
 
     assert zero_tail(torch.empty(0, 2, 8), torch.zeros(2, dtype=torch.int32)).shape == (0, 2, 8)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from vitgraph.attention.base import AttentionBackend
-from vitgraph.attention.measure import Arguments, Reading
+from vitgraph.attention.base import AttentionBackend, Packed
+from vitgraph.attention.measure import Reading
 from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
@@ -53,7 +53,7 @@ class Long(Short):
     pass
 
 
-def cost(backend: AttentionBackend, arguments: Arguments, is_graph: bool) -> Reading:
+def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
     """The mean length decides: `Long` costs 300, `Short` its rows' work for each row."""
     lengths = arguments[3].diff().double()
     return lambda: (0.0, 300.0 if isinstance(backend, Long) else float(lengths.square().sum() / lengths.sum()))

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, Packed
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
@@ -51,19 +51,12 @@ class PoisoningBackend(TorchSdpaBackend):
     name: ClassVar[str] = "TORCH_SDPA_POISONING"
     writes_padding_rows: ClassVar[bool] = False
 
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        _, _, _, cu_seqlens, max_seqlen, _ = packed
         longest = int(torch.diff(cu_seqlens).max())
         assert longest <= max_seqlen, f"a segment has {longest} rows, max_seqlen says {max_seqlen}"
         assert bool((torch.diff(cu_seqlens) >= 0).all()), "offsets must not fall"
-        out = super().varlen(query, key, value, cu_seqlens, max_seqlen, scale)
+        out = super().varlen(*packed)
         out[int(cu_seqlens[-1]) :] = float("nan")
         return out
 

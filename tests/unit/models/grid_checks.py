@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitgraph.attention.base import Packed
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import InputError
@@ -68,18 +69,11 @@ class UnwrittenRowsBackend(TorchSdpaBackend):
     name: ClassVar[str] = "TEST_UNWRITTEN_ROWS"
     writes_padding_rows: ClassVar[bool] = False
 
-    def varlen(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        max_seqlen: int,
-        scale: float,
-    ) -> torch.Tensor:
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        _, _, _, cu_seqlens, max_seqlen, _ = packed
         assert int(torch.diff(cu_seqlens).max()) <= max_seqlen, "max_seqlen is no upper bound"
         assert bool((torch.diff(cu_seqlens) >= 0).all()), "offsets fall"
-        out = super().varlen(query, key, value, cu_seqlens, max_seqlen, scale)
+        out = super().varlen(*packed)
         out[int(cu_seqlens[-1]) :] = float("nan")
         return out
 
