@@ -10,8 +10,8 @@ from vitgraph.errors import EXIT_INTERRUPTED
 
 def main() -> None:
     """Entry point: a stop is one word and its status from the first import to the last line."""
-    be_stoppable()
     try:
+        be_stoppable()
         from vitgraph.cli import run
 
         run()

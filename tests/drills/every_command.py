@@ -17,10 +17,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
+from forked_processes import STOPS, fork_own_processes
 
-from vitgraph.__main__ import main
+from vitgraph import __main__ as program
+from vitgraph.commands import process
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "tests/data/synthetic-profile.json"
@@ -43,6 +46,8 @@ TUNED = (
 )
 LINE = "vllm serve Qwen/Qwen3-VL-8B-Instruct --max-model-len 8192"
 LOG = "".join(json.dumps({"request": n, "images": [{"width": 300 + n, "height": 200}]}) + "\n" for n in range(6))
+SETTINGS = {**dict(zip(SMALL[:6:2], SMALL[1:6:2], strict=True)), "token-budgets": "64,128", "calls": 2}
+SWEEP = json.dumps({"command": "verify", "settings": SETTINGS, "axes": {"seed": [1, 2]}})
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "recommend": (*TUNED, "--output-dir", "out"),
@@ -53,6 +58,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "verify": (*SMALL[:6], "--token-budgets", "64,128", "--calls", "2", "--output-dir", "out"),
     "plan": (*SMALL[:2], *SMALL[6:]),
     "profile": (*SMALL[:6], "--items", "96x64", "--repeats", "1", "--token-budgets", "128", "--output-dir", "out"),
+    "sweep": ("sweep.yaml", "--output-dir", "out"),
     "export": ("record", "--formats", "csv,markdown", "--output-dir", "out"),
     "models": (),
     "doctor": (),
@@ -61,14 +67,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "workload make": ("--num-prompts", "500", "--output", "out/made.csv"),
     "workload convert": ("log.jsonl", "--output", "out/made.csv"),
     "workload calls": (
-        *TUNED[:2],
-        *TUNED[-2:],
-        "--num-prompts",
-        "6",
-        "--request-rate",
-        "9",
-        "--output",
-        "out/calls.csv",
+        *(*TUNED[:2], *TUNED[-2:], "--num-prompts", "6"),
+        *("--request-rate", "9", "--output", "out/calls.csv"),
     ),
 }
 """Arguments of every command, run in a folder that `prepare` made; what it writes goes into `out`."""
@@ -80,10 +80,14 @@ def prepare(folder: Path) -> None:
     for name in ("run.json", "samples.csv"):
         (folder / "record" / name).write_bytes((RECORD / name).read_bytes())
     (folder / "log.jsonl").write_text(LOG, encoding="utf-8")
+    (folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
 
 
 def load_modules(name: str) -> None:
     """Runs the command in this process once, so that its forks have every module loaded."""
+    if name == "sweep":
+        # Its runs are processes of their own.
+        load_modules("verify")
     from typer.testing import CliRunner
 
     from vitgraph.cli import app
@@ -120,6 +124,40 @@ def _wide_pipe() -> tuple[int, int]:
     return reader, writer
 
 
+def run_main(words: list[str], ready: int | None = None) -> NoReturn:
+    """Runs a command line in this process, which was forked for it, and ends it.
+
+    Args:
+        words: After `vitgraph`.
+        ready: Is written a byte once stops are the command's own to hear; until then they wait.
+    """
+    sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
+    sys.argv = ["vitgraph", *words]
+    os.environ.pop("VITGRAPH_DEBUG", None)
+    torch.set_num_threads(1)
+
+    def be_stoppable() -> None:
+        process.be_stoppable()
+        if ready is not None:
+            os.write(ready, b"1")
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+    program.be_stoppable = be_stoppable  # type: ignore[attr-defined]
+    status = 1
+    try:
+        program.main()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            status = end.code or 0
+        else:
+            os.write(2, f"{end.code}\n".encode())
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    process.flush_output()
+    os._exit(status)
+
+
 class Forked:
     """A command that runs in a fork of this process, which has its modules loaded."""
 
@@ -140,49 +178,28 @@ class Forked:
         (read_output, output), (read_errors, errors) = _wide_pipe(), _wide_pipe()
         self._handles = read_output, read_errors
         reader, writer = os.pipe()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         self.pid = os.fork()
         if self.pid == 0:
             os.close(reader)
             self._become(before, writer, output, errors)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         for handle in (writer, output, errors):
             os.close(handle)
-        # A byte once stops are its own to hear.
         os.read(reader, 1)
         os.close(reader)
 
     def _become(self, before: Callable[[], object], ready: int, output: int, errors: int) -> None:
-        status = 1
         try:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.default_int_handler)
             os.dup2(output, 1)
             os.dup2(errors, 2)
-            os.write(ready, b"1")
-            status = self._run(before)
+            os.chdir(self.folder)
+            fork_own_processes(run_main)
+            before()
+            run_main(self.words, ready)
         except BaseException:
             os.write(2, traceback.format_exc().encode())
-        finally:
-            os._exit(status)
-
-    def _run(self, before: Callable[[], object]) -> int:
-        os.chdir(self.folder)
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", closefd=False)
-        sys.argv = ["vitgraph", *self.words]
-        os.environ.pop("VITGRAPH_DEBUG", None)
-        torch.set_num_threads(1)
-        before()
-        try:
-            main()
-        except SystemExit as end:
-            if isinstance(end.code, int | None):
-                return end.code or 0
-            raise
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    stream.flush()
-        return 0
+            os._exit(1)
 
     def stop(self, number: int) -> None:
         """Sends it a signal."""

@@ -52,15 +52,15 @@ def stop_command(name: str, number: int, after_s: float, again_s: float | None) 
                 run.stop(number)
         ended = run.ended()
         wrong = wrong_text(ended) or wrong_files(folder)
-        file = folder / "out" / "run.json"
+        records = list((folder / "out").rglob("run.json"))
         if wrong is None and ended.status not in (*GOOD_ENDS, EXIT_INTERRUPTED):
             wrong = f"exit status {ended.status}: {ended.errors[-500:]}"
         if wrong is None and ended.wanted_s > PATIENCE_S:
             wrong = f"it took {ended.wanted_s:.1f} s from the stop to the end"
-        if wrong is None and ended.status == EXIT_INTERRUPTED and file.exists():
-            status = read_record(file).status
-            wrong = None if status in ("interrupted", "complete") else f"the record of a stopped run is {status!r}"
-        return ended, wrong, file.exists()
+        if wrong is None and ended.status == EXIT_INTERRUPTED:
+            odd = {read_record(file).status for file in records} - {"interrupted", "complete"}
+            wrong = f"the record of a stopped run is {odd}" if odd else None
+        return ended, wrong, bool(records)
 
 
 def drill_command(name: str, stops: int, seed: int) -> Stopped:

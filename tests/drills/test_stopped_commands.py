@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import pytest
 from every_command import COMMANDS
-from stopped_commands import drill_command
+from stopped_commands import SIGNALS, drill_command, stop_command
+
+from vitgraph.errors import EXIT_INTERRUPTED
 
 
 @pytest.mark.parametrize("name", ["tune-budgets", "workload make"])
 def test_a_command_that_is_stopped_ends_in_words(name: str) -> None:
     found = drill_command(name, 2, seed=2)
     assert not found.wrong and found.ends["stopped"]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_stop_at_the_very_first_is_one_word(number: int) -> None:
+    """Before anything of the command is done or even imported."""
+    ended, wrong, _ = stop_command("models", number, 0.0, None)
+    assert wrong is None and ended.status == EXIT_INTERRUPTED
 
 
 @pytest.mark.slow
