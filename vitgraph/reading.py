@@ -19,6 +19,8 @@ MOST_BYTES = 256 * 2**20
 MOST_DEPTH = 64
 MOST_BITS = 64
 """Of an integer; what does not fit is no size, count or seed that anything here could use."""
+MOST_FILES = 500_000
+"""Of a folder and all below it: a home folder or a whole disk may have no end that is worth waiting for."""
 
 Failure = Callable[[str], VitgraphError]
 """Makes the error of a reader from its text."""
@@ -32,6 +34,29 @@ def is_file(path: Path) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether a folder is there; a name that no folder can have is none."""
     return os.path.isdir(path)  # noqa: PTH112
+
+
+def names_below(folder: Path, *, failure: Failure = UsageError) -> list[str]:
+    """Names of the files of a folder and its subfolders, relative to it; what is hidden (a dot first) is passed over.
+
+    Links to folders are not followed, and subfolders that cannot be read have no files.
+
+    Raises:
+        VitgraphError: By `failure`; there are more than `MOST_FILES` files and folders.
+    """
+    found: list[str] = []
+    seen = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        seen += len(folders) + len(files)
+        if seen > MOST_FILES:
+            raise failure(
+                f"folder {folder} has more than {MOST_FILES:,} files and folders below it, which is the most that is "
+                "looked through; name a folder of the data alone"
+            )
+        inner = Path(place).relative_to(folder)
+        found += [(inner / name).as_posix() for name in files if not name.startswith(".")]
+    return found
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageError) -> bytes:

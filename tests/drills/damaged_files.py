@@ -118,6 +118,31 @@ def kinds() -> list[Kind]:
     ]
 
 
+def config_of(preset: str) -> dict[str, Any]:
+    """A config.json of a preset's model."""
+    from vitgraph.models.registry import resolve_preset
+
+    source = resolve_preset(preset)
+    assert source is not None
+    width = source.extra.get("text_hidden_size", 64)
+    facts = {fact: value for fact, value in source.extra.items() if fact != "text_hidden_size"}
+    text: dict[str, Any] = {"text_config": {"hidden_size": width}}
+    if "query_num" in facts:
+        text["hidden_size"] = width
+    return {"architectures": [source.architecture], **text, **facts, "vision_config": dict(source.vision_config)}
+
+
+def configs() -> list[Kind]:
+    """The config.json of every row's small model."""
+    from vitgraph.models.rows import ROWS
+
+    plan = lambda folder, _: ["plan", "--model", str(folder), "--items", "300x300"]  # noqa: E731
+    return [
+        Kind(f"config.json, {row.name}", json.dumps(config_of(row.debug_preset)), "config.json", plan, {})
+        for row in ROWS
+    ]
+
+
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 ODD_VALUES = (
@@ -309,10 +334,11 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=INPUTS_A_KIND, help="damaged inputs of each kind")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kind", action="append", help="only this kind; may be repeated")
+    parser.add_argument("--configs", action="store_true", help="the config.json of every row instead")
     options = parser.parse_args()
     bound_memory()
     lines, all_wrong = ["| input | damaged | taken | refused | wrong |", "|---|---:|---:|---:|---:|"], []
-    for kind in kinds():
+    for kind in configs() if options.configs else kinds():
         if options.kind and kind.name not in options.kind:
             continue
         ends, wrong = run_kind(kind, options.inputs, options.seed)

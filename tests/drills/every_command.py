@@ -14,13 +14,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import torch
-from forked_processes import STOPS, fork_own_processes
+from forked_processes import STOPS, adopt_orphans, fork_own_processes
 
 from vitgraph import __main__ as program
 from vitgraph.commands import process
@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "tests/data/synthetic-profile.json"
 RECORD = next(folder for folder in (ROOT / "tests/data").iterdir() if (folder / "run.json").exists())
 LIMIT_S = 600.0
+LEFT_S = 5.0
 GOOD_ENDS = (0, 3, 5)
 """Done, nothing replayed, slower: ends of a command that nobody disturbs."""
 
@@ -108,6 +109,8 @@ class Ended:
         errors: What it printed to standard error.
         seconds: How long it ran.
         wanted_s: From the last signal to its end.
+        at: When it ended, by the monotonic clock.
+        left: How many processes that it started were still there afterwards.
     """
 
     status: int | None
@@ -115,6 +118,8 @@ class Ended:
     errors: str
     seconds: float
     wanted_s: float = 0.0
+    at: float = 0.0
+    left: int = 0
 
 
 def _wide_pipe() -> tuple[int, int]:
@@ -161,16 +166,30 @@ def run_main(words: list[str], ready: int | None = None) -> NoReturn:
 class Forked:
     """A command that runs in a fork of this process, which has its modules loaded."""
 
-    def __init__(self, name: str, folder: Path, *, before: Callable[[], object] = lambda: None) -> None:
+    _running: ClassVar[set[int]] = set()
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        more: Sequence[str] = (),
+        before: Callable[[], object] = lambda: None,
+        become: Callable[[list[str]], NoReturn] = run_main,
+    ) -> None:
         """Starts it.
 
         Args:
-            name: A key of `COMMANDS`, or several words of a command line.
+            name: A key of `COMMANDS`.
             folder: Where it runs.
+            more: Words after its own.
             before: Called in the new process first, for example to break the disk.
+            become: What the processes of vitgraph that it starts call with their words.
         """
-        self.words = [*name.split(), *COMMANDS[name]]
+        self.words = [*name.split(), *COMMANDS[name], *more]
         self.folder = folder
+        adopt_orphans()
+        self._others = _children()
         self.started = self.signalled = time.monotonic()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -182,19 +201,27 @@ class Forked:
         self.pid = os.fork()
         if self.pid == 0:
             os.close(reader)
-            self._become(before, writer, output, errors)
+            self._become(before, become, writer, output, errors)
+        self._running.add(self.pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         for handle in (writer, output, errors):
             os.close(handle)
         os.read(reader, 1)
         os.close(reader)
 
-    def _become(self, before: Callable[[], object], ready: int, output: int, errors: int) -> None:
+    def _become(
+        self,
+        before: Callable[[], object],
+        become: Callable[[list[str]], NoReturn],
+        ready: int,
+        output: int,
+        errors: int,
+    ) -> None:
         try:
             os.dup2(output, 1)
             os.dup2(errors, 2)
             os.chdir(self.folder)
-            fork_own_processes(run_main)
+            fork_own_processes(become)
             before()
             run_main(self.words, ready)
         except BaseException:
@@ -220,9 +247,32 @@ class Forked:
                 break
             else:
                 time.sleep(0.003)
-        now = time.monotonic()
+        now, left = time.monotonic(), self._end_what_is_left()
         output, errors = (os.fdopen(handle, "rb").read().decode("utf-8", "replace") for handle in self._handles)
-        return Ended(status, output, errors, now - self.started, now - self.signalled)
+        return Ended(status, output, errors, now - self.started, now - self.signalled, now, left)
+
+    def _end_what_is_left(self) -> int:
+        self._running.discard(self.pid)
+        deadline = time.monotonic() + LEFT_S
+        while left := [pid for pid in _children() - self._others - self._running if not os.waitpid(pid, os.WNOHANG)[0]]:
+            if time.monotonic() > deadline:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                break
+            time.sleep(0.003)
+        return len(left)
+
+
+def _children() -> set[int]:
+    """Processes whose parent this one is, those that it adopted among them."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        # What ends meanwhile is none.
+        with contextlib.suppress(OSError):
+            if int(file.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.add(int(file.parent.name))
+    return found
 
 
 def wrong_text(ended: Ended) -> str | None:
@@ -231,6 +281,8 @@ def wrong_text(ended: Ended) -> str | None:
     for sign in ("Traceback", "unexpected ", "Exception ignored", "Error: [Errno"):
         if sign in text:
             return text[-1500:]
+    if ended.left:
+        return f"{ended.left} processes are left behind"
     if ended.status is None:
         return f"still running after {LIMIT_S:g} s"
     return None if text.strip() else f"exit status {ended.status} without a word"

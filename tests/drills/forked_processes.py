@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -34,9 +35,14 @@ class Wanted(NamedTuple):
     most_bytes: tuple[int, int]
 
 
+def adopt_orphans() -> None:
+    """Makes this process the parent of what its children leave behind."""
+    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+
+
 def fork_own_processes(become: Callable[[list[str]], NoReturn]) -> None:
     """From now on, what this process starts as `python -m vitgraph` is forked and calls `become` with its words."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
         ours.close()
@@ -74,14 +80,16 @@ def _serve(requests: socket.socket, become: Callable[[list[str]], NoReturn]) -> 
         reader, writer = os.pipe()
         between = os.fork()
         if between == 0:
-            child = os.fork()
+            between, child = os.getpid(), os.fork()
             if child:
                 os.write(writer, str(child).encode())
                 os._exit(0)
+            # Its parent is the command only once the one between is gone.
+            while os.getppid() == between:
+                time.sleep(0.001)
             requests.close()
             _inherit(Wanted(*pickle.loads(packed)), handles, become)
         os.waitpid(between, 0)
-        # Its parent is the command only once the one between is gone.
         requests.send(os.read(reader, 32))
         for handle in (reader, writer, *handles):
             os.close(handle)

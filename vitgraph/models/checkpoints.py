@@ -86,7 +86,9 @@ def _source_from_files(
     architecture = architecture_of(config)
     from vitgraph.models.encoder import vision_language_part
 
-    row = row_of_config(config)
+    with _fields_named(name):
+        # Rows that share an architecture look at its fields.
+        row = row_of_config(config)
     encoder = row.encoder_class()
     # What a checkpoint's files leave open is taken from the preset that documents the architecture.
     preset = preset_of(row, architecture)

@@ -198,12 +198,12 @@ def judge_failures(failures: Mapping[int, ProcessFailure]) -> RanksEnded:
         failures: By rank, as torch's launcher has them.
     """
     leader = failures.get(0)
-    killed = {
-        rank: failure
-        for rank, failure in failures.items()
-        if failure.exitcode < 0 and failure.signal_name() != "SIGTERM"
-    }
     has_leader_spoken = leader is not None and leader.exitcode > 0 and leader.exitcode != EXIT_INTERRUPTED
+    # The launcher's own: SIGTERM first, and SIGKILL for a rank that hangs, of which rank 0 has told by then.
+    own = ("SIGTERM", "SIGKILL") if has_leader_spoken else ("SIGTERM",)
+    killed = {
+        rank: failure for rank, failure in failures.items() if failure.exitcode < 0 and failure.signal_name() not in own
+    }
     exit_status = leader.exitcode if leader is not None and has_leader_spoken else EXIT_UNEXPECTED
     if killed:
         named = ", ".join(f"rank {rank} by {failure.signal_name()}" for rank, failure in sorted(killed.items()))

@@ -10,6 +10,7 @@ from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import Workload
+from vitgraph.workloads.hub_sets import parquet_files
 from vitgraph.workloads.image_folder import convert_folder
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.request_log import read_json_log, read_text_log, unpacked
@@ -81,7 +82,7 @@ def convert_source(
 def _detect_kind(source: str, has_pattern: bool) -> str:
     path = Path(source).expanduser()
     if is_folder(path):
-        return HF if next(path.rglob("*.parquet"), None) is not None else IMAGES
+        return HF if parquet_files(path) else IMAGES
     if has_pattern:
         return TEXT
     if is_file(path):

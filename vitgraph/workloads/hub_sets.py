@@ -8,6 +8,7 @@ from typing import Any
 
 from vitgraph.errors import HubUnreachableError, InputError
 from vitgraph.hub import hub_problem
+from vitgraph.reading import names_below
 
 _SHARD = re.compile(r"(?P<split>.*)-\d{5}-of-(?P<count>\d{5})")
 
@@ -35,7 +36,7 @@ def cached_folder(hub_id: str, subset: str | None) -> Path | None:
     except LocalEntryNotFoundError:
         return None
     folder = whole / subset if subset and (whole / subset).is_dir() else whole
-    files = sorted(folder.rglob("*.parquet"))
+    files = parquet_files(folder)
     for file in files:
         shard = _SHARD.match(file.stem)
         if shard is not None:
@@ -47,6 +48,15 @@ def cached_folder(hub_id: str, subset: str | None) -> Path | None:
                     f"`hf download --repo-type dataset {hub_id}`"
                 )
     return folder if files else None
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """The parquet files of a folder and its subfolders, in order.
+
+    Raises:
+        InputError: It has more files than are looked through.
+    """
+    return sorted(folder / name for name in names_below(folder, failure=InputError) if name.endswith(".parquet"))
 
 
 def hub_rows(hub_id: str, subset: str | None, split: str, *, streams: bool) -> Any:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
 
 from vitgraph.errors import InputError
-from vitgraph.reading import is_folder
+from vitgraph.reading import is_file, is_folder, names_below
 from vitgraph.workloads.base import MediaItem, SkippedItem
 from vitgraph.workloads.encoded_image import read_upright_size
 
@@ -32,7 +31,7 @@ def convert_folder(folder: str | Path) -> tuple[list[MediaItem], list[SkippedIte
         One item for each image, without pixels, and the files that PIL could not read.
 
     Raises:
-        InputError: If it is no folder or holds no readable image.
+        InputError: If it is no folder, holds no readable image, or more files than are looked through.
     """
     root = Path(folder)
     if not is_folder(root):
@@ -51,6 +50,5 @@ def convert_folder(folder: str | Path) -> tuple[list[MediaItem], list[SkippedIte
     return items, skipped
 
 
-def _names(root: Path) -> Iterator[str]:
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
-    return (name for name in names if not any(part.startswith(".") for part in name.split("/")))
+def _names(root: Path) -> list[str]:
+    return sorted(name for name in names_below(root, failure=InputError) if is_file(root / name))

@@ -32,7 +32,7 @@ from vitgraph.workloads.encoded_image import (
     describe,
     encode_pixels,
 )
-from vitgraph.workloads.hub_sets import cached_folder, hub_rows
+from vitgraph.workloads.hub_sets import cached_folder, hub_rows, parquet_files
 from vitgraph.workloads.image_folder import image_files
 
 VISION_ARENA_IDS = ("lmarena-ai/VisionArena-Chat", "lmarena-ai/vision-arena-bench-v0.1")
@@ -130,7 +130,7 @@ def _find_source(spec: WorkloadSpec) -> _Source:
             )
         return _Source(given, path.parent, (path,))
     if is_folder(path):
-        images = () if next(path.rglob("*.parquet"), None) else image_files(path)
+        images = () if parquet_files(path) else image_files(path)
         return _Source(given, path, () if images else _find_parquet_files(path, spec.hf_split), images)
     is_hub_id = given.count("/") <= 1 and not given.startswith((".", "/", "~")) and path.suffix != ".parquet"
     if not is_hub_id:
@@ -144,7 +144,7 @@ def _find_source(spec: WorkloadSpec) -> _Source:
 
 def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
     """Files of the split: those named for it, or all where the files name no split and `train` is meant."""
-    files = sorted(folder.rglob("*.parquet"))
+    files = parquet_files(folder)
     if not files:
         raise InputError(
             f"folder {folder} holds no .parquet file; --dataset-path takes a folder of parquet files with a column "

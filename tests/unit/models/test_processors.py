@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.drills.damaged_files import config_of
 from vitgraph.errors import InputError, ModelError, UsageError
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
@@ -23,18 +24,6 @@ QWEN = {
     "vision_config": {"depth": 2, "hidden_size": 96, "num_heads": 4, "intermediate_size": 156, "out_hidden_size": 64},
 }
 IMAGE, VIDEO = {"image_processor_type": "Qwen2VLImageProcessor"}, {"video_processor_type": "Qwen2VLVideoProcessor"}
-
-
-def preset_config(name: str) -> dict[str, Any]:
-    """A config.json of a preset's model."""
-    source = resolve_preset(name)
-    assert source is not None
-    width = source.extra.get("text_hidden_size", 64)
-    facts = {fact: value for fact, value in source.extra.items() if fact != "text_hidden_size"}
-    text: dict[str, Any] = {"text_config": {"hidden_size": width}}
-    if "query_num" in facts:
-        text["hidden_size"] = width
-    return {"architectures": [source.architecture], **text, **facts, "vision_config": dict(source.vision_config)}
 
 
 def folder(path: Path, config: Mapping[str, Any] = QWEN, **files: Mapping[str, Any]) -> Path:
@@ -91,7 +80,7 @@ def test_bounds_of_images_come_from_where_transformers_takes_them(tmp_path: Path
 def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     resolve(tmp_path)
     assert "has no preprocessor_config.json: the defaults of Qwen2VLImageProcessorPil are used" in caplog.text
-    resolve(tmp_path, preset_config("kimi-vl-debug"))
+    resolve(tmp_path, config_of("kimi-vl-debug"))
     assert "the published model's settings are used" in caplog.text
 
 
@@ -120,7 +109,7 @@ def test_settings_that_no_rule_follows_are_refused_by_name(
     preset: str | None, settings: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match=words):
-        resolve(tmp_path, preset_config(preset) if preset else QWEN, preprocessor_config=settings)
+        resolve(tmp_path, config_of(preset) if preset else QWEN, preprocessor_config=settings)
 
 
 def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path: Path) -> None:
@@ -138,6 +127,9 @@ def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path:
         ({"vision_config": [1]}, r"vision_config of config.json is \[1\], not an object"),
         ({"architectures": ["MiniCPMV"], "version": 4.6}, r"MiniCPM-V 2.5; .*version 4.6\) is of none of them"),
         ({"architectures": ["Qwen2_5OmniModel"], "thinker_config": [1], "vision_config": None}, "vision_config"),
+        # Several rows share these names, and each looks whether the config is its own.
+        ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": 0.5}, "config.json cannot be used"),
+        ({"architectures": ["DeepseekVLV2ForCausalLM"], "projector_config": [1]}, "config.json cannot be used"),
     ],
 )
 def test_configs_that_no_tower_has_are_refused_by_the_field(
@@ -162,7 +154,7 @@ def test_settings_without_meaning_are_named(tmp_path: Path, caplog: pytest.LogCa
 
 
 def test_pixels_per_frame_are_capped_where_the_video_file_asks_for_it(tmp_path: Path) -> None:
-    config = preset_config("qwen3-vl-debug")
+    config = config_of("qwen3-vl-debug")
     size = {"size": {"shortest_edge": 4096, "longest_edge": 25165824}}
 
     def tokens(**video: Any) -> int:
@@ -202,8 +194,8 @@ def test_every_row_has_its_processors_without_torchvision(row: ModelRow) -> None
         ({"hidden_size": 3}, "architectures"),
         ({"architectures": "Qwen", "model_type": 3}, "architectures"),
         ({"architectures": ["BertModel"]}, "BertModel"),
-        ({**preset_config("gemma3-debug"), "text_config": {}}, r"text_config\.hidden_size"),
-        ({**preset_config("internvl-debug"), "text_config": None}, r"text_config\.hidden_size"),
+        ({**config_of("gemma3-debug"), "text_config": {}}, r"text_config\.hidden_size"),
+        ({**config_of("internvl-debug"), "text_config": None}, r"text_config\.hidden_size"),
         ({"architectures": ["MiniCPMV"], "version": 9.9, "vision_config": {}}, "MiniCPMV"),
         ({"architectures": ["MiniCPMV"], "version": "2.6", "vision_config": {}}, "hidden_size"),
     ],
@@ -217,7 +209,7 @@ def test_a_config_that_says_too_little_is_refused_by_its_field(
 
 @pytest.mark.parametrize("preset", ["qwen2.5-vl-debug", "qwen3-vl-debug", "glm-4v-debug", "llama4-debug"])
 def test_fields_that_are_left_out_have_transformers_defaults(preset: str, tmp_path: Path) -> None:
-    config = preset_config(preset)
+    config = config_of(preset)
     config["vision_config"] = {}
     source = resolve_preset(preset)
     assert source is not None
@@ -229,7 +221,7 @@ def test_fields_that_are_left_out_have_transformers_defaults(preset: str, tmp_pa
 
 
 def test_an_omni_model_and_one_without_architectures_resolve(tmp_path: Path) -> None:
-    config = preset_config("qwen3-vl-debug")
+    config = config_of("qwen3-vl-debug")
     omni = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": config}
     assert "qwen3" in resolve(tmp_path, omni, preprocessor_config={}).row.name
     unnamed = {**QWEN, "architectures": None, "model_type": "qwen2_5_vl"}

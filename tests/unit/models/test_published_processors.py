@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.models.test_processors import preset_config, resolve
+from tests.drills.damaged_files import config_of
+from tests.unit.models.test_processors import resolve
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import resolve_preset
 
@@ -127,7 +128,7 @@ SIZES = ((640, 480), (1920, 1080), (300, 2000), (64, 64))
 def test_published_files_are_taken_whole(preset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     known = resolve_preset(preset)
     assert known is not None
-    rule = resolve(tmp_path, preset_config(preset), **PUBLISHED[preset]).rule()
+    rule = resolve(tmp_path, config_of(preset), **PUBLISHED[preset]).rule()
     assert caplog.text == ""
     for width, height in SIZES:
         assert rule.geometry(width, height) == known.rule().geometry(width, height)
@@ -145,7 +146,7 @@ def test_videos_of_omni_models_have_the_bounds_of_each_call(preset: str, tmp_pat
     assert name is not None
     bounds = transformers_class(name).videos_kwargs["size"]
     published = {"min_pixels": 3136, "max_pixels": 12845056, "image_processor_type": "Qwen2VLImageProcessor"}
-    found = resolve(tmp_path, preset_config(preset), preprocessor_config=published)
+    found = resolve(tmp_path, config_of(preset), preprocessor_config=published)
     for source in (known, found):
         assert {edge: source.processor["video"][edge] for edge in bounds} == bounds
         assert source.processor["size"] == {"shortest_edge": 3136, "longest_edge": 12845056}
@@ -154,7 +155,7 @@ def test_videos_of_omni_models_have_the_bounds_of_each_call(preset: str, tmp_pat
 def test_the_originals_of_internvl_keep_clips_file(tmp_path: Path) -> None:
     known = resolve_preset("internvl3.5-8b")
     assert known is not None
-    config = {**preset_config("internvl3.5-8b"), "architectures": ["InternVLChatModel"]}
+    config = {**config_of("internvl3.5-8b"), "architectures": ["InternVLChatModel"]}
     clip = {
         "crop_size": 448,
         "do_center_crop": True,
@@ -185,7 +186,7 @@ def test_the_originals_of_internvl_keep_clips_file(tmp_path: Path) -> None:
 def test_files_of_remote_code_are_taken(preset: str, settings: dict[str, Any], tmp_path: Path) -> None:
     known = resolve_preset(preset)
     assert known is not None
-    config = {**preset_config(preset), "version": "2.6"}
+    config = {**config_of(preset), "version": "2.6"}
     rule = resolve(tmp_path, config, preprocessor_config={**settings, "auto_map": {"A": "b"}}).rule()
     for width, height in SIZES:
         assert rule.geometry(width, height) == known.rule().geometry(width, height)

@@ -37,8 +37,10 @@ def failure(tmp_path: Path, rank: int, exit_code: int, said: str | None = None, 
         # Rank 0 has told everything.
         ({0: (4, "IncorrectOutputError: item 3"), 1: (4, None)}, RanksEnded(4)),
         ({0: (3, None)}, RanksEnded(3)),
-        # It cannot know of signals.
-        ({0: (1, None), 2: (-signal.SIGKILL, None)}, RanksEnded(1, "ended by a signal: rank 2 by SIGKILL")),
+        # It has told that rank 2 does not answer; the launcher kills what hangs, too.
+        ({0: (1, None), 2: (-signal.SIGKILL, None)}, RanksEnded(1)),
+        # It cannot know of other signals.
+        ({0: (1, None), 2: (-signal.SIGSEGV, None)}, RanksEnded(1, "ended by a signal: rank 2 by SIGSEGV")),
         (
             {0: (-signal.SIGSEGV, None), 1: (1, "RankFailedError: rank 0")},
             RanksEnded(1, "ended by a signal: rank 0 by SIGSEGV; what was measured is in the output folder"),

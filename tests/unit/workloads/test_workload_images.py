@@ -21,8 +21,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, PngImagePlugin, features
 
+from vitgraph import reading
 from vitgraph.errors import HubUnreachableError, InputError, UsageError
 from vitgraph.workloads import EncodedImage, MediaItem, Workload, WorkloadSpec, build_workload, convert_folder
+from vitgraph.workloads.convert import convert_source
 from vitgraph.workloads.encoded_image import UnreadableImageError, decode_image, encode_pixels, read_upright_size
 
 IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -418,6 +420,22 @@ def test_a_folder_of_image_files_is_a_data_set(tmp_path: Path, kind: str) -> Non
     assert [item.source for item in workload.skipped] == [f"{tmp_path.name}#2"]
     orders = {tuple(sizes(read(tmp_path, dataset_name=kind, disable_shuffle=False, seed=seed))) for seed in range(8)}
     assert len(orders) == 2
+
+
+@pytest.mark.parametrize(
+    "look", [lambda folder: read(folder), convert_folder, lambda folder: convert_source(str(folder))]
+)
+def test_a_folder_without_end_is_refused(look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_FILES", 5)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / ".cache").mkdir()
+    for name in ("photos/a.png", "photos/b.png", *(f".cache/{n}.png" for n in range(9))):
+        (tmp_path / name).write_bytes(encode(12, 8))
+    assert look(tmp_path)
+    for number in range(3):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(InputError, match=r"more than 5 files and folders .* looked through; name a folder of the data"):
+        look(tmp_path)
 
 
 @pytest.mark.usefixtures("offline")
