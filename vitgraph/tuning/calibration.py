@@ -203,7 +203,8 @@ class _Calibration:
             calls=holdout_calls,
             seed=self.seed,
             is_late=lambda: self._is_late(1.0 - LAST_SWEEP_SHARE if has_moved else 1.0),
-            tick=self._look,
+            is_slowed=self.host.is_slowed,
+            tick=self._step,
         )
         if has_moved:
             self._sweep_last()

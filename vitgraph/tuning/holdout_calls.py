@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -26,9 +25,9 @@ PACKING = "greedy"
 SHARE = 0.3
 """Of the usual time, spent on each call in each mode and pass: many calls tell more than many repeats."""
 
-PASSES = 3
-"""Times that all calls are gone through: a host that something else slows for seconds meets a call in one pass, and
-what it does to that call is no error of the model, whose own eager times are the fastest of several sweeps too."""
+PASSES, MOST_PASSES = 2, 10
+"""Times that all calls are gone through, and that those are which a slowed host has met every time: what something else
+does to a call is no error of the model, whose own eager times are the fastest of several sweeps too."""
 
 FEWEST_CALLS = 6
 """Calls that are measured however late it is: a model without a known error is of no use."""
@@ -42,6 +41,7 @@ def measure_holdout(
     calls: int,
     seed: int,
     is_late: Callable[[], bool],
+    is_slowed: Callable[[], bool],
     tick: Callable[[], None],
 ) -> None:
     """Captures random budgets, and measures random calls in graph and eager mode; keeps the fastest pass of each.
@@ -53,6 +53,7 @@ def measure_holdout(
         calls: How many calls.
         seed: Seed of budgets and calls.
         is_late: Whether the time is up.
+        is_slowed: Whether something else slows the host now.
         tick: Called after each call.
     """
     if calls == 0:
@@ -64,18 +65,22 @@ def measure_holdout(
     try:
         manager.capture()
         drawn = [_random_call(catalogue, rng, number) for number in range(calls)]
-        for number, items in enumerate(drawn * PASSES):
-            if is_late() and number >= FEWEST_CALLS:
-                break
-            graph, eager = timing.both(manager, items, SHARE)
-            if number < calls:
-                profile.holdout.append(HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager))
-            else:
-                before = profile.holdout[number % calls]
-                profile.holdout[number % calls] = replace(
-                    before, graph=min(before.graph, graph, key=_ms), eager=min(before.eager, eager, key=_ms)
-                )
-            tick()
+        slowed = dict(enumerate(drawn))
+        for passed in range(MOST_PASSES):
+            for number, items in list(enumerate(drawn) if passed < PASSES else slowed.items()):
+                if is_late() and (passed or number >= FEWEST_CALLS):
+                    return
+                was_slowed = is_slowed()
+                graph, eager = timing.both(manager, items, SHARE)
+                if not (was_slowed or is_slowed()):
+                    slowed.pop(number, None)
+                if passed:
+                    before = profile.holdout[number]
+                    graph, eager = min(before.graph, graph, key=_ms), min(before.eager, eager, key=_ms)
+                point = HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager)
+                profile.holdout[number : number + 1] = [point]
+                if passed < PASSES:
+                    tick()
     finally:
         manager.clear()
 

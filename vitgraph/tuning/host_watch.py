@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from vitgraph.measure.timing import BusyTime
@@ -51,6 +52,15 @@ class HostWatch:
         """Times the small layer now."""
         self._looks_us.append(self._time_layer())
 
+    def is_slowed(self) -> bool:
+        """Looks, and says whether the host is slower than it is at its fast times."""
+        self.look()
+        return bool(self._slowed()[-1])
+
+    def _slowed(self) -> NDArray[np.bool_]:
+        looks = np.array(self._looks_us)
+        return looks > SLOWED * np.percentile(looks, 10) if len(looks) else looks.astype(bool)
+
     def take_trace(self, trace: BusyTime | None) -> None:
         """Takes in what a trace says of a short eager call; None where there is none."""
         self._trace = trace
@@ -65,8 +75,7 @@ class HostWatch:
         if self._trace is not None and traced_ms is not None and self._trace.kernels:
             is_host_bound = self._trace.busy_ms <= HOST_BOUND_SHARE * traced_ms
             launch_us = 1e3 * traced_ms / self._trace.kernels if is_host_bound else None
-        looks = np.array(self._looks_us)
-        slowed = looks > SLOWED * np.percentile(looks, 10) if len(looks) else looks.astype(bool)
+        looks, slowed = np.array(self._looks_us), self._slowed()
         is_unsteady = len(looks) > 0 and slowed.mean() > STRAY
         return HostCheck(
             launch_us=launch_us,
