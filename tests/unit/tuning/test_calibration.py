@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from vitgraph.errors import UsageError
-from vitgraph.measure.setup import resolve_source
+from vitgraph.measure.setup import load, resolve_source
 from vitgraph.measure.timing import CallTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import all_presets
@@ -96,6 +97,14 @@ def test_held_out_calls_carry_their_predictions(profile: CalibrationProfile) -> 
 
 
 @pytest.mark.slow
+def test_graphs_that_only_one_number_of_segments_fits_are_also_replayed_in_part() -> None:
+    spec = ModelSpec("minicpm-v-2.6-debug", load_format="dummy", device="cpu")
+    sliced, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)
+    found = calibrate(sliced, max_tokens=300, model=MODEL, slots=(2, 4), holdout_calls=0)
+    tokens = [(point.token_budget, sum(item.output_tokens for item in point.items)) for point in found.replays]
+    assert [filled for budget, filled in tokens if 2 * filled <= budget]
+
+
 def test_the_curve_stays_within_what_was_measured(profile: CalibrationProfile) -> None:
     # Single repeats on a busy CPU say nothing of the order of budgets, only of the range.
     curve = CostModel(profile).replay[DEFAULT_PATH].curve(())
