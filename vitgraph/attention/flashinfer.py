@@ -139,7 +139,8 @@ class FlashInferBackend(HalfPrecisionBackend):
     def one_forward(self) -> Iterator[None]:
         outer, self._derived = self._derived, {}
         try:
-            yield
+            with super().one_forward():
+                yield
         finally:
             self._derived = outer
 

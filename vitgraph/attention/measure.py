@@ -144,7 +144,9 @@ def capture_calls(backend: AttentionBackend, call: Callable[[], object], calls: 
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with backend.graph_path():
-        with torch.cuda.stream(stream):
+        # As a forward of its own: outputs that the forward around it has zeroed are not written to by a graph that
+        # outlives it, and it is left none that were zeroed on this stream.
+        with torch.cuda.stream(stream), backend.one_forward():
             for _ in range(GRAPH_WARMUPS):
                 call()
         stream.synchronize()

@@ -321,3 +321,17 @@ def test_dtypes_and_widths_that_it_does_not_take(prefill: Prefill, monkeypatch: 
     assert "multiple of 8 up to 256" in str(backend.unsupported_reason(84, torch.bfloat16))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (10, 0))
     assert "up to 128" in str(FlashInferBackend(CPU).unsupported_reason(256, torch.bfloat16))
+
+
+def test_a_graph_within_a_forward_writes_to_no_output_of_that_forward(prefill: Prefill) -> None:
+    """Compiled towers get several zeroed outputs at once; one that a timed graph took would be freed before it."""
+    backend = FlashInferBackend(CPU)
+    backend.returns_fresh_output = True
+    query = torch.ones(4, 2, 8)
+    with backend.graph_path(), backend.one_forward():
+        first = backend.graph_output(query)
+        with backend.one_forward():
+            inner = backend.graph_output(query)
+        second = backend.graph_output(query)
+    addresses = [out.untyped_storage().data_ptr() for out in (first, inner, second) if out is not None]
+    assert addresses[0] == addresses[2] != addresses[1]

@@ -22,7 +22,7 @@ def test_shipped_profiles_are_ones_to_act_on(name: str) -> None:
     ("here_us", "factor", "says"), [(72, 1.0, "as measured there"), (140, 2.0, "2.00 times as long")]
 )
 def test_a_slower_host_scales_eager_and_not_replays(here_us: float, factor: float, says: str) -> None:
-    profile = load_profile(next(iter(shipped_profiles().values())))
+    profile = load_profile(shipped_profiles()["h200-qwen3-vl-30b-a3b"])
     there = HostCheck(reference_launch_us=45.0, looks=10, layer_us=70.0)
     found, text = host_factor(there, here_us)
     assert found == factor and says in text
