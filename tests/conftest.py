@@ -16,7 +16,6 @@ import typer.testing
 
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.report import charts, to_html
 from vitgraph.specs import ModelSpec
 
 torch.set_num_threads(1)
@@ -52,22 +51,6 @@ def _the_command_line_is_built_once() -> None:
     typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def drawn() -> None:
-    """The charts of a test of commands are drawn, as it looks at them."""
-
-
-@pytest.fixture(autouse=True)
-def _commands_draw_where_a_test_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than most tiny runs; the tests of reports draw the charts of every kind of record."""
-    if request.path.parent.name != "cli" or "drawn" in request.fixturenames:
-        return
-    monkeypatch.setattr(
-        charts, "chart_files", lambda found: {f"{c.name}.{e}": b"not drawn" for c in found for e in ("png", "svg")}
-    )
-    monkeypatch.setattr(to_html, "page_svg", lambda chart, prefix: "")
-
-
 @pytest.fixture(scope="session")
 def tower() -> VisionEncoder:
     """The debug-size Qwen3-VL encoder with seeded random weights, float32 on the CPU."""
@@ -83,3 +66,11 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def traced_only(fresh_compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are traced and changed as ever, and then run as they are: Inductor's own work takes most of the time."""
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, *_: graph.forward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ def read_compare(folder: Path) -> CompareRecord:
     return record
 
 
+@cache
+def example_samples() -> Samples:
+    """The samples of the stored example, which nobody changes."""
+    return read_samples(EXAMPLE / SAMPLES_FILE)
+
+
 def write_run(
     folder: Path,
     change: Callable[[dict[str, Any]], None] = lambda record: None,
@@ -43,7 +50,7 @@ def write_run(
     """
     record = read_record(EXAMPLE).model_dump(mode="json")
     change(record)
-    samples = read_samples(EXAMPLE / SAMPLES_FILE)
+    samples = example_samples()
     frame = samples.frame if requests is None else samples.frame[samples.frame["call"] < requests]
     if wall_ms is not None:
         frame = frame.assign(wall_ms=[wall_ms(row) for row in frame.to_dict("records")])

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
@@ -25,14 +23,9 @@ def run(*arguments: str) -> Any:
 
 
 @pytest.mark.slow
-def test_four_rows_and_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, backend="eager", **options))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
+def test_four_rows_and_a_record(tmp_path: Path, traced_only: None) -> None:
     folder = tmp_path / "run"
     result = run("--output-dir", str(folder))
-    torch._dynamo.reset()
     assert result.exit_code == 0, result.output
     for name in ("eager ", "eager+compile", "graph ", "graph+compile", "Compilation"):
         assert name in result.stdout

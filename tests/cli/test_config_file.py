@@ -12,13 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from PIL import Image
+from rows_of_a_kind import each_row
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.models.registry import ROWS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHIPPED = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "sweeps")
+SHIPPED = [
+    *(pytest.param(path, id=path.name) for path in sorted(CONFIGS.glob("*.yaml"))),
+    *each_row(lambda row: CONFIGS / "rows" / f"{row.name}.yaml"),
+]
 ANY_BACKEND = ("--mm-encoder-attn-backend", "auto", "--load-format", "dummy")
 """The files name backends of a GPU and weights of the hub, which a dry run refuses where there are none."""
 NINE = [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864]
@@ -142,7 +146,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "is not UTF-8 text" in refusal("--config", str(path))
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(CONFIGS)))
+@pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_file_plans_its_run(path: Path, parquet: Path) -> None:
     settings = yaml.safe_load(path.read_text())
     # The hub's images are not here: a local copy stands in for them, and every other setting is as in the file.

@@ -122,7 +122,7 @@ def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
 
 
 @pytest.mark.usefixtures("drawn")
-def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> None:
+def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str], tmp_path: Path) -> None:
     _, folder, printed = finished
     result = read_bench(folder).result
     assert result.monolithic is not None and result.monolithic.waste is not None and result.graph.waste is not None
@@ -142,8 +142,10 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str]) -> No
     assert [row["metric"] for row in read_csv(folder / "monolithic.csv")] == ["mean", "p50", "p99"]
     budgets = {row["path"] for row in read_csv(folder / "per_budget.csv")}
     assert budgets == {"global", "local", "monolithic"}
+    plots = CliRunner().invoke(app, ["export", str(folder), "--formats", "plots", "--output-dir", str(tmp_path)])
+    assert plots.exit_code == 0, plots.output
     for name in ("latency_by_tokens", "latency_distribution", "budgets", "paths"):
-        assert "monolithic" in (folder / "plots" / f"{name}.svg").read_text("utf-8")
+        assert "monolithic" in (tmp_path / "plots" / f"{name}.svg").read_text("utf-8")
 
 
 def test_its_table_is_exported_beside_those_of_other_runs(finished: tuple[str, Path, str], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import vitgraph
 from vitgraph.cli import app
 from vitgraph.commands import recommend, tune_budgets
+from vitgraph.predict import targets
 from vitgraph.predict.profile import load_profile
 from vitgraph.records.record import TuneRecord, VerifyRecord
 from vitgraph.report.views.recommend import advice_of
@@ -53,6 +54,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (recommend, tune_budgets):
             patch.setattr(module, "is_on_gpu", lambda device: True)
+        # A graph of 4,864 tokens takes a CPU longer than all the rest.
+        patch.setattr(targets, "SEED_BUDGETS", (64, 96))
         return folder, run(*SMALL, "--output-dir", str(folder))
 
 

@@ -7,6 +7,7 @@ made from what `options_of` finds in a spec class.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ MOST_COUNT = 10**7
 
 _OPTION, _PART = "option", "part"
 SpecType = TypeVar("SpecType", bound="Spec")
+
+_type_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+"""A command asks for those of its specs again and again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ def options_of(spec: type[Spec]) -> dict[str, SpecOption]:
 
 
 def _walk(spec: type[Spec], chosen: Part, path: tuple[str, ...]) -> Iterator[SpecOption]:
-    kinds = get_type_hints(spec)
+    kinds = _type_hints(spec)
     for each in dataclasses.fields(spec):  # type: ignore[arg-type]
         if each.name in chosen.without:
             continue
@@ -218,7 +222,7 @@ def build(spec: type[SpecType], values: Mapping[str, Any]) -> SpecType:
 
 
 def _make(spec: Any, values: Mapping[tuple[str, ...], Any], path: tuple[str, ...], defaults: Mapping[str, Any]) -> Any:
-    kinds = get_type_hints(spec)
+    kinds = _type_hints(spec)
     settings: dict[str, Any] = {}
     for each in dataclasses.fields(spec):
         place = (*path, each.name)
@@ -247,7 +251,7 @@ def as_options(spec: Spec) -> dict[str, Any]:
 
 def defaults_of(spec: type[Spec], given: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults of a spec and of its parts that depend on what was given, by option."""
-    kinds = get_type_hints(spec)
+    kinds = _type_hints(spec)
     found = spec.defaults_for(given)
     for each in dataclasses.fields(spec):  # type: ignore[arg-type]
         if _PART in each.metadata:

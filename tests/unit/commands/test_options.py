@@ -30,18 +30,21 @@ from vitgraph.specs.values import parse_compilation_config, parse_items, parse_t
 
 ROOT = Path(__file__).parents[3]
 MODEL = ["--model", "qwen3-vl-debug"]
-NEEDED = {
-    **dict.fromkeys(
-        ("bench", "recommend", "tune-budgets", "compare-backends", "calibrate", "verify", "plan", "profile"), MODEL
-    ),
-    "export": ["a-run"],
-    "sweep": ["a.yaml"],
-    "import": ["vllm serve m/m"],
-    "workload make": ["--output", "a.csv"],
-    "workload calls": [*MODEL, "--output", "a.csv", "--request-rate", "3"],
-    "workload convert": ["a-folder", "--output", "a.csv"],
+COMMAND = typer.main.get_command(app)
+SPECS = specs_of_commands(app)
+NEEDED: dict[str, dict[str, list[str]]] = {
+    **{
+        name: {"model": MODEL}
+        for name in ("bench", "recommend", "tune-budgets", "compare-backends", "calibrate", "verify", "plan", "profile")
+    },
+    "export": {"runs": ["a-run"]},
+    "sweep": {"file": ["a.yaml"]},
+    "import": {"command": ["vllm serve m/m"]},
+    "workload make": {"output": ["--output", "a.csv"]},
+    "workload calls": {"model": MODEL, "output": ["--output", "a.csv"], "request_rate": ["--request-rate", "3"]},
+    "workload convert": {"source": ["a-folder"], "output": ["--output", "a.csv"]},
 }
-"""What each command cannot do without."""
+"""What each command cannot do without, by option."""
 
 SAMPLES: dict[str, Any] = {
     "baseline": "hf", "mm_encoder_tp_mode": "data", "dp_assignment": "cost", "load_format": "dummy",
@@ -60,15 +63,12 @@ BESIDE = {
     "debug_size": ["--all"],
     **{f"export {key}": ["--compare", "a", "b"] for key in ("across", "fail_on_slower", "same_margin")},
 }
-WITHOUT_NEEDED = {("verify", "all"), ("verify", "debug_size"), ("export", "compare"), ("export", "across")}
-WITHOUT_NEEDED |= {("export", "fail_on_slower"), ("export", "same_margin")}
-
-OPTIONS = [
-    (command, key, entry)
-    for command, spec in specs_of_commands(app).items()
-    for key, entry in options_of(spec).items()
-    if entry.fields and key != "config" and not entry.option.is_argument
-]
+INSTEAD = {
+    **dict.fromkeys((("verify", "all"), ("verify", "debug_size")), "model"),
+    **{("export", key): "runs" for key in ("compare", "across", "fail_on_slower", "same_margin")},
+    ("workload calls", "requests_per_call"): "request_rate",
+}
+"""What a command can do without where an option is given."""
 
 
 def given(key: str, entry: SpecOption) -> tuple[list[str], Any]:
@@ -84,40 +84,30 @@ def given(key: str, entry: SpecOption) -> tuple[list[str], Any]:
     return [entry.names[0], *words], entry.read(value)
 
 
-def command_of(name: str) -> Any:
-    command: Any = typer.main.get_command(app)
+def asked(name: str, *words: str) -> Any:
+    command: Any = COMMAND
     for part in name.split():
         command = command.commands[part]
-    return command
-
-
-def asked(name: str, *words: str) -> Any:
-    command = command_of(name)
     context = command.make_context(name, list(words))
-    return read_spec(specs_of_commands(app)[name], context, context.params)
+    return read_spec(SPECS[name], context, context.params)
 
 
-@pytest.mark.parametrize(("command", "key", "entry"), OPTIONS, ids=[f"{c} {k}" for c, k, _ in OPTIONS])
-def test_every_option_reaches_every_field_of_its_spec(command: str, key: str, entry: SpecOption) -> None:
-    words, expected = given(key, entry)
-    needed = [] if (command, key) in WITHOUT_NEEDED or key == "model" or key == "output" else NEEDED.get(command, [])
-    if key == "output" and command.startswith("workload"):
-        needed = [word for word in NEEDED[command] if word == "a-folder"]
-    if command == "workload calls" and key in ("output", "model", "requests_per_call", "request_rate"):
-        paired = {"--output": "a.csv", "--model": "qwen3-vl-debug", "--request-rate": "3"}
-        left_out = {entry.names[0], "--request-rate"} if key == "requests_per_call" else {entry.names[0]}
-        needed = [word for pair in paired.items() if pair[0] not in left_out for word in pair]
-    if command == "calibrate" and key == "output":
-        needed = MODEL
-    beside = BESIDE.get(f"{command} {key}", BESIDE.get(key, []))
-    spec = asked(command, *needed, *words, *beside)
-    for path in entry.fields:
-        value: Any = spec
-        for name in path:
-            value = getattr(value, name)
-        assert value == expected
+@pytest.mark.parametrize("command", SPECS)
+def test_every_option_reaches_every_field_of_its_spec(command: str) -> None:
+    for key, entry in options_of(SPECS[command]).items():
+        if not entry.fields or key == "config" or entry.option.is_argument:
+            continue
+        words, expected = given(key, entry)
+        left_out = {key, INSTEAD.get((command, key))}
+        needed = [word for name, each in NEEDED.get(command, {}).items() if name not in left_out for word in each]
+        spec = asked(command, *needed, *words, *BESIDE.get(f"{command} {key}", BESIDE.get(key, [])))
         default = entry.default() if callable(entry.default) else entry.default
-        assert value != default, "a value that is the default shows nothing"
+        assert expected != default, f"{key}: a value that is the default shows nothing"
+        for path in entry.fields:
+            value: Any = spec
+            for name in path:
+                value = getattr(value, name)
+            assert value == expected, key
 
 
 def test_the_page_of_options_is_what_the_fields_say() -> None:
@@ -126,7 +116,7 @@ def test_the_page_of_options_is_what_the_fields_say() -> None:
 
 
 def test_a_shell_completes_the_presets() -> None:
-    models = [options["model"] for spec in specs_of_commands(app).values() if "model" in (options := options_of(spec))]
+    models = [options["model"] for spec in SPECS.values() if "model" in (options := options_of(spec))]
     assert len(models) == 10
     for model in models:
         assert model.option.completes is not None
@@ -149,7 +139,7 @@ def test_every_exit_status_is_in_the_one_table_and_on_its_page() -> None:
 
 
 def test_every_command_of_settings_takes_a_config_file() -> None:
-    without = {name for name, spec in specs_of_commands(app).items() if "config" not in options_of(spec)}
+    without = {name for name, spec in SPECS.items() if "config" not in options_of(spec)}
     assert without == {"models", "doctor", "import", "sweep"}
 
 
@@ -209,7 +199,7 @@ def test_a_dry_run_refuses_what_a_run_refuses(
 
 
 def test_every_count_has_an_upper_bound() -> None:
-    entries = {entry.names[0]: entry for spec in specs_of_commands(app).values() for entry in options_of(spec).values()}
+    entries = {entry.names[0]: entry for spec in SPECS.values() for entry in options_of(spec).values()}
     for name, entry in entries.items():
         if entry.kind is int and name != "--seed":
             assert entry.option.rule is not None, name

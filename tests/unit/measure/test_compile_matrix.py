@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from inspect import getclosurevars
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from made_up_comparison import make_record
 from rich.console import Console
-from torch import nn
 from transformers import AttentionInterface
 
 from vitgraph.attention import opaque
@@ -26,7 +23,6 @@ from vitgraph.measure.compile_matrix import (
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.models.compile.compilation import CACHE_VARIABLE
 from vitgraph.records.candidates import COMPILE_KIND
 from vitgraph.records.latency import Improvement, Pair
 from vitgraph.records.record import CompareRecord
@@ -35,17 +31,6 @@ from vitgraph.records.sections import CompileCache, Compiled
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
-
-
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Compiles with the backend that only traces: the compiler's own work takes half a minute."""
-    real = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, **options | {"backend": "eager"}))
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def prepared() -> PreparedBench:

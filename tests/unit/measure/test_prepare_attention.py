@@ -62,7 +62,7 @@ def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Readin
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("preset", "side"), [("qwen3-vl-debug", 256), ("qwen2.5-vl-debug", 224)])
 def test_auto_judges_each_graph_by_the_replays_that_the_packing_gives_it(
-    preset: str, side: int, compiled: bool
+    preset: str, side: int, compiled: bool, traced_only: None
 ) -> None:
     """The graphs that a tower captures are found again among those that were expected, windows and compiled too."""
     source = resolve_source(ModelSpec(preset))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from encoder_checks import debug_encoder
+from rows_of_a_kind import each_row
 
 from vitgraph.errors import ModelError
 from vitgraph.measure.correctness import relative_l2
@@ -27,7 +27,7 @@ from vitgraph.models.compile.compilation import (
     use_disk_cache,
 )
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.registry import ROWS
+from vitgraph.models.registry import ModelRow
 from vitgraph.specs import ModelSpec
 
 CPU = torch.device("cpu")
@@ -41,20 +41,6 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         # Set first, so that what a test sets itself is taken back too.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def traced_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compiles with the backend that only traces: the compiler's own work takes half a minute."""
-    real = nn.Module.compile
-
-    def compile_eagerly(self: nn.Module, **options: Any) -> None:
-        real(self, **options | {"backend": "eager"})
-
-    monkeypatch.setattr(nn.Module, "compile", compile_eagerly)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def encoder_of(preset: str, **settings: Any) -> tuple[VisionEncoder, Any]:
@@ -145,9 +131,9 @@ def test_a_tower_without_repeated_blocks_is_refused(monkeypatch: pytest.MonkeyPa
         compile_blocks(encoder)
 
 
-@pytest.mark.parametrize("preset", [row.debug_preset for row in ROWS])
-def test_sample_calls_run_on_every_path_of_every_row(preset: str) -> None:
-    encoder, _ = encoder_of(preset)
+@pytest.mark.parametrize("row", each_row())
+def test_sample_calls_run_on_every_path_of_every_row(row: ModelRow) -> None:
+    encoder = debug_encoder(row.name)
     paths = []
     with torch.inference_mode():
         for inputs, path in sample_calls(encoder):

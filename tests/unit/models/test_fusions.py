@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rows_of_a_kind import each_row
 from torch import nn
 from torch.nn import functional
 
@@ -122,11 +123,8 @@ def test_the_cpu_has_no_such_epilogue() -> None:
     assert replaced_in(Mlp(tanh_gelu), 6, 32)[0] == 0
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name in EPILOGUES], ids=lambda row: row.name)
-def test_which_rows_have_such_products(row: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import compile_fx
-
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
+@pytest.mark.parametrize("row", each_row(rows=[row for row in ROWS if row.name in EPILOGUES]))
+def test_which_rows_have_such_products(row: Any, on_cpu: None, traced_only: None) -> None:
     spec = ModelSpec(row.debug_preset, load_format="dummy", device="cpu", compile=True)
     _, facts = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=HALF)
     assert facts.compiled is not None and facts.compiled.fusions == {
@@ -167,11 +165,8 @@ def test_the_erf_form_in_fewer_instructions_is_the_erf_form(dtype: torch.dtype) 
     )
 
 
-def test_compiled_code_takes_it_in_half_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import compile_fx
-
-    # What Inductor makes of the changed graph is shown by the tests of its cache.
-    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, _: graph.forward)
+def test_compiled_code_takes_it_in_half_precision_only(traced_only: None) -> None:
+    """What Inductor makes of the changed graph is shown by the tests of its cache."""
     compilers = []
     for dtype in (HALF, torch.float32):
         torch._dynamo.reset()

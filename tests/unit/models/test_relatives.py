@@ -5,18 +5,22 @@ from typing import Any
 import grid_checks as checks
 import pytest
 import torch
+from rows_of_a_kind import each_row
 
-NAMES = (
-    "exaone-4.5-debug",
-    "qwen2.5-omni-debug",
-    "qwen3-omni-debug",
-    "glm-ocr-debug",
-    "glm-5.3-debug",
-    "kimi-k2.5-debug",
-    "kimi-k3-debug",
-    "north-micro-vision-debug",
-    "minimax-m3-debug",
-)
+from vitgraph.models.registry import ROWS
+
+RELATIVES = {
+    "exaone4_5",
+    "qwen2_5_omni",
+    "qwen3_omni",
+    "glm_ocr",
+    "glm5_next",
+    "kimi_k25",
+    "kimi_k3",
+    "cohere_compass",
+    "minimax_m3",
+}
+NAMES = each_row(lambda row: row.debug_preset, [row for row in ROWS if row.name in RELATIVES])
 
 
 @pytest.mark.parametrize("name", NAMES)

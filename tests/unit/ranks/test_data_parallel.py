@@ -24,7 +24,7 @@ from vitgraph.specs import GraphSpec, ModelSpec
 from vitgraph.verify.probes import encode_eagerly
 
 TOLERANCE = 1e-5
-RANKS = (2, 3, 4)
+RANKS = (3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (2, 4)))
 COUNTS = (0, 1, 3, 20)
 Size = tuple[int, int, int]
 IMAGES: tuple[Size, ...] = ((96, 64, 1), (64, 64, 1), (160, 96, 1), (64, 128, 1), (224, 160, 1))
@@ -78,6 +78,7 @@ def call_of(case: str, count: int) -> EncoderInputs:
 Outputs = list[torch.Tensor]
 
 
+@cache
 @torch.inference_mode()
 def alone(case: str, count: int) -> Outputs:
     return encode_eagerly(encoder_for(case), call_of(case, count)) if count else []

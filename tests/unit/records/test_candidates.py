@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up_comparison import MEANS, make_result, make_samples
+from made_up_comparison import MEANS, made_up_result, make_result, make_samples
 
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError
 from vitgraph.records.candidates import before_its_turn, contrast, failure, fastest_shares
@@ -23,7 +23,7 @@ def test_a_gain_is_that_of_a_bench_run_over_the_same_requests() -> None:
         if sample.series.startswith("FLASHINFER/") and not sample.series.endswith("_repeat")
     ]
     expected = compare_bench(Samples.of(samples)).pairs[0]
-    gain = make_result().candidates[1].gain
+    gain = made_up_result().candidates[1].gain
     assert gain is not None and gain.slower is not None and expected.slower is not None
     assert gain.mean.improvement_pct == expected.mean.improvement_pct == pytest.approx(19.6, abs=0.1)
     assert gain.mean.ci95 == pytest.approx(expected.mean.ci95)
@@ -32,7 +32,7 @@ def test_a_gain_is_that_of_a_bench_run_over_the_same_requests() -> None:
 
 
 def test_the_best_is_clear_where_all_others_are_slower_beyond_the_noise() -> None:
-    result = make_result()
+    result = made_up_result()
     advice = result.recommendation
     assert (advice.name, advice.mode, advice.sure, advice.fastest_in_share) == ("FLASHINFER", "graph", "clear", 1.0)
     assert "the nearest is TRITON_ATTN graph (-" in advice.text
@@ -120,19 +120,19 @@ def test_the_share_of_resamples_counts_who_is_fastest() -> None:
 
 def test_contrasts_are_of_series_that_were_measured() -> None:
     pairs = [("A/eager", "B/graph"), ("A/graph", "B/graph"), ("A/eager", "C/graph")]
-    samples = Samples.of(make_samples(TWO))
-    found = contrast(make_result(TWO), samples, pairs, seed=0)
+    samples, result = Samples.of(make_samples(TWO)), make_result(TWO)
+    found = contrast(result, samples, pairs, seed=0)
     assert [(pair.base, pair.series, pair.mean.verdict) for pair in found] == [
         ("A/eager", "B/graph", "faster"),
         ("A/graph", "B/graph", "same"),
     ]
     disturbed = make_result(TWO, invalid_reasons=("x",))
     assert {pair.mean.verdict for pair in contrast(disturbed, samples, pairs, 0)} == {"invalid"}
-    assert contrast(make_result(TWO), Samples.of([]), pairs, seed=0) == ()
+    assert contrast(result, Samples.of([]), pairs, seed=0) == ()
 
 
 def test_a_comparison_that_proved_nothing_is_a_failure() -> None:
-    assert failure(make_result()) is None
+    assert failure(made_up_result()) is None
     eager = make_result({"TORCH_SDPA": (9.1, None)})
     waiting = before_its_turn("A")
     wrong = waiting.but(status="incorrect", reason="off")
