@@ -12,8 +12,7 @@ from vitgraph.measure.calls import CallInputs, make_calls
 from vitgraph.measure.diagnose import measure_host_steps
 from vitgraph.measure.profile_call import prepare_profile, run_profile
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.compile.patch_linear import PatchProduct
-from vitgraph.models.compile.replaced_modules import stock_modules
+from vitgraph.models.compile.replaced_modules import PatchProduct, stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec

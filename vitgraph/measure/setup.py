@@ -216,8 +216,8 @@ def load(
     Raises:
         VitgraphError: What cannot be loaded or run; nothing else is used instead.
     """
-    from vitgraph.models.compile.aligned_mlp import parameter_count
     from vitgraph.models.compile.compilation import compile_encoder
+    from vitgraph.models.compile.replaced_modules import parameter_count
     from vitgraph.models.loading import load_encoder
 
     attention = _create_backend(source, spec, device, dtype)

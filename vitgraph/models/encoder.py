@@ -99,7 +99,7 @@ class VisionEncoder(ABC):
     fused: ClassVar[Mapping[str, Sequence[str]]] = {}
     """Parts of names that stand for several tensors joined along the first dimension, with a part for each of them."""
     patch_convolutions: ClassVar[Sequence[str]] = ()
-    """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.patch_linear`."""
+    """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.replaced_modules`."""
     blocks: ClassVar[str | None] = None
     """Name in `modules` of the list of blocks that the tower repeats."""
     block_scale: ClassVar[str | None] = None

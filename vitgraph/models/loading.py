@@ -10,8 +10,7 @@ from torch import nn
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
-from vitgraph.models.compile.aligned_mlp import use_aligned_mlps
-from vitgraph.models.compile.patch_linear import use_patch_products
+from vitgraph.models.compile.replaced_modules import use_aligned_mlps, use_patch_products
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.weights import (

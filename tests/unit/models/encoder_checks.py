@@ -24,8 +24,7 @@ from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.series import encode_eagerly
 from vitgraph.models.base import EncoderInputs
-from vitgraph.models.compile.aligned_mlp import WidenedLinear
-from vitgraph.models.compile.replaced_modules import stock_modules
+from vitgraph.models.compile.replaced_modules import WidenedLinear, stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder

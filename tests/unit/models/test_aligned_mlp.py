@@ -11,8 +11,7 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.compile.aligned_mlp import WidenedLinear, parameter_count, use_aligned_mlps
-from vitgraph.models.compile.replaced_modules import stock_modules
+from vitgraph.models.compile.replaced_modules import WidenedLinear, parameter_count, stock_modules, use_aligned_mlps
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ROWS
 

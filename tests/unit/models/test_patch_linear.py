@@ -9,8 +9,7 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.compile.patch_linear import PatchProduct, product_refusal, use_patch_products
-from vitgraph.models.compile.replaced_modules import stock_modules
+from vitgraph.models.compile.replaced_modules import PatchProduct, product_refusal, stock_modules, use_patch_products
 from vitgraph.models.registry import ROWS
 
 CPU = torch.device("cpu")

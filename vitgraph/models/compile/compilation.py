@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,7 +134,7 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     """Sets the tower's repeated block to compile: once, for any length, shared by all layers, budgets and eager.
 
     Returns:
-        The blocks that were set to compile; `compile_now` or their first run compiles them.
+        How many blocks were set to compile; their first run compiles them.
 
     Raises:
         ModelError: The family names no repeated block.
@@ -175,7 +177,7 @@ def compile_facts() -> dict[str, Any]:
         "compilations": _clock.compilations,
         "cache": _clock.cache_counts(),
         "cache_dir": os.environ.get(CACHE_VARIABLE),
-        "fusions": _compiler.facts(),
+        "fusions": asdict(_compiler),
     }
 
 
@@ -187,27 +189,15 @@ def sample_calls(encoder: VisionEncoder) -> Iterator[tuple[EncoderInputs, str]]:
         for multiple in SAMPLE_MULTIPLES:
             capacity = GraphKey(path, multiple * policy.min_token_budget, multiple, axis_key)
             items = encoder.dummy_items(capacity)
-            rows: dict[str, int] = {}
+            rows: Counter[str] = Counter()
             for item in items:
-                for name, count in encoder.rule.pixel_rows(item).items():
-                    rows[name] = rows.get(name, 0) + count
+                rows.update(encoder.rule.pixel_rows(item))
             yield encoder.make_inputs(items, encoder.random_pixels(rows, 0)), path
 
 
 @torch.inference_mode()
-def compile_now(encoder: VisionEncoder) -> dict[str, Any]:
-    """Compiles the blocks of an encoder that `compile_blocks` has prepared, by running it on small calls.
-
-    Returns:
-        `compile_facts`.
-    """
-    for inputs, path in sample_calls(encoder):
-        encoder.encoder_eager_forward(inputs, path)
-    return compile_facts()
-
-
 def compile_encoder(encoder: VisionEncoder) -> dict[str, Any]:
-    """Sets the blocks of an encoder to compile, and compiles them.
+    """Sets the blocks of an encoder to compile, and compiles them by running it on small calls.
 
     Returns:
         `compile_facts`, and `blocks`, how many they are.
@@ -216,4 +206,6 @@ def compile_encoder(encoder: VisionEncoder) -> dict[str, Any]:
         ModelError: The family names no repeated block.
     """
     blocks = compile_blocks(encoder)
-    return {**compile_now(encoder), "blocks": blocks}
+    for inputs, path in sample_calls(encoder):
+        encoder.encoder_eager_forward(inputs, path)
+    return {**compile_facts(), "blocks": blocks}
