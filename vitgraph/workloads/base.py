@@ -1,16 +1,21 @@
-"""The words of a workload: items, requests, the options that ask for them, and the fingerprint of their sizes."""
+"""The words of a workload: items, requests, and the fingerprint of their sizes."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitgraph.errors import InputError, UsageError
+from vitgraph.errors import InputError
 from vitgraph.planning.items import IMAGE, MOST_FRAMES, VIDEO
+
+MOST_SIDE = 999_999_999
+"""Pixels along a side; also what is no number of frames."""
+
+RATE_RULE = "a positive number, from 0.001 to 1,000,000"
 
 Provenance = dict[str, str | int | float | bool | None]
 
@@ -24,7 +29,7 @@ class MediaItem:
         height: Pixels down.
         frames: 1 for an image, more for a video.
         fps: Frames a second of the video file where `frames` counts file frames and the model's loader still samples
-            them; None where `frames` already is what reaches the processor, and for images.
+            them; None where `frames` already is what reaches the processor. An image has none, whatever is given.
         source: Where the item comes from, for messages (`mixed-chat.csv:17`).
         image: A PIL image or an `EncodedImage`; None means that random pixels of this size are used. It takes no part
             in equality or in the fingerprint.
@@ -40,17 +45,20 @@ class MediaItem:
     def __post_init__(self) -> None:
         for name in ("width", "height", "frames"):
             value = getattr(self, name)
-            if not is_int(value) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MOST_SIDE:
                 raise InputError(
-                    f"{self.source or 'item'}: {name} is {value!r}; it must be a positive integer, for example 336"
+                    f"{self.source or 'item'}: {name} is {value!r}; it must be a positive integer of at most "
+                    f"{MOST_SIDE}, for example {'1 for an image' if name == 'frames' else '640'}"
                 )
         if self.frames > MOST_FRAMES:
             raise InputError(f"{self.source or 'item'}: frames is {self.frames}; a video has at most {MOST_FRAMES}")
         if self.fps is not None and not is_rate(self.fps):
             raise InputError(
-                f"{self.source or 'item'}: fps is {self.fps!r}; it must be {RATE_RULE}, for example 29.97, or "
-                "None where frames are already sampled"
+                f"{self.source or 'item'}: fps is {self.fps!r}; it must be {RATE_RULE}, for example 29.97, or be left "
+                "out where frames are already sampled"
             )
+        if self.frames == 1:
+            object.__setattr__(self, "fps", None)
 
     @property
     def modality(self) -> str:
@@ -106,11 +114,6 @@ class Workload:
     skipped: tuple[SkippedItem, ...] = ()
     provenance: Provenance = field(default_factory=dict)
 
-    @classmethod
-    def of_items(cls, name: str, items: Iterable[MediaItem], skipped: Iterable[SkippedItem] = ()) -> Workload:
-        """A workload with one request for each item and no warm-ups."""
-        return cls(name=name, requests=number_requests((item,) for item in items), skipped=tuple(skipped))
-
     @property
     def num_items(self) -> int:
         """Items of the measured requests."""
@@ -130,16 +133,6 @@ class Workload:
         """
         lines = (",".join(_size_text(item) for item in request.items) + "\n" for request in self.requests)
         return hashlib.sha256("".join(lines).encode("ascii")).hexdigest()[:16]
-
-    def head(self, n: int) -> Workload:
-        """The same workload with its first `n` measured requests only (all of them where there are fewer).
-
-        Raises:
-            UsageError: If `n` is below 1.
-        """
-        if not is_int(n) or n < 1:
-            raise UsageError(f"head takes {n!r} requests; it must be a positive integer, for example 100")
-        return replace(self, requests=self.requests[:n])
 
 
 def number_requests(groups: Iterable[tuple[MediaItem, ...]]) -> tuple[Request, ...]:
@@ -191,14 +184,6 @@ def shrink_size(width: int, height: int, max_pixels: int | None) -> tuple[int, i
     new_width = min(max(1, math.floor(width * scale)), max_pixels)
     new_height = min(max(1, math.floor(height * scale)), max_pixels // new_width)
     return new_width, new_height
-
-
-def is_int(value: object) -> bool:
-    """Whether `value` is an integer that is not a truth value."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-RATE_RULE = "a positive number, from 0.001 to 1,000,000"
 
 
 def is_rate(value: object) -> bool:

@@ -9,11 +9,11 @@ from pathlib import Path
 from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
-from vitgraph.workloads.base import Workload
+from vitgraph.workloads.base import Provenance, Workload, number_requests
 from vitgraph.workloads.hub_sets import parquet_files
 from vitgraph.workloads.image_folder import convert_folder
 from vitgraph.workloads.registry import build_workload
-from vitgraph.workloads.request_log import read_json_log, read_text_log, unpacked
+from vitgraph.workloads.request_log import opened_log, read_json_log, read_text_log
 
 AUTO, HF, IMAGES, JSON_LINES, TEXT = "auto", "hf", "images", "json-lines", "text"
 KINDS = (AUTO, HF, IMAGES, JSON_LINES, TEXT)
@@ -69,14 +69,14 @@ def convert_source(
     path = Path(source).expanduser()
     if chosen == IMAGES:
         items, skipped = convert_folder(path)
-        workload = replace(
-            Workload.of_items(path.resolve().name, items, skipped), provenance={"dataset": "folder", "path": source}
-        )
+        requests = number_requests((item,) for item in items)
+        provenance: Provenance = {"dataset": "folder", "path": source}
+        workload = Workload(path.resolve().name, requests, skipped=tuple(skipped), provenance=provenance)
     elif chosen == TEXT:
         workload = read_text_log(path, pattern or "")
     else:
         workload = read_json_log(path, height_first=height_first, fields=fields)
-    return workload if num_requests is None else workload.head(num_requests)
+    return replace(workload, requests=workload.requests[:num_requests])
 
 
 def _detect_kind(source: str, has_pattern: bool) -> str:
@@ -88,7 +88,7 @@ def _detect_kind(source: str, has_pattern: bool) -> str:
     if is_file(path):
         if path.suffix == ".parquet":
             return HF
-        with path.open("rb") as raw, unpacked(raw) as file:
+        with opened_log(path, "log") as file:
             start = file.read(4096)
         start = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
         if start.lstrip().startswith(("{", "[")):

@@ -150,7 +150,7 @@ def _draw_groups(rule: DrawRule, num_requests: int, seed: int, source: str) -> l
                     width=width,
                     height=height,
                     frames=frames,
-                    fps=VIDEO_FILE_FPS if frames > 1 else None,
+                    fps=VIDEO_FILE_FPS,
                     source=f"{source}:{index}.{position}",
                 )
                 for position, (height, width, frames) in enumerate(sizes)

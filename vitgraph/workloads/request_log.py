@@ -10,14 +10,16 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from io import BufferedReader
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import parse_json
-from vitgraph.workloads.base import RATE_RULE, MediaItem, SkippedItem, Workload, is_int, is_rate, number_requests
+from vitgraph.workloads.base import RATE_RULE, MediaItem, Provenance, SkippedItem, Workload, is_rate, number_requests
 from vitgraph.workloads.encoded_image import read_upright_size
 
 LIST_KEYS = ("image_sizes", "images", "videos", "items")
@@ -35,31 +37,11 @@ SIZE_FIELDS: dict[str, tuple[str, ...]] = {
 
 LOG_FIELDS = (*SIZE_FIELDS, *LIST_KEYS, "request")
 _OTHER_FIELDS = frozenset(
-    [
-        "bytes",
-        "created",
-        "detail",
-        "filename",
-        "format",
-        "id",
-        "index",
-        "media_type",
-        "messages",
-        "mime_type",
-        "modality",
-        "model",
-        "name",
-        "path",
-        "prompt",
-        "request",
-        "request_id",
-        "size",
-        "time",
-        "timestamp",
-        "tokens",
-        "type",
-        "url",
-    ]
+    (
+        *("bytes", "created", "detail", "filename", "format", "id", "index", "media_type", "messages", "mime_type"),
+        *("modality", "model", "name", "path", "prompt", "request", "request_id", "size", "time", "timestamp"),
+        *("tokens", "type", "url"),
+    )
 )
 """Fields that say nothing of sizes."""
 
@@ -68,7 +50,6 @@ _BODY_FIELDS = frozenset(["body", "input", "messages", "prompt"])
 SIZE_PLACEHOLDERS = ("WxHxF", "WxH")
 """Stand for numbers in a pattern: width, height and, in the first, frames."""
 
-_LARGEST = 10**9
 _SIZE_TEXT = re.compile(r"(\d+)x(\d+)(?:x(\d+))?", re.ASCII)
 _KEYS_RULE = (
     f"an entry names its sizes as width and height (and frames, fps for a video), as a list in {', '.join(LIST_KEYS)}, "
@@ -97,39 +78,77 @@ def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str
             raise UsageError(f"--fields has {field!r}: {own!r}; it maps {', '.join(LOG_FIELDS)} to own names")
     names = {field: (own,) for field, own in (fields or {}).items()}
     reader = _EntryReader(height_first, {**SIZE_FIELDS, **names})
-    groups: dict[str, list[MediaItem]] = {}
-    lines = without = 0
+    log = _Log(path)
     for number, entry in _entries(path):
-        lines += 1
-        source = f"{path.name}:{number}"
+        source = log.next_line(number)
         if isinstance(entry, str):
-            reader.skipped.append(SkippedItem(source, f"not a JSON object ({_short(entry)})"))
+            log.skipped.append(SkippedItem(source, f"not a JSON object ({_short(entry)})"))
             continue
-        items = reader.items_of(entry, source) if isinstance(entry, dict) else None
-        if items is None:
-            without += 1
-        elif items.usable or not items.found:
+        sizes = reader.sizes_of(entry) if isinstance(entry, dict) else None
+        if sizes is None:
+            log.without_size += 1
+        else:
             request = entry.get(names.get("request", ("request",))[0])
-            group = groups.setdefault(f"request {request}" if isinstance(request, str | int) else source, [])
-            group.extend(items.usable)
-    counts: dict[str, Any] = {"lines": lines, "lines_without_size": without}
-    if reader.unread:
-        counts["fields_not_read"] = ", ".join(sorted(reader.unread))
+            log.add(source, request, [partial(reader.item, *size) for size in sizes])
+    unread = ", ".join(sorted(reader.unread))
+    if unread:
         logging.getLogger("vitgraph").warning(
-            "%s: fields that are not read: %s; --fields says which of them are sizes", path, counts["fields_not_read"]
+            "%s: fields that are not read: %s; --fields says which of them are sizes", path, unread
         )
-    return _workload(path, groups, reader.skipped, counts, _KEYS_RULE)
+    return log.workload(_KEYS_RULE, **({"fields_not_read": unread} if unread else {}))
 
 
-class _Found(NamedTuple):
-    """Items of an entry: how many it names, and those that can be used."""
+class _Log:
+    """What the lines of a log have given so far.
 
-    found: int
-    usable: list[MediaItem]
+    Attributes:
+        without_size: Lines that name no size.
+        skipped: Sizes that cannot be used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lines = self.without_size = 0
+        self._groups: dict[str, list[MediaItem]] = {}
+        self.skipped: list[SkippedItem] = []
+
+    def next_line(self, number: int) -> str:
+        """Counts a line, and names it."""
+        self._lines += 1
+        return f"{self._path.name}:{number}"
+
+    def add(self, source: str, request: Any, sizes: Sequence[Callable[[], MediaItem]]) -> None:
+        """Adds items to a request, which is the line's own where `request` is no name."""
+        items = []
+        for make in sizes:
+            try:
+                items.append(replace(make(), source=source))
+            except InputError as error:
+                self.skipped.append(SkippedItem(source, str(error)))
+        # A line whose sizes are all unusable is no request, one with an empty list of them is.
+        if items or not sizes:
+            self._groups.setdefault(f"request {request}" if isinstance(request, str | int) else source, []).extend(
+                items
+            )
+
+    def workload(self, rule: str, **facts: str) -> Workload:
+        if not any(self._groups.values()):
+            first = f"; first: {self.skipped[0].source}: {self.skipped[0].reason}" if self.skipped else ""
+            raise InputError(f"{self._path} has no usable size in {self._lines} lines{first}; {rule}")
+        provenance: Provenance = {
+            "dataset": "request log",
+            "path": str(self._path),
+            "lines": self._lines,
+            "lines_without_size": self.without_size,
+            **facts,
+        }
+        name = self._path.name.split(".", 1)[0] or self._path.name
+        requests = number_requests(map(tuple, self._groups.values()))
+        return Workload(name, requests, skipped=tuple(self.skipped), provenance=provenance)
 
 
 class _EntryReader:
-    """Reads entries of a log; remembers what it left out and which fields it did not know.
+    """Reads entries of a log; remembers which fields it did not know.
 
     Args:
         height_first: Pairs and texts are height before width.
@@ -139,28 +158,20 @@ class _EntryReader:
     def __init__(self, height_first: bool, names: Mapping[str, Sequence[str]]) -> None:
         self._height_first = height_first
         self._names = names
-        self.skipped: list[SkippedItem] = []
         self.unread: set[str] = set()
 
-    def items_of(self, entry: Mapping[str, Any], source: str) -> _Found | None:
-        """The items that an entry names; None where it names none."""
+    def sizes_of(self, entry: Mapping[str, Any]) -> list[tuple[Any, bool]] | None:
+        """What an entry names as sizes, each with whether it is said to be a video; None where it names none."""
         lists = {key: entry[name] for key in LIST_KEYS if isinstance(entry.get(name := self._name(key)), list)}
-        sizes = [(size, key in VIDEO_LISTS) for key, listed in lists.items() for size in listed]
-        if not lists:
-            parts = list(_media_parts(entry.get("body", entry)))
-            if not parts and self._get(entry, "width") is None and self._get(entry, "height") is None:
-                # The numbers of a text-only body, such as max_tokens, are none that could be sizes.
-                kinds = list | dict if _BODY_FIELDS & entry.keys() else int | list | dict
-                self._note(entry, {self._name(key) for key in LOG_FIELDS}, kinds)
-                return None
-            sizes = parts or [(entry, False)]
-        usable = []
-        for size, is_video in sizes:
-            try:
-                usable.append(self._item(size, source, is_video))
-            except InputError as error:
-                self.skipped.append(SkippedItem(source, str(error)))
-        return _Found(len(sizes), usable)
+        if lists:
+            return [(size, key in VIDEO_LISTS) for key, listed in lists.items() for size in listed]
+        parts = list(_media_parts(entry.get("body", entry)))
+        if not parts and self._get(entry, "width") is None and self._get(entry, "height") is None:
+            # The numbers of a text-only body, such as max_tokens, are none that could be sizes.
+            kinds = list | dict if _BODY_FIELDS & entry.keys() else int | list | dict
+            self._note(entry, {self._name(key) for key in LOG_FIELDS}, kinds)
+            return None
+        return parts or [(entry, False)]
 
     def _name(self, field: str) -> str:
         return self._names.get(field, (field,))[0]
@@ -172,25 +183,26 @@ class _EntryReader:
         other = {name for name, value in mapping.items() if isinstance(value, kinds) and not isinstance(value, bool)}
         self.unread |= other - known - _OTHER_FIELDS
 
-    def _item(self, size: Any, source: str, is_video: bool) -> MediaItem:
+    def item(self, size: Any, is_video: bool) -> MediaItem:
+        """The item of a size.
+
+        Raises:
+            InputError: It is none.
+        """
+        url = _url_of(size) if isinstance(size, Mapping) and self._get(size, "width") is None else size
+        if isinstance(url, str) and (url is not size or url.startswith("data:")):
+            return _item_of_url(url)
         if isinstance(size, Mapping):
-            url = _url_of(size)
-            if url is not None and self._get(size, "width") is None:
-                return _item_of_url(url, source)
             self._note(size, {name for field in SIZE_FIELDS for name in self._names[field]}, int | float | list | dict)
             found = {field: self._get(size, field) for field in SIZE_FIELDS}
-            is_video = is_video or size.get("type") == "video"
-            return make_item(size, source, is_video=is_video, **found)
-        if isinstance(size, str) and size.startswith("data:"):
-            return _item_of_url(size, source)
+            return make_item(size, is_video=is_video or size.get("type") == "video", **found)
         match = _SIZE_TEXT.fullmatch(size) if isinstance(size, str) else None
         numbers = list(match.groups()) if match else list(size) if isinstance(size, list) else []
         if self._height_first:
             numbers[:2] = numbers[1::-1]
         if len(numbers) not in (2, 3):
             raise InputError(f"size {_short(size)} is no [width, height], WxH or object with width and height")
-        width, height, frames = [*numbers, None][:3]
-        return make_item(size, source, width=width, height=height, frames=frames, is_video=is_video)
+        return make_item(size, is_video=is_video, **dict(zip(("width", "height", "frames"), numbers, strict=False)))
 
 
 def _media_parts(body: Any) -> Iterator[tuple[Any, bool]]:
@@ -217,7 +229,7 @@ def _url_of(part: Mapping[str, Any]) -> str | None:
     return source.get("url") if isinstance(source, Mapping) and isinstance(source.get("url"), str) else None
 
 
-def _item_of_url(url: str, source: str) -> MediaItem:
+def _item_of_url(url: str) -> MediaItem:
     """The image in a data URL, by its size."""
     head, _, data = url.partition(",")
     if not head.startswith("data:image") or not head.endswith(";base64"):
@@ -226,7 +238,7 @@ def _item_of_url(url: str, source: str) -> MediaItem:
         content = base64.b64decode(data, validate=True)
     except ValueError as error:
         raise InputError(f"{_short(url)} is not base64 ({error})") from error
-    return MediaItem(*read_upright_size(content), source=source)
+    return MediaItem(*read_upright_size(content))
 
 
 def _short(value: Any) -> str:
@@ -249,27 +261,16 @@ def read_text_log(path: Path, pattern: str) -> Workload:
         InputError: The file cannot be read, or no line has a usable size.
     """
     expression = compile_pattern(pattern)
-    groups: dict[str, list[MediaItem]] = {}
-    skipped: list[SkippedItem] = []
-    lines = without = 0
+    log = _Log(path)
     for number, line in _lines(path):
-        lines += 1
-        source = f"{path.name}:{number}"
-        found = False
-        for match in expression.finditer(line):
-            found = True
+        source = log.next_line(number)
+        matches = list(expression.finditer(line))
+        log.without_size += not matches
+        for match in matches:
             parts = match.groupdict()
-            request = parts.get("request")
-            try:
-                numbers: dict[str, Any] = {name: parts.get(name) for name in SIZE_FIELDS}
-                item = make_item(match.group(), source, **numbers)
-            except InputError as error:
-                skipped.append(SkippedItem(source, str(error)))
-                continue
-            groups.setdefault(source if request is None else f"request {request}", []).append(item)
-        without += not found
-    rule = f"--pattern {pattern!r} must match where a line names a size"
-    return _workload(path, groups, skipped, {"lines": lines, "lines_without_size": without}, rule)
+            sizes: dict[str, Any] = {field: parts.get(field) for field in SIZE_FIELDS}
+            log.add(source, parts.get("request"), [partial(make_item, match.group(), **sizes)])
+    return log.workload(f"--pattern {pattern!r} must match where a line names a size")
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
@@ -329,29 +330,35 @@ def _parsed(text: str) -> Any:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines that are not blank, of UTF-8 or UTF-16 text, compressed or not."""
+    with opened_log(path, "log") as file:
+        encoding = "utf-16" if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+        for number, line in enumerate(io.TextIOWrapper(file, encoding, errors="replace"), start=1):
+            if line.strip():
+                yield number, line.strip()
+
+
+@contextmanager
+def opened_log(path: Path, what: str) -> Iterator[Any]:
+    """The content of a regular file, unpacked where it is compressed with gzip, whatever its name.
+
+    Raises:
+        InputError: It is none, or it cannot be read, then or in the context.
+    """
     if path.exists() and not path.is_file():
-        raise InputError(f"cannot read the log {path}: it is no regular file; save it first")
+        raise InputError(f"cannot read the {what} {path}: it is no regular file; save it first")
     try:
-        with path.open("rb") as raw, unpacked(raw) as file:
-            encoding = "utf-16" if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-            for number, line in enumerate(io.TextIOWrapper(file, encoding, errors="replace"), start=1):
-                if line.strip():
-                    yield number, line.strip()
+        with path.open("rb") as raw:
+            yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"cannot read the log {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def unpacked(file: BufferedReader) -> Any:
-    """The file's content, unpacked where it is compressed with gzip, whatever its name."""
-    return gzip.open(file, "rb") if file.peek(2)[:2] == b"\x1f\x8b" else file
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the {what} {path}: {reason}; name a file that can be read") from error
 
 
 def make_item(
     size: Any,
-    source: str,
     *,
-    width: Any,
-    height: Any,
+    width: Any = None,
+    height: Any = None,
     frames: Any = None,
     fps: Any = None,
     duration: Any = None,
@@ -370,8 +377,7 @@ def make_item(
         frames = max(1, round(fps * duration))
     if frames is None and (is_video or duration is not None or fps is not None):
         raise InputError(f"video {_short(size)} needs frames (or num_frames), or a duration and an fps")
-    width, height, frames = (_known(value, size) for value in (width, height, 1 if frames is None else frames))
-    return MediaItem(width, height, frames, fps=fps if frames > 1 else None, source=source)
+    return MediaItem(width, height, 1 if frames is None else frames, fps, source=f"size {_short(size)}")
 
 
 def _number(value: Any) -> Any:
@@ -379,20 +385,3 @@ def _number(value: Any) -> Any:
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", value, re.ASCII):
         return float(value) if "." in value else int(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _known(value: Any, size: Any) -> int:
-    if not is_int(value) or not 0 < value < _LARGEST:
-        raise InputError(f"size {_short(size)} needs positive integers below {_LARGEST}")
-    return int(value)
-
-
-def _workload(
-    path: Path, groups: Mapping[str, list[MediaItem]], skipped: list[SkippedItem], counts: Mapping[str, Any], rule: str
-) -> Workload:
-    if not any(groups.values()):
-        first = f"; first: {skipped[0].source}: {skipped[0].reason}" if skipped else ""
-        raise InputError(f"{path} has no usable size in {counts['lines']} lines{first}; {rule}")
-    provenance: dict[str, str | int | float | bool | None] = {"dataset": "request log", "path": str(path), **counts}
-    name = path.name.split(".", 1)[0] or path.name
-    return Workload(name, number_requests(map(tuple, groups.values())), skipped=tuple(skipped), provenance=provenance)

@@ -9,9 +9,10 @@ import hashlib
 import io
 import math
 import re
-import zlib
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from vitgraph.reading import MOST_BYTES, is_file
 from vitgraph.records.store import write_file
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import (
-    RATE_RULE,
     MediaItem,
     Provenance,
     Request,
@@ -29,7 +29,7 @@ from vitgraph.workloads.base import (
     is_rate,
     shrink_size,
 )
-from vitgraph.workloads.request_log import unpacked
+from vitgraph.workloads.request_log import opened_log
 
 TRACE_FOLDER = Path(__file__).with_name("traces")
 DEFAULT_TRACE = "mixed-chat"
@@ -70,7 +70,7 @@ MOST_SECONDS = 1e10
 
 _SIZE_COLUMNS = ("width", "height", "frames")
 _COLUMNS = (*_SIZE_COLUMNS, "request", "fps", "call", "arrival_s")
-_POSITIVE_INTEGER = re.compile(r"0*[1-9][0-9]{0,8}", re.ASCII)
+_INTEGER = re.compile(r"-?[0-9]{1,99}", re.ASCII)
 _HEADER_RULE = (
     "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s"
 )
@@ -123,7 +123,10 @@ def build_trace(spec: WorkloadSpec) -> Workload:
     path, shipped = resolve_trace_path(spec.dataset_path)
     assumed_fps = SHIPPED_TRACES[shipped].video_fps if shipped else None
     video_fps = assumed_fps if spec.video_fps is None else spec.video_fps
-    content = _read_bytes(path)
+    with opened_log(path, "trace") as file:
+        content = bytes(file.read(MOST_BYTES + 1))
+    if len(content) > MOST_BYTES:
+        raise InputError(f"the trace {path} has more than {MOST_BYTES:,} bytes; take a part of it")
     found = list(_parse_requests(path.name, content, video_fps))
     num_shrunk = 0
     if spec.max_pixels_per_item is not None:
@@ -199,30 +202,27 @@ def _item_cells(item: MediaItem) -> dict[str, object]:
     return {"width": item.width, "height": item.height, "frames": item.frames, "fps": rate}
 
 
-def _read_bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as raw, unpacked(raw) as file:
-            content = bytes(file.read(MOST_BYTES + 1))
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the trace {path}: {reason}; name a CSV file that can be read") from error
-    if len(content) > MOST_BYTES:
-        raise InputError(f"the trace {path} has more than {MOST_BYTES:,} bytes; take a part of it")
-    return content
-
-
-@dataclass(slots=True)
-class _Rows:
-    """What the rows of one request say; `call` and `arrival_s` are those of its first row."""
-
-    call: str | None
-    arrival_s: float | None
-    items: list[MediaItem] = field(default_factory=list)
+Rows = list[tuple[str, dict[str, str]]]
+"""Place (`file:line`) and cells by column of each row of a request."""
 
 
 @functools.lru_cache(maxsize=8)
 def _parse_requests(name: str, content: bytes, video_fps: float | None) -> tuple[Request, ...]:
     """Every request, in the order in which they first appear; one command asks for the same trace several times."""
+    groups: dict[str, Rows] = {}
+    for place, row in _rows(name, content):
+        request = row.get("request", place)
+        if not request:
+            raise InputError(f"{place}: column request is empty; name the request of every row, or drop the column")
+        groups.setdefault(request, []).append((place, row))
+    found = tuple(_request(index, *group, video_fps) for index, group in enumerate(groups.items()))
+    if not any(request.items for request in found):
+        raise InputError(f"{name}: no rows; {_HEADER_RULE}, and each further line is an item, for example 640,480,1")
+    return found
+
+
+def _rows(name: str, content: bytes) -> Iterator[tuple[str, dict[str, str]]]:
+    """Place and cells by column of every row that is not blank."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -231,120 +231,83 @@ def _parse_requests(name: str, content: bytes, video_fps: float | None) -> tuple
             "saved a workbook or UTF-16)"
         ) from error
     reader = csv.reader(io.StringIO(text, newline=""))
-    header: list[str] | None = None
-    groups: dict[str, _Rows] = {}
-    rows_without_items: dict[str, int] = {}
+    header: list[str] = []
     try:
         for cells in reader:
-            cells = [cell.strip() for cell in cells]
+            cells, place = [cell.strip() for cell in cells], f"{name}:{reader.line_num}"
             if not any(cells):
                 continue
-            line = reader.line_num
-            if header is None:
-                header = _check_header(name, line, cells)
-                continue
-            row = _check_row_length(name, line, header, cells)
-            request = row.get("request", f"line {line}")
-            if not request:
+            if not header:
+                header = _check_header(place, cells)
+            elif len(cells) != len(header):
                 raise InputError(
-                    f"{name}:{line}: column request is empty; name the request of every row, or drop the column"
+                    f"{place}: {len(cells)} values ({','.join(cells)!r}) for {len(header)} columns "
+                    f"({','.join(header)}); every row needs one value a column"
                 )
-            rows = groups.setdefault(request, _Rows(row.get("call") or None, _parse_arrival(f"{name}:{line}", row)))
-            if rows.call != (row.get("call") or None):
-                raise InputError(
-                    f"{name}:{line}: request {request!r} is in call {rows.call!r} and in {row.get('call')!r}; it can "
-                    "be in one only. Give its parts request names of their own"
-                )
-            if "request" in row and not any(row.get(column) for column in _SIZE_COLUMNS):
-                rows_without_items[request] = line
-                continue
-            rows.items.append(_parse_item(f"{name}:{line}", row, video_fps))
+            else:
+                yield place, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise InputError(f"{name}:{reader.line_num}: not CSV ({error}); {_HEADER_RULE}") from error
-    if header is None or not any(rows.items for rows in groups.values()):
-        raise InputError(
-            f"{name}: no {'rows' if header else 'header'}; {_HEADER_RULE}, and each further line is an "
-            "item, for example 640,480,1"
-        )
-    for request, line in rows_without_items.items():
-        if groups[request].items:
-            raise InputError(
-                f"{name}:{line}: columns width and height are empty, yet request {request!r} has other rows; an empty "
-                "row stands for a request without items and must be its only one"
-            )
-    return tuple(
-        Request(index, tuple(rows.items), rows.call, rows.arrival_s) for index, rows in enumerate(groups.values())
-    )
+    if not header:
+        raise InputError(f"{name}: no header; {_HEADER_RULE}")
 
 
-def _check_header(name: str, line: int, cells: list[str]) -> list[str]:
+def _check_header(place: str, cells: list[str]) -> list[str]:
     header = [cell.lower() for cell in cells]
-    repeated = sorted({column for column in header if header.count(column) > 1})
-    unknown = [column for column in header if column not in _COLUMNS]
-    missing = [column for column in ("width", "height") if column not in header]
-    if repeated or unknown or missing:
-        # An unknown column is refused, since a misspelt `frames` would turn videos into images without a word.
-        parts = [
-            f"{word} column {', '.join(map(repr, columns))}"
-            for word, columns in (("repeated", repeated), ("unknown", unknown), ("missing", missing))
-            if columns
-        ]
-        raise InputError(f"{name}:{line}: header {','.join(cells)!r} has {' and '.join(parts)}; {_HEADER_RULE}")
+    # An unknown column is refused, since a misspelt `frames` would turn videos into images without a word.
+    wrong = {
+        "repeated": sorted({column for column in header if header.count(column) > 1}),
+        "unknown": [column for column in header if column not in _COLUMNS],
+        "missing": [column for column in ("width", "height") if column not in header],
+    }
+    parts = [f"{word} column {', '.join(map(repr, columns))}" for word, columns in wrong.items() if columns]
+    if parts:
+        raise InputError(f"{place}: header {','.join(cells)!r} has {' and '.join(parts)}; {_HEADER_RULE}")
     return header
 
 
-def _check_row_length(name: str, line: int, header: list[str], cells: list[str]) -> dict[str, str]:
-    if len(cells) != len(header):
-        raise InputError(
-            f"{name}:{line}: {len(cells)} values ({','.join(cells)!r}) for {len(header)} columns ({','.join(header)}); "
-            "every row needs one value a column"
-        )
-    return dict(zip(header, cells, strict=True))
-
-
-def _parse_item(source: str, row: dict[str, str], video_fps: float | None) -> MediaItem:
-    sizes = {}
-    for column in _SIZE_COLUMNS:
-        text = row.get(column, "1" if column == "frames" else "")
-        if not _POSITIVE_INTEGER.fullmatch(text):
+def _request(index: int, name: str, rows: Rows, video_fps: float | None) -> Request:
+    """A request of its rows; its call and arrival are those of the first."""
+    first_place, first = rows[0]
+    call = first.get("call") or None
+    empty = [place for place, row in rows if "request" in row and not any(map(row.get, _SIZE_COLUMNS))]
+    items = []
+    for place, row in rows:
+        if (row.get("call") or None) != call:
             raise InputError(
-                f"{source}: column {column} is {text!r}; it must be a positive integer below 1000000000, for example "
-                f"{'1 for an image' if column == 'frames' else '640'}"
+                f"{place}: request {name!r} is in call {call!r} and in {row.get('call')!r}; it can be in one only. "
+                "Give its parts request names of their own"
             )
-        sizes[column] = int(text)
-    fps = _parse_fps(source, row.get("fps", "")) or video_fps
-    return MediaItem(**sizes, fps=fps if sizes["frames"] > 1 else None, source=source)
-
-
-def _parse_fps(source: str, text: str) -> float | None:
-    if not text:
-        return None
-    fps = _number(text)
-    if not is_rate(fps):
+        if place not in empty:
+            items.append(_item(place, row, video_fps))
+    if items and empty:
         raise InputError(
-            f"{source}: column fps is {text!r}; it must be {RATE_RULE}, for example 29.97, or empty where frames are "
-            "already sampled"
+            f"{empty[-1]}: columns width and height are empty, yet request {name!r} has other rows; an empty row "
+            "stands for a request without items and must be its only one"
         )
-    return fps
+    return Request(index, tuple(items), call, _arrival(first_place, first.get("arrival_s", "")))
 
 
-def _number(text: str) -> float:
+def _item(place: str, row: dict[str, str], video_fps: float | None) -> MediaItem:
+    sizes: dict[str, Any] = {column: row[column] for column in _SIZE_COLUMNS if column in row}
+    sizes |= {column: int(text) for column, text in sizes.items() if _INTEGER.fullmatch(text)}
+    fps: Any = row.get("fps") or video_fps
+    return MediaItem(**sizes, fps=_number(fps) if is_rate(_number(fps)) else fps, source=place)
+
+
+def _number(text: Any) -> float:
     """NaN where the text is no number."""
     try:
         return float(text)
-    except ValueError:
+    except (TypeError, ValueError):
         return math.nan
 
 
-def _parse_arrival(source: str, row: dict[str, str]) -> float | None:
-    text = row.get("arrival_s", "")
-    if not text:
-        return None
-    arrival = _number(text)
+def _arrival(place: str, text: str) -> float | None:
     # Seconds since 1970 in nanoseconds, say, are of another unit.
-    if not abs(arrival) <= MOST_SECONDS:
-        raise InputError(f"{source}: column arrival_s is {text!r}; it must be a number of seconds, for example 12.5")
-    return arrival
+    if text and not abs(_number(text)) <= MOST_SECONDS:
+        raise InputError(f"{place}: column arrival_s is {text!r}; it must be a number of seconds, for example 12.5")
+    return _number(text) if text else None
 
 
 def _shrink_requests(requests: list[Request], max_pixels: int) -> tuple[list[Request], int]:
@@ -355,6 +318,6 @@ def _shrink_requests(requests: list[Request], max_pixels: int) -> tuple[list[Req
         for item in request.items:
             width, height = shrink_size(item.width, item.height, max_pixels)
             num_shrunk += (width, height) != (item.width, item.height)
-            shrunk.append(MediaItem(width, height, item.frames, item.fps, item.source))
+            shrunk.append(replace(item, width=width, height=height))
         found.append(replace(request, items=tuple(shrunk)))
     return found, num_shrunk

@@ -75,7 +75,7 @@ def test_what_is_left_out_is_counted_or_named(tmp_path: Path) -> None:
     assert [item.source for item in workload.skipped] == [f"log.jsonl:{line}" for line in (4, 6, 7, 8, 9, 10)]
     reasons = [item.reason for item in workload.skipped]
     assert "not a JSON object" in reasons[0]
-    assert '"width": 0' in reasons[1]
+    assert '"width": 0, "height": 4}: width is 0; it must be a positive integer' in reasons[1]
     assert "fps" in reasons[4]
 
 
@@ -165,7 +165,7 @@ def test_videos_stay_videos(line: str, expected: tuple[int, int, int, float | No
         ('{"videos": [{"width": 1280, "height": 720}]}', "needs frames"),
         ('{"videos": ["1280x720"]}', "needs frames"),
         ('{"videos": [{"width": 1280, "height": 720, "duration": 4}]}', "needs frames"),
-        ('{"videos": [{"width": 1280, "height": 720, "frames": 1000000000}]}', "below 1000000000"),
+        ('{"videos": [{"width": 1280, "height": 720, "frames": 1000000000}]}', "at most 999999999"),
         ('{"videos": [{"width": 1280, "height": 720, "frames": 999999999}]}', "at most 1000000"),
         ('{"items": [{"width": 12, "height": 7, "duration": -1, "fps": 3}]}', "duration"),
         ('{"videos": [{"width": 12, "height": 7, "frames": 9, "fps": 1e-320}]}', "fps"),

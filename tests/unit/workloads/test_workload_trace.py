@@ -51,33 +51,33 @@ def test_accepted_files(tmp_path: Path, text: str, expected: list) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("width,height,frames\n640,480,1\n0,480,1\n", r"t\.csv:3: column width is '0'; it must be a positive integer"),
-        ("width,height\n640,-480\n", r"t\.csv:2: column height is '-480'; it must be a positive integer"),
-        ("width,height\n640,480.0\n", r"t\.csv:2: column height is '480\.0'; it must be a positive integer"),
-        ("width,height\n640,\n", r"t\.csv:2: column height is ''; it must be a positive integer"),
-        ("width,height\n1_0,4\n", r"t\.csv:2: column width is '1_0'; it must be a positive integer"),
-        ("width,height\n١٢,4\n", r"t\.csv:2: column width is '١٢'; it must be a positive integer"),
-        ("width,height\n1000000000,4\n", r"column width is '1000000000'; it must be a positive integer below 10000000"),
-        ("width,height,frames\n\n640,480,0\n", r"t\.csv:3: column frames is '0'; .* 1 for an image"),
-        ("width,height,frames\n640,480,\n", r"t\.csv:2: column frames is ''; .* 1 for an image"),
+        ("width,height,frames\n640,480,1\n0,480,1\n", r"t\.csv:3: width is 0; it must be a positive integer"),
+        ("width,height\n640,-480\n", r"t\.csv:2: height is -480; it must be a positive integer"),
+        ("width,height\n640,480.0\n", r"t\.csv:2: height is '480\.0'; it must be a positive integer"),
+        ("width,height\n640,\n", r"t\.csv:2: height is ''; it must be a positive integer"),
+        ("width,height\n1_0,4\n", r"t\.csv:2: width is '1_0'; it must be a positive integer"),
+        ("width,height\n١٢,4\n", r"t\.csv:2: width is '١٢'; it must be a positive integer"),
+        ("width,height\n1000000000,4\n", r"width is 1000000000; it must be a positive integer of at most 999999999"),
+        ("width,height,frames\n\n640,480,0\n", r"t\.csv:3: frames is 0; .* 1 for an image"),
+        ("width,height,frames\n640,480,\n", r"t\.csv:2: frames is ''; .* 1 for an image"),
         ("width,height,frames\n640,480\n", r"t\.csv:2: 2 values \('640,480'\) for 3 columns"),
         ("width,height\n640,480,1\n", r"t\.csv:2: 3 values \('640,480,1'\) for 2 columns"),
         ("width,height,request\n640,480,\n", r"t\.csv:2: column request is empty; name the request of every row"),
         ("width,height,request\n1,2,a\n,,a\n", r"t\.csv:3: columns width and height are empty, yet request 'a' has"),
-        ("width,height,frames,fps\n1,2,3,-1\n", r"t\.csv:2: column fps is '-1'; it must be a positive number"),
+        ("width,height,frames,fps\n1,2,3,-1\n", r"t\.csv:2: fps is '-1'; it must be a positive number"),
         (
             "width,height,frames,fps\n1,2,3,1e-320\n",
-            r"t\.csv:2: column fps is .1e-320.; it must be a positive number, from",
+            r"t\.csv:2: fps is .1e-320.; it must be a positive number, from",
         ),
         (
             "width,height,frames,fps\n1,2,3,1e300\n",
-            r"t\.csv:2: column fps is .1e300.; it must be a positive number, from",
+            r"t\.csv:2: fps is .1e300.; it must be a positive number, from",
         ),
         (
             "width,height,arrival_s\n1,2,1e300\n",
             r"t\.csv:2: column arrival_s is .1e300.; it must be a number of seconds",
         ),
-        ("width,height,frames,fps\n1,2,3,nan\n", r"t\.csv:2: column fps is 'nan'; it must be a positive number"),
+        ("width,height,frames,fps\n1,2,3,nan\n", r"t\.csv:2: fps is 'nan'; it must be a positive number"),
         (
             "640,480\n320,240\n",
             r"t\.csv:1: header '640,480' has unknown column '640', '480' and missing column 'width'",
@@ -225,7 +225,7 @@ def test_saved_trace_text(tmp_path: Path) -> None:
 
 
 def test_saving_never_replaces_a_file_unasked(tmp_path: Path) -> None:
-    workload = Workload.of_items("w", [MediaItem(5, 6)])
+    workload = Workload("w", (Request(0, (MediaItem(5, 6),)),))
     path = write(tmp_path, "precious")
     with pytest.raises(UsageError, match=r"t\.csv exists; name another file"):
         save_trace(workload, path)
@@ -237,6 +237,6 @@ def test_saving_never_replaces_a_file_unasked(tmp_path: Path) -> None:
 def test_saving_below_a_file_or_nothing_at_all_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path, "precious")
     with pytest.raises(RecordFileError, match=r"cannot write .*Not saved: the trace"):
-        save_trace(Workload.of_items("w", [MediaItem(5, 6)]), Path(file) / "t.csv")
+        save_trace(Workload("w", (Request(0, (MediaItem(5, 6),)),)), Path(file) / "t.csv")
     with pytest.raises(UsageError, match=r"workload 'none' has no items to write"):
         save_trace(Workload("none", (Request(0, ()),)), tmp_path / "t.csv")

@@ -121,9 +121,9 @@ def erf_gelu(x: Any) -> Any:
 
 def _put_in_place(gelu: fx.Node, compute: Callable[..., Any], *inputs: Any) -> None:
     """Puts what `compute` makes of the inputs, which are nodes, in place of a gelu."""
-    known = set(gelu.graph.nodes)
+    known, tracer = set(gelu.graph.nodes), fx.proxy.GraphAppendingTracer(gelu.graph)
     with gelu.graph.inserting_before(gelu):
-        result = compute(*map(fx.Proxy, inputs)).node
+        result = compute(*(fx.Proxy(node, tracer) for node in inputs)).node
     for node in gelu.graph.nodes:
         if node not in known:
             # Later nodes and torch's cache of traced graphs look for the example.
