@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitgraph.records.candidates import derive_results
 from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import (
     BenchRecord,
@@ -18,7 +20,10 @@ from vitgraph.records.record import (
     TuneRecord,
     VerifyRecord,
 )
-from vitgraph.records.store import RUN_FILE, iter_records, read_record
+from vitgraph.records.sample_table import Samples, read_samples
+from vitgraph.records.stats import MARGIN_PCT
+from vitgraph.records.store import RUN_FILE, beside, iter_records, read_record, write_atomically
+from vitgraph.records.summary import compare_bench
 
 PAGE = "README.md"
 INTRODUCTION = """# Results
@@ -26,7 +31,7 @@ INTRODUCTION = """# Results
 Made from the records by `python -m vitgraph.records.shelf {root}`; what they mean, under which conditions they were
 measured and what was tried besides: [what was tried](../docs/what-was-tried.md). `vitgraph export FOLDER` shows a
 record again, with its tables and plots. Means are milliseconds a request; positive gains are faster, with the ends of
-their 95 % interval.
+their 95 % interval. Intervals and verdicts of benches and comparisons are those of today's rule, from the kept samples.
 """
 Row = tuple[str, ...]
 
@@ -153,9 +158,35 @@ _TABLES: dict[type[Record], tuple[str, Row, Callable[[Any], Row]]] = {
 }
 
 
+def judged_again(record: Record, samples: Samples) -> Any:
+    """The result of a bench or a comparison with what the rule of today says of its samples."""
+    settings: dict[str, Any] = dict(record.settings)
+    # Runs that were not asked for a margin had this one.
+    seed, margin_pct = settings["model"]["seed"], settings.get("run", {}).get("same_margin_pct", MARGIN_PCT)
+    if isinstance(record, CompareRecord):
+        ranks = record.resolved.ranks if record.resolved is not None else 1
+        return derive_results(record.result, samples, seed, ranks, margin_pct)
+    assert isinstance(record, BenchRecord)
+    before = record.result.comparison
+    return record.result.but(comparison=compare_bench(samples, seed, before.invalid_reasons, margin_pct))
+
+
+def renew(file: Path) -> None:
+    """Writes a record's result again where the rule of today says something else."""
+    record = read_record(file)
+    if not isinstance(record, BenchRecord | CompareRecord) or record.samples_file is None:
+        return
+    found = judged_again(record, read_samples(beside(file, record.samples_file)))
+    if found != record.result:
+        content = {**json.loads(file.read_bytes()), "result": found.model_dump(mode="json")}
+        write_atomically(file, f"{json.dumps(content, indent=1)}\n".encode())
+
+
 def main() -> None:
-    """Writes the page of the folder that is given."""
+    """Writes the page of the folder that is given, once its records are judged by the rule of today."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
+    for file in iter_records(root):
+        renew(file)
     (root / PAGE).write_text(page(root), encoding="utf-8")
     sys.stdout.write(f"wrote {root / PAGE}\n")
 
