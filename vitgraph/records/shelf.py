@@ -1,4 +1,4 @@
-"""The page of a folder of records, made from them: `python -m vitgraph.records.shelf results`."""
+"""What `python -m vitgraph.records.shelf results` makes from a folder of records: its page, and what was verified."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from vitgraph.records.store import RUN_FILE, beside, iter_records, read_record, 
 from vitgraph.records.summary import compare_bench
 
 PAGE = "README.md"
+VERIFIED = Path(__file__).parents[1] / "models" / "verified.json"
+"""What `vitgraph models` says of each row, for people who have no folder of records."""
 INTRODUCTION = """# Results
 
 Made from the records by `python -m vitgraph.records.shelf {root}`; what they mean, under which conditions they were
@@ -182,13 +184,41 @@ def renew(file: Path) -> None:
         write_atomically(file, f"{json.dumps(content, indent=1)}\n".encode())
 
 
+def verified(root: Path) -> dict[str, list[dict[str, Any]]]:
+    """The newest verification of each row on a GPU, whose checks all passed, by backend and whether it was compiled."""
+    found: dict[tuple[str, str, bool], dict[str, Any]] = {}
+    records = [(_place(file, root), read_record(file)) for file in iter_records(root)]
+    passed = [(place, record) for place, record in records if isinstance(record, VerifyRecord)]
+    for place, record in sorted(passed, key=lambda one: one[1].created_at):
+        for model in record.result.models:
+            if record.environment is None or model.status != "ok" or model.ranks > 1 or model.row is None:
+                continue
+            compiled = bool(model.compiled_blocks)
+            found[model.row, str(model.backend_requested), compiled] = {
+                "device": str(record.environment.device).removeprefix("NVIDIA "),
+                "preset": model.preset,
+                "dtype": model.dtype,
+                "backend": model.backend_requested,
+                "compiled": compiled,
+                "max_rel_l2": model.max_rel_l2,
+                "calls": model.calls,
+                "date": str(record.created_at)[:10],
+                "record": place,
+            }
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for (row, _, _), run in sorted(found.items()):
+        rows.setdefault(row, []).append(run)
+    return rows
+
+
 def main() -> None:
-    """Writes the page of the folder that is given, once its records are judged by the rule of today."""
+    """Judges the records of a folder by the rule of today, and writes its page and what was verified in it."""
     root = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
     for file in iter_records(root):
         renew(file)
     (root / PAGE).write_text(page(root), encoding="utf-8")
-    sys.stdout.write(f"wrote {root / PAGE}\n")
+    VERIFIED.write_text(json.dumps({"rows": verified(root)}, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"wrote {root / PAGE} and {VERIFIED}\n")
 
 
 if __name__ == "__main__":

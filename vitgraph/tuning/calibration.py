@@ -237,8 +237,7 @@ class _Calibration:
                     profile.notes.append(f"no replays of {budget} tokens and more were timed: the time was up")
                     break
                 for axis_key in {key.axis_key for key in manager.graphs if key.path == path}:
-                    key = GraphKey(path, budget, levels[0], axis_key)
-                    self._measure_budget(profile, manager, key, levels, budget in plan.slot_budgets[path])
+                    self._measure_budget(profile, manager, plan, GraphKey(path, budget, levels[0], axis_key))
                 self._step()
             self._measure_calls(profile, manager, graphs)
         finally:
@@ -271,17 +270,13 @@ class _Calibration:
             profile.notes.append(f"budget {dropped.key.token_budget} was dropped: {dropped.reason}")
 
     def _measure_budget(
-        self,
-        profile: CalibrationProfile,
-        manager: EncoderCudaGraphManager,
-        key: GraphKey,
-        levels: Sequence[int],
-        has_others: bool,
+        self, profile: CalibrationProfile, manager: EncoderCudaGraphManager, plan: CalibrationPlan, key: GraphKey
     ) -> None:
-        """One budget: a full batch at every slot level and, where asked for, other batches in the same graph."""
+        """One budget: a full batch at every slot level; at some, other batches in the same graph."""
+        levels = plan.tiers(key.path, key.token_budget)
         batches = [(levels[0], self.catalogue.fill(key.path, key.token_budget))]
         batches += [(level, batches[0][1]) for level in levels[1:]]
-        if has_others:
+        if key.token_budget in plan.slot_budgets[key.path]:
             batches += [(levels[0], self.catalogue.fill(key.path, key.token_budget // part)) for part in PARTIAL_FILLS]
             batches += self._many_segments(key, levels)
         for slots, batch in batches:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from vitgraph.models.catalog import catalog, verifications
+from vitgraph.models.catalog import catalog
 from vitgraph.models.registry import ROWS, resolve_preset, row_presets
 from vitgraph.report.columns import Table
-from vitgraph.report.to_terminal import render
 from vitgraph.report.views.machine import MATRIX_BEGIN, MATRIX_END, families_markdown, matrix_markdown, models_document
 
 ROOT = Path(__file__).parents[3]
@@ -39,26 +35,10 @@ def test_rows_of_one_kind_of_tower_stand_together() -> None:
     assert named == list(dict.fromkeys(towers))
 
 
-@pytest.mark.parametrize(("memory_check", "is_explained"), [("not rerun", True), ("ok", False)])
-def test_the_star_is_explained_where_a_row_has_one(memory_check: str, is_explained: bool) -> None:
-    run = {**ENTRIES[0]["verified"][0], "max_rel_l2": 0.013, "memory_check": memory_check}
-    entries = [{**ENTRIES[0], "verified": [run]}]
-    console = Console(file=io.StringIO(), width=200)
-    render(models_document(entries), console)
-    assert isinstance(console.file, io.StringIO)
-    for text in (matrix_markdown(entries), console.file.getvalue()):
-        assert "H200 FLASH_ATTN, max distance 1.3%" in text
-        assert ("1.3% *" in text) == ("* The check that memory returns" in text) == is_explained
-
-
-@pytest.mark.parametrize("name", sorted(verifications()))
-def test_what_is_called_verified_is_in_a_committed_record(name: str) -> None:
-    for run in verifications()[name]:
-        record = json.loads((ROOT / "results" / run["record"] / "run.json").read_text(encoding="utf-8"))
-        (row,) = [row for row in record["result"]["models"] if row["row"] == name and row["preset"] == run["preset"]]
-        assert row["max_rel_l2"] == run["max_rel_l2"]
-        failed = [] if run["memory_check"] == "ok" else ["memory_returned"]
-        assert [check["name"] for check in row["checks"] if check["status"] == "failed"] == failed
+def test_a_row_says_how_it_was_verified() -> None:
+    run = {**ENTRIES[0]["verified"][0], "backend": "auto", "max_rel_l2": 0.013}
+    text = matrix_markdown([{**ENTRIES[0], "verified": [run | {"compiled": False}, run | {"compiled": True}]}])
+    assert "H200 auto, max distance 1.3%; H200 auto, compiled, max distance 1.3%" in text
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

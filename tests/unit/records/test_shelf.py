@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.sections import Section
-from vitgraph.records.shelf import PAGE, judged_again, page
+from vitgraph.records.shelf import PAGE, VERIFIED, judged_again, page, verified
 from vitgraph.records.store import beside, iter_records, read_record
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -50,6 +51,10 @@ def test_a_kept_record_says_what_the_rule_of_today_says(file: Path) -> None:
 
 def test_the_page_is_that_of_the_records() -> None:
     assert (RESULTS / PAGE).read_text(encoding="utf-8") == page(RESULTS), "run python -m vitgraph.records.shelf results"
+
+
+def test_what_is_called_verified_is_in_a_committed_record() -> None:
+    assert json.loads(VERIFIED.read_text(encoding="utf-8")) == {"rows": verified(RESULTS)}
 
 
 def test_the_shelf_is_small() -> None:
