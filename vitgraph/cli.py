@@ -13,8 +13,7 @@ from vitgraph.commands.calibrate import calibrate
 from vitgraph.commands.compare_backends import compare_backends
 from vitgraph.commands.export import export
 from vitgraph.commands.machine import doctor, import_line, models
-from vitgraph.commands.options import add_command
-from vitgraph.commands.options_page import options_page
+from vitgraph.commands.options import add_command, options_page
 from vitgraph.commands.plan import plan
 from vitgraph.commands.profile import profile, profiled_call
 from vitgraph.commands.recommend import recommend

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec
-from vitgraph.specs.given import spec_from
+from vitgraph.specs.fields import spec_from
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vitgraph import hub
 from vitgraph.cli import app
-from vitgraph.commands.options_page import specs_of_commands
+from vitgraph.commands.options import specs_of_commands
 from vitgraph.specs.fields import options_of
 
 SPECS = specs_of_commands(app)

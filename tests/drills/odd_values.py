@@ -16,9 +16,9 @@ from pathlib import Path
 from damaged_files import bound_memory, run_command, wrong_end
 
 from vitgraph.cli import app
-from vitgraph.commands.options_page import specs_of_commands
+from vitgraph.commands.options import specs_of_commands
 from vitgraph.errors import EXIT_HUB
-from vitgraph.specs.fields import SpecOption, options_of
+from vitgraph.specs.fields import Option, options_of
 
 VALUES_AN_OPTION = 3
 
@@ -73,11 +73,11 @@ def fill_folder() -> None:
     Path("folder").mkdir()
 
 
-def wrong_with(command: str, entry: SpecOption, value: str) -> str | None:
+def wrong_with(command: str, entry: Option, value: str) -> str | None:
     """What a user should not be shown of a command with this value, or None."""
     needed = NEEDED.get(command, ())
     words = [*command.split(), *(MEASURING if needed == 1 else needed)]
-    status, text = run_command([*words, *([] if entry.option.is_argument else [entry.names[0]]), value])
+    status, text = run_command([*words, *([] if entry.is_argument else [entry.names[0]]), value])
     # A name that could be a hub's is asked for there, and the hub may not answer.
     is_of_hub = status == EXIT_HUB and "the hub cannot be reached" in " ".join(text.split())
     wrong = wrong_end(2 if is_of_hub else status, text)

@@ -11,8 +11,7 @@ from typing import Any
 
 from vitgraph.errors import UsageError
 from vitgraph.reading import is_folder, parse_yaml, read_text
-from vitgraph.specs.fields import SpecOption
-from vitgraph.specs.given import read_values
+from vitgraph.specs.fields import Option, read_named
 
 NOT_IN_FILES = frozenset({"config", "debug"})
 
@@ -22,7 +21,7 @@ MOST_BYTES = 1_000_000
 """A file of settings is a page; a device or a pipe has no end."""
 
 
-def read_config(path: Path, options: Mapping[str, SpecOption]) -> dict[str, Any]:
+def read_config(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
     """Reads a file of settings.
 
     Args:
@@ -36,7 +35,7 @@ def read_config(path: Path, options: Mapping[str, SpecOption]) -> dict[str, Any]
         UsageError: The file cannot be read, or a key or a value in it is not what the command takes.
     """
     allowed = {key: entry for key, entry in options.items() if key not in NOT_IN_FILES}
-    return read_values(str(path), read_mapping(path, "--config", "`num_prompts: 100`"), allowed)
+    return read_named(str(path), read_mapping(path, "--config", "`num_prompts: 100`"), allowed)
 
 
 def read_mapping(path: Path, option: str, example: str) -> dict[Any, Any]:

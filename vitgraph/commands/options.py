@@ -1,4 +1,5 @@
-"""Makes a command of a function that takes a spec: its options, its config file and its `--help` come from the fields.
+"""Makes a command of a function that takes a spec: its options, its config file, its `--help` and its part of the
+reference page (`vitgraph --options-page`) come from the fields.
 
 The order is defaults, what the command chooses for this machine, the file, and the flags.
 """
@@ -8,21 +9,24 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Optional, get_type_hints
 
 import typer
+import typer.main
 
 from vitgraph.commands.config_file import read_config
 from vitgraph.commands.habits import CommandOfHabit
 from vitgraph.commands.shell import Shown, reported_errors, show, tell, told
-from vitgraph.specs.fields import Spec, SpecOption, options_of
-from vitgraph.specs.given import ChooseDefaults, expanded, make_spec
+from vitgraph.errors import EXIT_STATUSES
+from vitgraph.specs.fields import ChooseDefaults, Option, Spec, make_spec, options_of, read_values
 from vitgraph.specs.values import IgnoredSetting
+
+_KINDS = {"str": "text", "int": "integer", "float": "number", "bool": "switch", "Path": "path"}
 
 
 def add_command(
-    app: typer.Typer, name: str, function: Callable[..., Shown | None], defaults: ChooseDefaults | None = None
+    app: typer.Typer, name: str, function: Callable[..., Shown | None], defaults: ChooseDefaults = lambda _: {}
 ) -> None:
     """Adds a command.
 
@@ -33,16 +37,16 @@ def add_command(
             has a second one; its docstring is the help.
         defaults: Chooses defaults that depend on the machine.
     """
-    spec = spec_of(function)
-    takes_progress = len(inspect.signature(function).parameters) > 1
+    taken = list(inspect.signature(function).parameters)
+    spec: type[Spec] = get_type_hints(function)[taken[0]]
 
     def command(context: typer.Context, **values: Any) -> None:
         with reported_errors(debug=bool(values.get("debug"))):
-            asked = read_spec(spec, context, values, defaults)
-            with told(quiet=getattr(asked.shell, "quiet", False)) as progress:  # type: ignore[attr-defined]
-                shown = function(asked, progress) if takes_progress else function(asked)
+            asked: Any = read_spec(spec, context, values, defaults)
+            with told(quiet=getattr(asked.shell, "quiet", False)) as progress:
+                shown = function(asked, progress) if len(taken) > 1 else function(asked)
             if shown is not None:
-                show(shown, as_json=asked.shell.json)  # type: ignore[attr-defined]
+                show(shown, as_json=asked.shell.json)
 
     parameters = [_parameter(key, entry) for key, entry in options_of(spec).items()]
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
@@ -53,14 +57,8 @@ def add_command(
     app.command(name, cls=CommandOfHabit)(command)
 
 
-def spec_of(function: Callable[[Any], Any]) -> type[Spec]:
-    """The spec class that a command's function takes."""
-    spec: type[Spec] = get_type_hints(function)[next(iter(inspect.signature(function).parameters))]
-    return spec
-
-
 def read_spec(
-    spec: type[Spec], context: typer.Context, values: Mapping[str, Any], defaults: ChooseDefaults | None = None
+    spec: type[Spec], context: typer.Context, values: Mapping[str, Any], defaults: ChooseDefaults = lambda _: {}
 ) -> Spec:
     """The spec of a command line.
 
@@ -68,12 +66,10 @@ def read_spec(
         UsageError: A value, in a flag or in the file, that its option does not take, or two that contradict.
     """
     options = options_of(spec)
-    given = {name: value for name, value in values.items() if _is_given(context, name)}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", IgnoredSetting)
-        flags = expanded(options, {name: options[name].read(value) for name, value in given.items()})
-        config = values.get("config")
-        from_file = expanded(options, read_config(config, options)) if config is not None else {}
+        flags = read_values(options, {name: value for name, value in values.items() if _is_given(context, name)})
+        from_file = read_config(values["config"], options) if values.get("config") is not None else {}
         found = make_spec(spec, {**from_file, **flags}, defaults)
     for text in dict.fromkeys(str(each.message) for each in caught if each.category is IgnoredSetting):
         tell(f"note: {text}")
@@ -85,43 +81,67 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and not source.name.startswith("DEFAULT")
 
 
-def _parameter(key: str, entry: SpecOption) -> inspect.Parameter:
-    option = entry.option
-    default = entry.default() if callable(entry.default) else entry.default
-    is_missing = entry.default is dataclasses.MISSING
-    how: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel, "hidden": option.is_hidden}
+def _parameter(key: str, option: Option) -> inspect.Parameter:
+    how: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel}
     how |= {"metavar": option.metavar, "envvar": option.variable}
     if option.completes is not None:
         how["autocompletion"] = option.completes
-    kind: Any = list[entry.kind] if option.is_repeatable else entry.kind  # type: ignore[name-defined]
-    shown = _shown_default(entry, default)
-    if not is_missing and (shown is None):
+    kind: Any = list[option.kind] if option.is_repeatable else option.kind  # type: ignore[name-defined]
+    default = inspect.Parameter.empty if option.default is dataclasses.MISSING else _shown_default(option)
+    if default is None:
         kind = Optional[kind]  # noqa: UP045 — built at run time
-    info = typer.Argument(**how) if option.is_argument else typer.Option(*entry.names, **how)
-    return inspect.Parameter(
-        key,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if is_missing else shown,
-        annotation=Annotated[kind, info],
-    )
+    info = typer.Argument(**how) if option.is_argument else typer.Option(*option.names, **how)
+    return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
-def _shown_default(entry: SpecOption, default: Any) -> Any:
+def _shown_default(option: Option) -> Any:
     """The default as the command line would be given it; None where no text says it, or nothing is the default."""
-    if entry.option.turns_off:
+    default = option.default_value
+    if option.turns_off:
         return not default
-    if entry.is_flag or (isinstance(default, int | float) and not isinstance(default, bool)):
-        return str(default) if entry.option.parse is not None else default
-    if entry.option.is_repeatable:
+    if option.is_flag or (isinstance(default, int | float) and not isinstance(default, bool)):
+        return str(default) if option.parse is not None else default
+    if option.is_repeatable:
         return list(default) or None
-    return default if isinstance(default, str) and default and entry.option.parse is None else None
+    return default if isinstance(default, str) and default and option.parse is None else None
 
 
-def documented_options(spec: type[Spec]) -> Sequence[tuple[SpecOption, str]]:
-    """The options of a command with their defaults as text, for pages and tests."""
-    found = []
-    for entry in options_of(spec).values():
-        default = entry.default() if callable(entry.default) else entry.default
-        shown = None if entry.default is dataclasses.MISSING else _shown_default(entry, default)
-        found.append((entry, "" if shown is None or shown is False else str(shown)))
-    return found
+# -- the reference page ------------------------------------------------------------------------------------------------
+
+
+def specs_of_commands(app: typer.Typer) -> dict[str, type[Spec]]:
+    """The spec class of every command by its name, in the order of the help."""
+    return dict(_walk(typer.main.get_command(app), ""))
+
+
+def _walk(command: Any, name: str) -> Iterator[tuple[str, type[Spec]]]:
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _walk(inner, f"{name} {part}".strip())
+    if not hasattr(command, "commands"):
+        yield name, getattr(command.callback, "__wrapped__", command.callback).spec
+
+
+def options_page(app: typer.Typer) -> str:
+    """The page of all commands' options and of the exit statuses, in Markdown."""
+    lines = [
+        "# Options",
+        "",
+        "Made from the fields of the specs by `vitgraph --options-page`. Every option is a key of the",
+        "YAML file that `--config` names, too (without the dashes, with underscores); flags win over the file.",
+    ]
+    for name, spec in specs_of_commands(app).items():
+        lines += ["", f"## vitgraph {name}", "", "| option | takes | default | |", "|---|---|---|---|"]
+        lines += [_row(option) for option in options_of(spec).values()]
+    lines += ["", "## Exit statuses", "", "| status | meaning |", "|---|---|"]
+    lines += [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUSES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(option: Option) -> str:
+    kind = _KINDS.get(getattr(option.kind, "__name__", ""), "two paths")
+    several = ", repeatable" if option.is_repeatable else ""
+    names = ", ".join(f"`{name}`" for name in option.names)
+    default = None if option.default is dataclasses.MISSING else _shown_default(option)
+    shown = "" if default is None or default is False else f"`{default}`"
+    help_text = option.help.replace("|", "\\|")
+    return f"| {names} | {kind}{several} | {shown} | {help_text} |"

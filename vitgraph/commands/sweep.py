@@ -26,8 +26,7 @@ from vitgraph.specs import (
     TuneSpec,
     VerifySpec,
 )
-from vitgraph.specs.fields import Spec, options_of
-from vitgraph.specs.given import spec_from
+from vitgraph.specs.fields import Spec, options_of, spec_from
 from vitgraph.specs.tools import SweepSpec
 from vitgraph.specs.values import near
 

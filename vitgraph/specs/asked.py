@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.fields import Spec, at_least, between, option, part
+from vitgraph.specs.fields import Spec, at_least, between, option, part, refuse_given
 from vitgraph.specs.parts import (
     BASELINES,
     GRAPHS,
     HF_BASELINE,
     MODEL,
     MONOLITHIC_BASELINE,
-    NO_MODEL,
     RUN,
     SAME_MARGIN_PCT,
     TRACE,
@@ -57,55 +56,42 @@ class BenchSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model.model:
-            raise UsageError(NO_MODEL)
+        self.model.check_named()
         if self.run.requests_per_call is not None and self.traffic.request_rate is not None:
             raise UsageError("--requests-per-call and --request-rate both say which requests a call has; give one")
-        self._check_baseline()
-        if self.graph.enforce_eager:
-            self._check_eager_alone()
-        if self.compile_rows:
-            self._check_compile_rows()
-
-    def _check_eager_alone(self) -> None:
-        given = {
-            "--compile-rows": self.compile_rows,
-            "--fail-on-slower": self.run.fail_on_slower,
-            f"--baseline {MONOLITHIC_BASELINE}": self.run.baseline == MONOLITHIC_BASELINE,
-        }
-        for name in [name for name, is_given in given.items() if is_given]:
-            raise UsageError(f"--enforce-eager measures no graphs, and {name} is about graphs; leave one of them out")
-
-    def _check_baseline(self) -> None:
         # The stock forward runs the very blocks that are compiled, so it would be neither stock nor plain.
         if self.model.compile and self.run.baseline == HF_BASELINE:
             raise UsageError(
                 "--baseline hf measures the stock forward, but --compile compiles the blocks that it runs too; leave "
                 "one of them out, or measure the stock forward in a run of its own"
             )
-        if self.run.baseline != MONOLITHIC_BASELINE:
-            return
-        if self.parallel.ranks > 1:
+        is_monolithic = self.run.baseline == MONOLITHIC_BASELINE
+        if is_monolithic and self.parallel.ranks > 1:
             raise UsageError(
                 f"--baseline {MONOLITHIC_BASELINE} compares graphs in one process, but --tensor-parallel-size is "
                 f"{self.parallel.ranks}; leave one of the two out"
             )
-        if self.graph.packing == "optimal":
+        if is_monolithic and self.graph.packing == "optimal":
             raise UsageError(
                 f"--packing optimal weighs times that a calibration has of the two paths and of no monolithic graph; "
                 f"use another packing with --baseline {MONOLITHIC_BASELINE}"
             )
-
-    def _check_compile_rows(self) -> None:
-        given = {
+        of_graphs = {
+            "--compile-rows": self.compile_rows,
+            "--fail-on-slower": self.run.fail_on_slower,
+            f"--baseline {MONOLITHIC_BASELINE}": is_monolithic,
+        }
+        if self.graph.enforce_eager:
+            refuse_given(of_graphs, "--enforce-eager measures no graphs, and {} is about graphs; leave one of them out")
+        beside_rows = {
             "--baseline": self.run.baseline != BASELINES[0],
             "--monolithic-crops": self.run.monolithic_crops is not None,
             "--same-margin": self.run.same_margin_pct != SAME_MARGIN_PCT,
             "--fail-on-slower": self.run.fail_on_slower,
             "--tensor-parallel-size": self.parallel.ranks != 1,
         }
-        for name in [name for name, is_given in given.items() if is_given]:
-            raise UsageError(f"--compile-rows measures four rows of its own; leave {name} out")
+        if self.compile_rows:
+            refuse_given(beside_rows, "--compile-rows measures four rows of its own; leave {} out")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings in the shape of run.json."""
@@ -117,8 +103,17 @@ class BenchSpec(Spec):
         }
 
 
+class _AroundBench(Spec):
+    bench: BenchSpec
+
+    @property
+    def shell(self) -> ShellSpec:
+        """How the command talks."""
+        return self.bench.shell
+
+
 @dataclass(frozen=True)
-class CompareSpec(Spec):
+class CompareSpec(_AroundBench):
     """A `compare-backends` run: model, graphs, measuring and workload as for `bench`, but for the backend."""
 
     bench: BenchSpec = part(
@@ -137,20 +132,13 @@ class CompareSpec(Spec):
         panel=RUN,
     )
 
-    @property
-    def shell(self) -> ShellSpec:
-        """How the command talks."""
-        return self.bench.shell
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.micro:
-            return
-        for name, is_given in (("--isolate", self.isolate), ("--dry-run", self.shell.dry_run)):
-            if is_given:
-                raise UsageError(f"--micro times attention alone, in this process and without a plan; leave {name} out")
-        if self.bench.parallel.ranks > 1:
-            raise UsageError("--micro times attention alone, on one GPU; leave --tensor-parallel-size out")
+        if self.micro:
+            elsewhere = {"--isolate": self.isolate, "--dry-run": self.shell.dry_run}
+            refuse_given(elsewhere, "--micro times attention alone, in this process and without a plan; leave {} out")
+            ranks = {"--tensor-parallel-size": self.bench.parallel.ranks > 1}
+            refuse_given(ranks, "--micro times attention alone, on one GPU; leave {} out")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings in the shape of run.json."""
@@ -160,7 +148,7 @@ class CompareSpec(Spec):
 
 
 @dataclass(frozen=True)
-class TuneSpec(Spec):
+class TuneSpec(_AroundBench):
     """A `tune-budgets` run: the traffic, what is wanted of it, and how the result is measured."""
 
     bench: BenchSpec = part(
@@ -203,11 +191,6 @@ class TuneSpec(Spec):
     verify_calls: int = option(100, "Calls to measure every strategy with.", panel=RUN, rule=at_least(1))
     time_limit: float = time_limit_option(240)
 
-    @property
-    def shell(self) -> ShellSpec:
-        """How the command talks."""
-        return self.bench.shell
-
 
 @dataclass(frozen=True)
 class RecommendSpec(Spec):
@@ -238,12 +221,11 @@ class CalibrateSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model.model:
-            raise UsageError(NO_MODEL)
+        self.model.check_named()
 
 
 @dataclass(frozen=True)
-class PlanSpec(Spec):
+class PlanSpec(_AroundBench):
     """A `plan`: a workload, or one call, and the graphs that would take it."""
 
     items: tuple[Size, ...] = option(
@@ -261,11 +243,6 @@ class PlanSpec(Spec):
         ),
         num_warmups=0,
     )
-
-    @property
-    def shell(self) -> ShellSpec:
-        """How the command talks."""
-        return self.bench.shell
 
 
 @dataclass(frozen=True)
@@ -326,8 +303,7 @@ class ProfileSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model.model:
-            raise UsageError(NO_MODEL)
+        self.model.check_named()
         if self.graph.packing == "optimal":
             raise UsageError(
                 "--packing optimal weighs predicted times, and a profile has one call; use another packing"

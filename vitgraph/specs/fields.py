@@ -1,7 +1,7 @@
 """A field of a spec is an option: its name, type, default, help, panel, parser and rule are written there and once.
 
-Commands (`vitgraph.commands.options`), config files, the settings in a record and the reference page of options are
-made from what `options_of` finds in a spec class.
+Commands (`vitgraph.commands.options`), config files, Python calls, the settings in a record and the reference page of
+options are made from what `options_of` finds in a spec class.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from vitgraph.errors import UsageError
+from vitgraph.specs.values import near
 
 Rule = Callable[[Any], str | None]
 """Says what must hold for a value that it does not take; None for one that it takes."""
+
+ChooseDefaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""From what was given, values by option as a file holds them, to use where nothing was given."""
 
 MOST_INT = 2**63 - 1
 """What a seed may be at most: torch, numpy and the files all take 64 bits with a sign."""
@@ -27,6 +31,13 @@ MOST_COUNT = 10**7
 """What a count may be at most unless its option says less or more: a slip of the keys must not run for days."""
 
 _OPTION, _PART = "option", "part"
+_KIND_NAMES: Mapping[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text (in quotes where YAML would read something else)",
+    Path: "a path",
+}
 SpecType = TypeVar("SpecType", bound="Spec")
 
 _type_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
@@ -40,16 +51,18 @@ class Option:
     Attributes:
         help: One sentence or two, shown by `--help`.
         panel: Heading that it stands under.
-        names: Spellings, the first one is printed; empty takes the field's name.
+        names: Spellings, the first one is printed; a field that gives none has its name.
         parse: Reads the text of a command line or the value of a file; None takes the field's own type.
         rule: What a value must fulfil.
         turns_off: A switch that sets the field to False.
         is_argument: Has a place instead of a name.
         is_repeatable: May be given several times.
-        is_hidden: Is left out of `--help`.
         metavar: What `--help` calls the value.
         variable: Environment variable that sets it too.
         completes: Given what was typed, the values that a shell offers.
+        kind: Type of one value on the command line.
+        default: The field's value where nothing is given, or a function that makes it.
+        fields: The fields that it fills, each as a path of names from the spec; none where it stands for options.
     """
 
     help: str
@@ -60,25 +73,68 @@ class Option:
     turns_off: bool = False
     is_argument: bool = False
     is_repeatable: bool = False
-    is_hidden: bool = False
     metavar: str | None = None
     variable: str | None = None
     completes: Callable[[str], list[str]] | None = None
+    kind: type = str
+    default: Any = None
+    fields: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The first spelling with underscores: its name in files and in Python."""
+        return _key(self.names[0])
+
+    @property
+    def is_flag(self) -> bool:
+        """It takes no value."""
+        return self.kind is bool and self.parse is None
+
+    @property
+    def default_value(self) -> Any:
+        """The field's value where nothing is given; `dataclasses.MISSING` where something must be."""
+        return self.default() if callable(self.default) else self.default
+
+    def read(self, value: Any) -> Any:
+        """The field's value for one of a command line or a file.
+
+        Raises:
+            UsageError: A value that its parser does not take.
+        """
+        if self.turns_off:
+            return not value
+        if self.is_repeatable:
+            return tuple(value)
+        return self.parse(value) if self.parse is not None else value
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """How the options of a spec become options of the spec that holds it.
+class _Part(NamedTuple):
+    """Which options of a spec become options of the spec that holds it (all but `without`, of `only` where it names
+    some), and other defaults by field."""
 
-    Attributes:
-        only: Fields that become options; empty is all.
-        without: Fields that do not.
-        defaults: Other defaults, by field.
-    """
+    only: frozenset[str] = frozenset()
+    without: frozenset[str] = frozenset()
+    defaults: Mapping[str, Any] = {}
+    is_left_out: bool = False
 
-    only: frozenset[str]
-    without: frozenset[str]
-    defaults: Mapping[str, Any]
+    def has(self, name: str) -> bool:
+        return not self.is_left_out and name not in self.without and (not self.only or name in self.only)
+
+    def inside(self, each: Any) -> _Part:
+        """What is chosen of the spec in one of its fields."""
+        own: _Part = each.metadata[_PART]
+        is_left_out = self.is_left_out or each.name in self.without
+        return _Part(own.only, own.without | self.without, {**own.defaults, **self.defaults}, is_left_out)
+
+    def option(self, each: Any) -> Option:
+        """The option of one of its fields."""
+        own: Option = each.metadata[_OPTION]
+        name = each.name if own.is_argument else f"--{each.name.replace('_', '-')}"
+        default = self.defaults.get(each.name, own.default)
+        return dataclasses.replace(own, names=own.names or (name,), default=default)
+
+
+_WHOLE = _Part()
 
 
 def option(default: Any, help_text: str, *names: str, panel: str | None = None, **how: Any) -> Any:
@@ -91,30 +147,23 @@ def option(default: Any, help_text: str, *names: str, panel: str | None = None, 
         panel: `Option.panel`.
         how: The other attributes of `Option`.
     """
-    metadata = {_OPTION: Option(help_text, panel, names, **how)}
-    if default is dataclasses.MISSING:
-        return field(metadata=metadata)
-    return (
-        field(default_factory=default, metadata=metadata)
-        if callable(default)
-        else field(default=default, metadata=metadata)
-    )
+    metadata = {_OPTION: Option(help_text, panel, names, default=default, **how)}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
-def part(kind: Callable[[], Any], only: Collection[str] = (), without: Collection[str] = (), **defaults: Any) -> Any:
-    """A field that is a spec, whose options become those of the spec around it; see `Part`."""
-    metadata = {_PART: Part(frozenset(only), frozenset(without), defaults)}
-    return field(default_factory=lambda: kind(**_own(kind, defaults)), metadata=metadata)
-
-
-def _own(kind: Any, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in defaults.items() if name in kind.__dataclass_fields__}
+def part(kind: Any, only: Collection[str] = (), without: Collection[str] = (), **defaults: Any) -> Any:
+    """A field that is a spec, whose options become those of the spec around it: `only` these fields, or all `without`
+    some, with other `defaults`."""
+    chosen = _Part(frozenset(only), frozenset(without), defaults)
+    return field(default_factory=lambda: build(kind, {}, chosen), metadata={_PART: chosen})
 
 
 class Spec:
     """Base of the specs: checks the rules of its fields, and gives the settings for a record."""
 
-    ALIASES: ClassVar[Mapping[str, Option]] = {}
+    ALIASES: ClassVar[tuple[Option, ...]] = ()
     """Options that stand for several others: their parser gives values by option."""
 
     def __post_init__(self) -> None:
@@ -123,7 +172,7 @@ class Spec:
             value = getattr(self, each.name)
             broken = rule(value) if rule is not None and value is not None else None
             if broken is not None:
-                raise UsageError(f"{_names(each)[0]} is {value!r}; {broken}")
+                raise UsageError(f"{_WHOLE.option(each).names[0]} is {value!r}; {broken}")
 
     @classmethod
     def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,142 +185,29 @@ class Spec:
         return {name: _plain(getattr(self, name)) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class SpecOption:
-    """An option of a command, found in its spec.
-
-    Attributes:
-        key: The first spelling with underscores: its name in files and in Python.
-        option: How it is asked for.
-        names: Its spellings.
-        kind: Type of one value on the command line.
-        default: The field's value where nothing is given.
-        fields: The fields that it fills, each as a path of names from the spec.
-    """
-
-    key: str
-    option: Option
-    names: tuple[str, ...]
-    kind: type
-    default: Any
-    fields: tuple[tuple[str, ...], ...]
-
-    @property
-    def is_flag(self) -> bool:
-        """It takes no value."""
-        return self.kind is bool and self.option.parse is None
-
-    def read(self, value: Any) -> Any:
-        """The field's value for one of a command line or a file.
-
-        Raises:
-            UsageError: A value that its parser does not take.
-        """
-        if self.option.turns_off:
-            return not value
-        if self.option.is_repeatable:
-            return tuple(value)
-        return self.option.parse(value) if self.option.parse is not None else value
-
-
-def options_of(spec: type[Spec]) -> dict[str, SpecOption]:
+def options_of(spec: type[Spec]) -> dict[str, Option]:
     """The options of a spec and of its parts by key, in their order; one that several parts name fills them all."""
-    found: dict[str, SpecOption] = {}
-    for entry in _walk(spec, Part(frozenset(), frozenset(), {}), ()):
+    found: dict[str, Option] = {}
+    for entry in _walk(spec, _WHOLE, ()):
         known = found.get(entry.key)
-        if known is not None:
-            entry = dataclasses.replace(known, fields=(*known.fields, *entry.fields))
-        found[entry.key] = entry
+        found[entry.key] = entry if known is None else dataclasses.replace(known, fields=known.fields + entry.fields)
     return found
 
 
-def _walk(spec: type[Spec], chosen: Part, path: tuple[str, ...]) -> Iterator[SpecOption]:
+def _walk(spec: type[Spec], chosen: _Part, path: tuple[str, ...]) -> Iterator[Option]:
     kinds = _type_hints(spec)
     for each in dataclasses.fields(spec):  # type: ignore[arg-type]
-        if each.name in chosen.without:
-            continue
-        if _PART in each.metadata:
-            own: Part = each.metadata[_PART]
-            inner = Part(own.only, own.without | chosen.without, {**own.defaults, **chosen.defaults})
-            yield from _walk(kinds[each.name], inner, (*path, each.name))
-        elif _OPTION in each.metadata and (not chosen.only or each.name in chosen.only):
-            names = _names(each)
-            default = chosen.defaults.get(each.name, _default(each))
-            kind = str if each.metadata[_OPTION].parse else _kind(kinds[each.name])
-            yield SpecOption(_key(names), each.metadata[_OPTION], names, kind, default, ((*path, each.name),))
-    for name, alias in spec.ALIASES.items():
-        if name not in chosen.without and (not chosen.only or name in chosen.only):
-            yield SpecOption(_key(alias.names), alias, alias.names, str, None, ())
-
-
-def build(spec: type[SpecType], values: Mapping[str, Any]) -> SpecType:
-    """A spec from the values of its options by key; those that are left out keep their defaults.
-
-    Raises:
-        UsageError: A value that a rule does not take, or an option that must be given.
-    """
-    of_field: dict[tuple[str, ...], Any] = {}
-    for key, entry in options_of(spec).items():
-        for path in entry.fields:
-            value = values.get(key, entry.default)
-            if value is dataclasses.MISSING:
-                raise UsageError(f"{entry.names[0]} is missing: {entry.option.help}")
-            of_field[path] = value() if callable(value) else value
-    made: SpecType = _make(spec, of_field, (), {})
-    return made
-
-
-def _make(spec: Any, values: Mapping[tuple[str, ...], Any], path: tuple[str, ...], defaults: Mapping[str, Any]) -> Any:
-    kinds = _type_hints(spec)
-    settings: dict[str, Any] = {}
-    for each in dataclasses.fields(spec):
         place = (*path, each.name)
         if _PART in each.metadata:
-            own: Part = each.metadata[_PART]
-            settings[each.name] = _make(kinds[each.name], values, place, {**own.defaults, **defaults})
-        elif place in values or each.name in defaults:
-            settings[each.name] = values.get(place, defaults.get(each.name))
-    return spec(**settings)
+            yield from _walk(kinds[each.name], chosen.inside(each), place)
+        elif chosen.has(each.name):
+            entry = chosen.option(each)
+            yield dataclasses.replace(entry, kind=str if entry.parse else _kind(kinds[each.name]), fields=(place,))
+    yield from (alias for alias in spec.ALIASES if chosen.has(alias.key))
 
 
-def as_options(spec: Spec) -> dict[str, Any]:
-    """The options that give this spec, by key, as a config file holds them; those at their defaults are left out."""
-    found: dict[str, Any] = {}
-    for key, entry in options_of(type(spec)).items():
-        if not entry.fields:
-            continue
-        value: Any = spec
-        for name in entry.fields[0]:
-            value = getattr(value, name)
-        default = entry.default() if callable(entry.default) else entry.default
-        if value != default:
-            found[key] = not value if entry.option.turns_off else _plain(value)
-    return found
-
-
-def defaults_of(spec: type[Spec], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults of a spec and of its parts that depend on what was given, by option."""
-    kinds = _type_hints(spec)
-    found = spec.defaults_for(given)
-    for each in dataclasses.fields(spec):  # type: ignore[arg-type]
-        if _PART in each.metadata:
-            found = {**defaults_of(kinds[each.name], {**given, **found}), **found}
-    return found
-
-
-def _names(each: Any) -> tuple[str, ...]:
-    own: Option = each.metadata[_OPTION]
-    if own.is_argument:
-        return (each.name,)
-    return own.names or (f"--{each.name.replace('_', '-')}",)
-
-
-def _key(names: tuple[str, ...]) -> str:
-    return names[0].lstrip("-").replace("-", "_")
-
-
-def _default(each: Any) -> Any:
-    return each.default if each.default is not dataclasses.MISSING else each.default_factory
+def _key(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")
 
 
 def _kind(annotation: Any) -> type:
@@ -284,6 +220,38 @@ def _kind(annotation: Any) -> type:
     return found
 
 
+# -- from values to a spec, and back -----------------------------------------------------------------------------------
+
+
+def build(spec: type[SpecType], values: Mapping[str, Any], chosen: _Part = _WHOLE) -> SpecType:
+    """A spec from the values of its options by key; those that are left out keep their defaults.
+
+    Raises:
+        UsageError: A value that a rule does not take, or an option that must be given.
+    """
+    kinds, made = _type_hints(spec), {}
+    for each in dataclasses.fields(spec):  # type: ignore[arg-type]
+        if _PART in each.metadata:
+            made[each.name] = build(kinds[each.name], values, chosen.inside(each))
+            continue
+        entry = chosen.option(each)
+        is_given = chosen.has(each.name) and entry.key in values
+        made[each.name] = values[entry.key] if is_given else entry.default_value
+        if made[each.name] is dataclasses.MISSING:
+            raise UsageError(f"{entry.names[0]} is missing: {entry.help}")
+    return spec(**made)
+
+
+def as_options(spec: Spec) -> dict[str, Any]:
+    """The options that give this spec, by key, as a config file holds them; those at their defaults are left out."""
+    found: dict[str, Any] = {}
+    for key, entry in options_of(type(spec)).items():
+        value = functools.reduce(getattr, entry.fields[0], spec) if entry.fields else entry.default
+        if value != entry.default_value:
+            found[key] = not value if entry.turns_off else _plain(value)
+    return found
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Spec):
         return value.as_dict()
@@ -292,6 +260,124 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def read_values(options: Mapping[str, Option], given: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Values of fields by key, with what stands for several options spelled out; an option of its own wins over it.
+
+    Args:
+        options: What may be set, by key.
+        given: Values by key, as a command line or a file has them.
+        place: Where they come from, for errors.
+
+    Raises:
+        UsageError: A value that its parser does not take, or one that stands for an option that the command lacks.
+    """
+    found: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for key, raw in given.items():
+        entry = options[key]
+        try:
+            value = entry.read(raw)
+        except UsageError as error:
+            raise UsageError(f"{place}: {key}: {error}" if place else str(error)) from error
+        if entry.fields:
+            own[key] = value
+        elif missing := sorted(value.keys() - options.keys()):
+            raise UsageError(
+                f"{entry.names[0]} asks for {', '.join(missing)}, which this command does not take; leave that field "
+                "out, or use `vitgraph bench`"
+            )
+        else:
+            found |= read_values(options, value)
+    return found | own
+
+
+def read_named(place: str, given: Mapping[Any, Any], options: Mapping[str, Option]) -> dict[str, Any]:
+    """Values of fields by key, from those of a file or a Python call by the names of their options.
+
+    Args:
+        place: Where they come from, for errors.
+        given: The values by name, with dashes or underscores; one that is None is left out.
+        options: What may be set, by key.
+
+    Raises:
+        UsageError: A name or a value that the command does not take.
+    """
+    keys = {_key(name): key for key, entry in options.items() for name in entry.names}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        key = keys.get(_key(name)) if isinstance(name, str) else None
+        if key is None:
+            raise UsageError(f"{place}: unknown key {name!r}; {near(_key(str(name)), keys)}")
+        if key in values:
+            raise UsageError(f"{place}: {name!r} sets {options[key].names[0]} a second time; name each option once")
+        values[key] = value
+    checked = {key: _checked(place, options[key], value) for key, value in values.items() if value is not None}
+    return read_values(options, checked, place)
+
+
+def _checked(place: str, entry: Option, value: Any) -> Any:
+    """A value of the type that the option takes."""
+    if entry.parse is not None:
+        if isinstance(value, bool):
+            raise UsageError(f"{place}: {entry.key} is {value!r}; {entry.names[0]} is no switch")
+        return value
+    if entry.is_repeatable:
+        one = dataclasses.replace(entry, is_repeatable=False)
+        return [_checked(place, one, each) for each in (value if isinstance(value, list) else [value])]
+    takes = {float: (int, float), Path: (str, Path)}.get(entry.kind, (entry.kind,))
+    if not isinstance(value, takes) or (isinstance(value, bool) and entry.kind is not bool):
+        kind = _KIND_NAMES.get(entry.kind, "text")
+        raise UsageError(f"{place}: {entry.key} is {value!r}; {entry.names[0]} takes {kind}")
+    return entry.kind(value)
+
+
+def make_spec(spec: type[SpecType], asked: Mapping[str, Any], defaults: ChooseDefaults = lambda _: {}) -> SpecType:
+    """A spec of what was asked for, with the defaults that depend on it.
+
+    Args:
+        spec: Its class.
+        asked: Values of fields by key.
+        defaults: Chooses further defaults, which the machine decides.
+
+    Raises:
+        UsageError: Values that contradict each other or a rule.
+    """
+    options, found = options_of(spec), dict(asked)
+    for choose in (lambda given: _defaults_for(spec, given), defaults):
+        chosen = {key: value for key, value in choose(found).items() if key in options}
+        found = read_values(options, chosen) | found
+    return build(spec, found)
+
+
+def _defaults_for(spec: type[Spec], given: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = _type_hints(spec)
+    found = spec.defaults_for(given)
+    for each in dataclasses.fields(spec):  # type: ignore[arg-type]
+        if _PART in each.metadata:
+            found = {**_defaults_for(kinds[each.name], {**given, **found}), **found}
+    return found
+
+
+def spec_from(spec: type[SpecType], given: Mapping[str, Any], place: str) -> SpecType:
+    """A spec of options by name, as a Python call has them; how a command talks is none of them.
+
+    Raises:
+        UsageError: A name or a value that is not taken, or values that contradict each other.
+    """
+    entries = options_of(spec)
+    options = {key: entry for key, entry in entries.items() if not any("shell" in path for path in entry.fields)}
+    return make_spec(spec, read_named(place, given, options))
+
+
+def refuse_given(given: Mapping[str, bool], text: str) -> None:
+    """Raises UsageError for the first that is given, named in the place that `text` has for it."""
+    for name in [name for name, is_given in given.items() if is_given]:
+        raise UsageError(text.replace("{}", name))
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 def at_least(least: int, what: str = "", most: int = MOST_COUNT) -> Rule:
@@ -309,9 +395,8 @@ def between(least: float, most: float, what: str, open_ends: bool = False) -> Ru
     """A finite number from `least` to `most`, said by `what`; both ends left out where they are open."""
 
     def rule(value: Any) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return f"it must be {what}"
-        is_in = least < value < most if open_ends else least <= value <= most
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_in = is_number and (least < value < most if open_ends else least <= value <= most)
         return None if is_in else f"it must be {what}"
 
     return rule

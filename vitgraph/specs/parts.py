@@ -26,7 +26,6 @@ DEFAULT_MAX_MODEL_LEN = 32768
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 16384
 """vLLM's defaults of what one encoder call may hold on a large GPU; they only bound automatic budgets."""
 
-NO_MODEL = "no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)"
 DEFAULT_TRACE = "mixed-chat"
 RANDOM_MM, HF, TRACE = ("random-mm", "hf", "trace")
 MOST_LIMIT = 2**20
@@ -104,6 +103,11 @@ class ModelSpec(Spec):
     )
     seed: int = seed_option()
 
+    def check_named(self) -> None:
+        """Refuses to go without a model."""
+        if not self.model:
+            raise UsageError("no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)")
+
 
 def _video_limit(value: Any) -> int | None:
     """Videos of a prompt in vLLM's `--limit-mm-per-prompt`, also as `{"video": {"count": 1}}`; None is no limit."""
@@ -122,14 +126,14 @@ def _video_limit(value: Any) -> int | None:
 class GraphSpec(Spec):
     """Graph settings as given; empty, 0 and None mean automatic, as in vLLM's compilation config."""
 
-    ALIASES: ClassVar[Mapping[str, Option]] = {
-        "compilation_config": Option(
+    ALIASES: ClassVar[tuple[Option, ...]] = (
+        Option(
             "vLLM's JSON; its encoder_cudagraph fields are read.",
             GRAPHS,
             ("--compilation-config", "-cc"),
             options_of_compilation_config,
-        )
-    }
+        ),
+    )
 
     token_budgets: tuple[int, ...] = option(
         (), "Budgets, 512,1024,…; empty: automatic doubling.", panel=GRAPHS, parse=parse_token_budgets

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.fields import MOST_COUNT, Spec, at_least, option, part
+from vitgraph.specs.fields import MOST_COUNT, Spec, at_least, option, part, refuse_given
 from vitgraph.specs.parts import (
     HF,
     MODEL,
-    NO_MODEL,
     RUN,
     SAME_MARGIN_PCT,
     TRACE,
@@ -125,8 +124,7 @@ class WorkloadCallsSpec(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.model.model:
-            raise UsageError(NO_MODEL)
+        self.model.check_named()
         if (self.run.requests_per_call is None) == (self.traffic.request_rate is None):
             raise UsageError("say which requests a call has, with --request-rate or with --requests-per-call")
 
@@ -173,8 +171,8 @@ class ExportSpec(Spec):
             "--fail-on-slower is given": self.fail_on_slower is not None,
             f"--same-margin is {self.same_margin_pct:g}": self.same_margin_pct != SAME_MARGIN_PCT,
         }
-        for given in [given for given, is_given in of_comparisons.items() if is_given and self.compare is None]:
-            raise UsageError(f"{given}, but only --compare compares runs; add it, or leave the option out")
+        if self.compare is None:
+            refuse_given(of_comparisons, "{}, but only --compare compares runs; add it, or leave the option out")
         if self.markdown and (self.compare or self.formats or self.output_dir or self.overwrite or self.shell.json):
             raise UsageError("--markdown prints one table of the runs and writes no files; give it runs alone")
 

@@ -19,12 +19,11 @@ from typer.testing import CliRunner
 from vitgraph import errors
 from vitgraph.cli import app
 from vitgraph.commands.habits import as_here
-from vitgraph.commands.options import add_command, read_spec
-from vitgraph.commands.options_page import options_page, specs_of_commands
+from vitgraph.commands.options import add_command, options_page, read_spec, specs_of_commands
 from vitgraph.commands.shell import Shown, reported_errors
 from vitgraph.errors import EXIT_STATUSES, UsageError, VitgraphError
 from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
-from vitgraph.specs.fields import SpecOption, as_options, build, options_of
+from vitgraph.specs.fields import Option, as_options, build, options_of
 from vitgraph.specs.tools import DoctorSpec
 from vitgraph.specs.values import parse_compilation_config, parse_items, parse_token_budgets, parse_tokens
 
@@ -71,15 +70,15 @@ INSTEAD = {
 """What a command can do without where an option is given."""
 
 
-def given(key: str, entry: SpecOption) -> tuple[list[str], Any]:
+def given(key: str, entry: Option) -> tuple[list[str], Any]:
     """Words that give an option a value, and the field's value for them."""
     if entry.is_flag:
         return [entry.names[0]], entry.read(True)
     kinds = {int: 7, float: 7.5, Path: Path("p")}
-    value = SAMPLES.get(key, "2%" if entry.option.metavar == "PERCENT" else kinds.get(entry.kind, "x"))
+    value = SAMPLES.get(key, "2%" if entry.metavar == "PERCENT" else kinds.get(entry.kind, "x"))
     value = "auto" if value == entry.default == "dummy" else value
     words = [str(each) for each in value] if isinstance(value, tuple) else [str(value)]
-    if entry.option.is_repeatable:
+    if entry.is_repeatable:
         value = (value,)
     return [entry.names[0], *words], entry.read(value)
 
@@ -95,14 +94,13 @@ def asked(name: str, *words: str) -> Any:
 @pytest.mark.parametrize("command", SPECS)
 def test_every_option_reaches_every_field_of_its_spec(command: str) -> None:
     for key, entry in options_of(SPECS[command]).items():
-        if not entry.fields or key == "config" or entry.option.is_argument:
+        if not entry.fields or key == "config" or entry.is_argument:
             continue
         words, expected = given(key, entry)
         left_out = {key, INSTEAD.get((command, key))}
         needed = [word for name, each in NEEDED.get(command, {}).items() if name not in left_out for word in each]
         spec = asked(command, *needed, *words, *BESIDE.get(f"{command} {key}", BESIDE.get(key, [])))
-        default = entry.default() if callable(entry.default) else entry.default
-        assert expected != default, f"{key}: a value that is the default shows nothing"
+        assert expected != entry.default_value, f"{key}: a value that is the default shows nothing"
         for path in entry.fields:
             value: Any = spec
             for name in path:
@@ -119,10 +117,10 @@ def test_a_shell_completes_the_presets() -> None:
     models = [options["model"] for spec in SPECS.values() if "model" in (options := options_of(spec))]
     assert len(models) == 10
     for model in models:
-        assert model.option.completes is not None
-        assert "qwen3-vl-debug" in model.option.completes("qwen3-vl-d")
-        assert "gemma3-4b,qwen3-vl-debug" in model.option.completes("gemma3-4b,qwen3-vl-d")
-        assert model.option.completes("nothing") == []
+        assert model.completes is not None
+        assert "qwen3-vl-debug" in model.completes("qwen3-vl-d")
+        assert "gemma3-4b,qwen3-vl-debug" in model.completes("gemma3-4b,qwen3-vl-d")
+        assert model.completes("nothing") == []
 
 
 def errors_below(kind: type[VitgraphError]) -> set[type[VitgraphError]]:
@@ -202,8 +200,8 @@ def test_every_count_has_an_upper_bound() -> None:
     entries = {entry.names[0]: entry for spec in SPECS.values() for entry in options_of(spec).values()}
     for name, entry in entries.items():
         if entry.kind is int and name != "--seed":
-            assert entry.option.rule is not None, name
-            broken = entry.option.rule(2**31 if name != "--max-pixels-per-item" else 2**62)
+            assert entry.rule is not None, name
+            broken = entry.rule(2**31 if name != "--max-pixels-per-item" else 2**62)
             assert broken is not None and "it must be at most" in broken, name
     with pytest.raises(UsageError, match=r"--num-warmups is 2147483648; it must be at most 100,000; give a smaller"):
         WorkloadSpec(num_warmups=2**31)
