@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.fields import Spec, at_least, between, option, part, refuse_given
+from vitgraph.specs.fields import Spec, option, part
 from vitgraph.specs.parts import (
     BASELINES,
     GRAPHS,
@@ -28,7 +28,7 @@ from vitgraph.specs.parts import (
     folder_option,
     overwrite_option,
 )
-from vitgraph.specs.values import Size, parse_items, parse_names, preset_names
+from vitgraph.specs.values import Size, at_least, between, parse_items, parse_names, preset_names, refuse_given
 
 
 def time_limit_option(seconds: float, what: str = "after which no new measurement begins") -> Any:

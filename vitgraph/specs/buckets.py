@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ LIMIT_OPTION = "--random-mm-limit-mm-per-prompt"
 LIMIT_EXAMPLE = '\'{"image": 3, "video": 0}\''
 # vLLM takes audio limits too; they concern no item here, and a pasted limit must not fail for them.
 _KNOWN_MODALITIES = (IMAGE, VIDEO, "audio")
-_SIZE_TEXT = re.compile(r"\(?\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*[x×,]\s*(-?\d{1,9})\s*\)?")
+_SIZE_TEXT = re.compile(r"\(?\s*(\d{1,9})\s*[x×,]\s*(\d{1,9})\s*[x×,]\s*(\d{1,9})\s*\)?")
 
 
 def parse_buckets(value: str | Mapping[Any, Any]) -> Buckets:
@@ -39,12 +40,29 @@ def parse_buckets(value: str | Mapping[Any, Any]) -> Buckets:
     """
     buckets: Buckets = {}
     for key, probability in _mapping_pairs(value, _BUCKET_OPTION, _BUCKET_EXAMPLE):
-        size = _parse_size(key)
+        match = _SIZE_TEXT.fullmatch(str(key).strip()) if isinstance(key, str | tuple) else None
+        height, width, frames = map(int, match.groups()) if match else (0, 0, 0)
+        if min(height, width, frames) < 1:
+            raise UsageError(
+                f"{_BUCKET_OPTION}: size {key!r} must be three positive integers, height, width and frames (1 frame is "
+                f"an image, more are a video), for example {_BUCKET_EXAMPLE}"
+            )
+        size = height, width, frames
         if size in buckets:
             raise UsageError(f"{_BUCKET_OPTION}: size {size} is given twice; name each (height, width, frames) once")
-        buckets[size] = probability
-    _check_buckets(buckets)
-    return {size: float(probability) for size, probability in buckets.items()}
+        is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
+        if not is_number or not math.isfinite(probability) or probability < 0:
+            raise UsageError(
+                f"{_BUCKET_OPTION}: probability of {size} is {probability!r}; it must be a finite number of at least "
+                f"0, for example {_BUCKET_EXAMPLE}"
+            )
+        buckets[size] = float(probability)
+    if not any(buckets.values()):
+        raise UsageError(
+            f"{_BUCKET_OPTION}: all probabilities of {sorted(buckets)} are 0; at least one must be above 0, "
+            f"for example {_BUCKET_EXAMPLE}"
+        )
+    return buckets
 
 
 def parse_limits(value: str | Mapping[Any, Any]) -> dict[str, int]:
@@ -80,61 +98,15 @@ def parse_limits(value: str | Mapping[Any, Any]) -> dict[str, int]:
 
 def _mapping_pairs(value: object, option: str, example: str) -> list[tuple[Any, Any]]:
     """Keys and values of a mapping or of its text, in order and with repeats, so that repeats can be refused."""
-    problem = UsageError(f"{option} is {value!r}; it must be a non-empty mapping, for example {example}")
+    pairs: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         pairs = list(value.items())
     elif isinstance(value, str):
-        try:
+        with contextlib.suppress(SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             tree = ast.parse(value.strip(), mode="eval").body
-            if not isinstance(tree, ast.Dict):
-                raise problem
-            pairs = [
-                (ast.literal_eval(key) if key is not None else None, ast.literal_eval(item))
-                for key, item in zip(tree.keys, tree.values, strict=True)
-            ]
-        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
-            raise problem from error
-    else:
-        raise problem
+            if isinstance(tree, ast.Dict):
+                keys = [None if key is None else ast.literal_eval(key) for key in tree.keys]
+                pairs = list(zip(keys, map(ast.literal_eval, tree.values), strict=True))
     if not pairs:
-        raise problem
+        raise UsageError(f"{option} is {value!r}; it must be a non-empty mapping, for example {example}")
     return pairs
-
-
-def _parse_size(key: object) -> tuple[int, int, int]:
-    problem = UsageError(
-        f"{_BUCKET_OPTION}: size {key!r} must be three positive integers, height, width and frames (1 frame is an "
-        f"image, more are a video), for example {_BUCKET_EXAMPLE}"
-    )
-    parts: tuple[Any, ...]
-    if isinstance(key, str):
-        match = _SIZE_TEXT.fullmatch(key.strip())
-        if match is None:
-            raise problem
-        parts = tuple(int(part) for part in match.groups())
-    elif isinstance(key, tuple):
-        parts = key
-    else:
-        raise problem
-    if len(parts) != 3:
-        raise problem
-    for part in parts:
-        if not isinstance(part, int) or isinstance(part, bool) or part < 1:
-            raise problem
-    height, width, frames = parts
-    return height, width, frames
-
-
-def _check_buckets(buckets: Mapping[tuple[int, int, int], Any]) -> None:
-    for size, probability in buckets.items():
-        is_number = isinstance(probability, int | float) and not isinstance(probability, bool)
-        if not is_number or not math.isfinite(probability) or probability < 0:
-            raise UsageError(
-                f"{_BUCKET_OPTION}: probability of {size} is {probability!r}; it must be a finite number of at least "
-                f"0, for example {_BUCKET_EXAMPLE}"
-            )
-    if all(probability == 0 for probability in buckets.values()):
-        raise UsageError(
-            f"{_BUCKET_OPTION}: all probabilities of {sorted(buckets)} are 0; at least one must be above 0, "
-            f"for example {_BUCKET_EXAMPLE}"
-        )

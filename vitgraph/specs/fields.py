@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +15,10 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.values import near
-
-Rule = Callable[[Any], str | None]
-"""Says what must hold for a value that it does not take; None for one that it takes."""
+from vitgraph.specs.values import Rule, near
 
 ChooseDefaults = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """From what was given, values by option as a file holds them, to use where nothing was given."""
-
-MOST_INT = 2**63 - 1
-"""What a seed may be at most: torch, numpy and the files all take 64 bits with a sign."""
-
-MOST_COUNT = 10**7
-"""What a count may be at most unless its option says less or more: a slip of the keys must not run for days."""
 
 _OPTION, _PART = "option", "part"
 _KIND_NAMES: Mapping[type, str] = {
@@ -369,39 +359,3 @@ def spec_from(spec: type[SpecType], given: Mapping[str, Any], place: str) -> Spe
     entries = options_of(spec)
     options = {key: entry for key, entry in entries.items() if not any("shell" in path for path in entry.fields)}
     return make_spec(spec, read_named(place, given, options))
-
-
-def refuse_given(given: Mapping[str, bool], text: str) -> None:
-    """Raises UsageError for the first that is given, named in the place that `text` has for it."""
-    for name in [name for name, is_given in given.items() if is_given]:
-        raise UsageError(text.replace("{}", name))
-
-
-# -- rules -------------------------------------------------------------------------------------------------------------
-
-
-def at_least(least: int, what: str = "", most: int = MOST_COUNT) -> Rule:
-    """An integer from `least` to `most`."""
-
-    def rule(value: Any) -> str | None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            return f"it must be an integer of at least {least}{what}"
-        return f"it must be at most {most:,}; give a smaller number" if value > most else None
-
-    return rule
-
-
-def between(least: float, most: float, what: str, open_ends: bool = False) -> Rule:
-    """A finite number from `least` to `most`, said by `what`; both ends left out where they are open."""
-
-    def rule(value: Any) -> str | None:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        is_in = is_number and (least < value < most if open_ends else least <= value <= most)
-        return None if is_in else f"it must be {what}"
-
-    return rule
-
-
-def one_of(*names: str) -> Rule:
-    """One of these texts."""
-    return lambda value: None if value in names else f"known: {', '.join(names)}"

@@ -9,15 +9,19 @@ from typing import Any, ClassVar
 
 from vitgraph.errors import UsageError
 from vitgraph.specs.buckets import parse_buckets, parse_limits
-from vitgraph.specs.fields import MOST_INT, Option, Spec, at_least, between, one_of, option
+from vitgraph.specs.fields import Option, Spec, option
 from vitgraph.specs.values import (
+    MOST_INT,
+    at_least,
+    between,
+    one_of,
     options_of_compilation_config,
     parse_processor_kwargs,
     parse_requests_per_call,
     parse_token_budgets,
     parse_tokens,
+    parse_video_limit,
     preset_names,
-    read_json,
 )
 
 MODEL, WORKLOAD, GRAPHS, RANKS, RUN = "Model", "Workload", "Graph settings", "Several GPUs", "Run and output"
@@ -109,19 +113,6 @@ class ModelSpec(Spec):
             raise UsageError("no model given; pass --model PRESET, hub id or folder (`vitgraph models` lists them)")
 
 
-def _video_limit(value: Any) -> int | None:
-    """Videos of a prompt in vLLM's `--limit-mm-per-prompt`, also as `{"video": {"count": 1}}`; None is no limit."""
-    if isinstance(value, int):
-        return value
-    limit = read_json("--limit-mm-per-prompt", value).get("video")
-    limit = limit.get("count") if isinstance(limit, dict) else limit
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-        raise UsageError(
-            f'--limit-mm-per-prompt: video is {limit!r}; it must be an integer, for example {{"video": 0}}'
-        )
-    return limit
-
-
 @dataclass(frozen=True)
 class GraphSpec(Spec):
     """Graph settings as given; empty, 0 and None mean automatic, as in vLLM's compilation config."""
@@ -176,7 +167,7 @@ class GraphSpec(Spec):
         "hold: 0 makes them image-only, as in vLLM; unset: as the workload has.",
         "--limit-mm-per-prompt",
         panel=GRAPHS,
-        parse=_video_limit,
+        parse=parse_video_limit,
         rule=at_least(0, most=MOST_LIMIT),
     )
     video_pruning_rate: float = option(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.fields import MOST_COUNT, Spec, at_least, option, part, refuse_given
+from vitgraph.specs.fields import Spec, option, part
 from vitgraph.specs.parts import (
     HF,
     MODEL,
@@ -24,7 +24,7 @@ from vitgraph.specs.parts import (
     overwrite_option,
     same_margin_option,
 )
-from vitgraph.specs.values import parse_log_fields, parse_percent, preset_names
+from vitgraph.specs.values import MOST_COUNT, at_least, parse_log_fields, parse_percent, preset_names, refuse_given
 
 WHOLE_TRACE = MOST_COUNT
 """Requests of `workload inspect` and `convert` where no number is asked for: all that there are."""

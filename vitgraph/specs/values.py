@@ -1,11 +1,11 @@
-"""Reads the values of options that are more than a number or a name: lists, JSON, sizes; as text or out of a file."""
+"""Reads the values of options that are more than a number or a name (lists, JSON, sizes), and the rules of values."""
 
 from __future__ import annotations
 
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitgraph.errors import UsageError
@@ -16,6 +16,15 @@ MOST_TOKENS = 2**24
 
 MOST_ITEMS = 4096
 """Items that a call or a request may be asked to have."""
+
+MOST_INT = 2**63 - 1
+"""What a seed may be at most: torch, numpy and the files all take 64 bits with a sign."""
+
+MOST_COUNT = 10**7
+"""What a count may be at most unless its option says less or more: a slip of the keys must not run for days."""
+
+Rule = Callable[[Any], str | None]
+"""Says what must hold for a value that it does not take; None for one that it takes."""
 
 Size = tuple[int, int, int]
 """Width and height in pixels, and frames (1 for an image)."""
@@ -127,6 +136,19 @@ def options_of_compilation_config(value: Any) -> dict[str, Any]:
     is_off = fields.pop(ENABLED_FIELD, True) is False
     found = {ENCODER_FIELDS[name]: entry for name, entry in fields.items()}
     return found | {"enforce_eager": True} if is_off else found
+
+
+def parse_video_limit(value: Any) -> int | None:
+    """Videos of a prompt in vLLM's `--limit-mm-per-prompt`, also as `{"video": {"count": 1}}`; None is no limit."""
+    if isinstance(value, int):
+        return value
+    found = read_json("--limit-mm-per-prompt", value).get("video")
+    limit = found.get("count") if isinstance(found, dict) else found
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+        raise UsageError(
+            f'--limit-mm-per-prompt: video is {limit!r}; it must be an integer, for example {{"video": 0}}'
+        )
+    return limit
 
 
 def parse_tokens(value: Any, option: str = "a number of tokens") -> int:
@@ -286,3 +308,39 @@ def near(name: str, known: Any) -> str:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def at_least(least: int, what: str = "", most: int = MOST_COUNT) -> Rule:
+    """An integer from `least` to `most`."""
+
+    def rule(value: Any) -> str | None:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            return f"it must be an integer of at least {least}{what}"
+        return f"it must be at most {most:,}; give a smaller number" if value > most else None
+
+    return rule
+
+
+def between(least: float, most: float, what: str, open_ends: bool = False) -> Rule:
+    """A finite number from `least` to `most`, said by `what`; both ends left out where they are open."""
+
+    def rule(value: Any) -> str | None:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_in = is_number and (least < value < most if open_ends else least <= value <= most)
+        return None if is_in else f"it must be {what}"
+
+    return rule
+
+
+def one_of(*names: str) -> Rule:
+    """One of these texts."""
+    return lambda value: None if value in names else f"known: {', '.join(names)}"
+
+
+def refuse_given(given: Mapping[str, bool], text: str) -> None:
+    """Raises UsageError for the first that is given, named in the place that `text` has for it."""
+    for name in [name for name, is_given in given.items() if is_given]:
+        raise UsageError(text.replace("{}", name))
