@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
+import re
 import sys
-import types
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
 
+from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.records import sample_table
 from vitgraph.records.record import RECORDS, Record
-from vitgraph.records.sections import Count, Finite, Number, Share, Time
+from vitgraph.records.sections import NOT_FINITE
 
 PAGE, SCHEMA = Path("docs/records.md"), Path("docs/records.schema.json")
 INTRODUCTION = """# Records
@@ -42,125 +42,105 @@ check-jsonschema --schemafile docs/records.schema.json runs/my-run/run.json
 """
 
 
+Schema = dict[str, Any]
+_WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
+
+
 def page() -> str:
     """The reference page in Markdown."""
-    shown: dict[str, type] = {}
-    parts = [INTRODUCTION, _section("Every record", Record, shown, with_text=True)]
-    for kinds, record in _records():
-        result = record.model_fields["result"].annotation
-        parts.append(f"## {' and '.join(f'`{kind}`' for kind in kinds)}\n\n{_document(record)}\n")
-        parts += [_section("", kind, shown, with_text=False) for kind in _types_in(result)]
-    parts.append(_samples())
-    parts.append("## Sections\n\nWhat the tables above refer to, by name.\n")
-    sections: dict[str, str] = {}
-    # Sections name further ones, which are then shown too.
-    while left := shown.keys() - sections.keys():
-        sections |= {name: _section(name, shown[name], shown, with_text=True, level=3) for name in sorted(left)}
-    parts += [sections[name] for name in sorted(sections)]
-    return "\n".join(parts).rstrip() + "\n"
+    defs = _schemas(Record)
+    parts = ["## Every record\n", _document(defs["Record"]), "", *_table(defs["Record"], defs)]
+    own = {"Record"}
+    for record in dict.fromkeys(RECORDS.values()):
+        kinds = " and ".join(f"`{kind}`" for kind, of in RECORDS.items() if of is record)
+        field = defs[record.__name__]["properties"]["result"]
+        result = next(filter(None, map(_section, field.get("anyOf", [field]))))
+        parts += ["", f"## {kinds}\n", _document(defs[record.__name__]), "", *_table(defs[result], defs)]
+        own |= {record.__name__, result}
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in sample_table.MEANINGS.items()]
+    parts += [
+        "",
+        "## samples.csv\n",
+        inspect.getdoc(sample_table) or "",
+        "",
+        "| Column | Meaning |",
+        "|---|---|",
+        *rows,
+    ]
+    parts += ["", "## Sections\n", "What the tables above refer to, by name."]
+    for name in sorted(defs.keys() - own - {"JsonValue"}):
+        parts += ["", f"### {name}\n", _document(defs[name]), "", *_table(defs[name], defs)]
+    return "\n".join([INTRODUCTION, *parts]) + "\n"
 
 
 def schema() -> str:
     """The JSON Schema of every kind of record in one."""
-    union: Any = Union[tuple(dict.fromkeys(RECORDS.values()))]  # noqa: UP007
-    found = TypeAdapter(union).json_schema(mode="serialization")
-    named = ",\n".join(f"{json.dumps(name)}: {json.dumps(of)}" for name, of in sorted(found.pop("$defs").items()))
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of vitgraph, format 2"}
-    return f'{json.dumps(head | found)[:-1]}, "$defs": {{\n{named}\n}}}}\n'
+    defs = _schemas()
+    named = ",\n".join(f"{json.dumps(name)}: {json.dumps(of)}" for name, of in sorted(defs.items()))
+    any_of = [{"$ref": f"#/$defs/{record.__name__}"} for record in dict.fromkeys(RECORDS.values())]
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A record of vitgraph, format 2",
+        "anyOf": any_of,
+    }
+    return f'{json.dumps(head)[:-1]}, "$defs": {{\n{named}\n}}}}\n'
 
 
-def _records() -> list[tuple[list[str], type[Record]]]:
-    records = dict.fromkeys(RECORDS.values())
-    return [([kind for kind, of in RECORDS.items() if of is record], record) for record in records]
+def _schemas(*more: type[Record]) -> Schema:
+    """The schema of every record and section by its name."""
+    records = dict.fromkeys((*more, *RECORDS.values()))
+    defs: Schema = models_json_schema([(record, "serialization") for record in records])[1]["$defs"]
+    item = TypeAdapter(EncoderItemSpec).json_schema()
+    count = {
+        "type": "integer",
+        "minimum": 1,
+        "default": 1,
+        "description": "How often it stands here, one after the other.",
+    }
+    return defs | {"EncoderItemSpec": item | {"properties": {"count": count, **item["properties"]}}}
 
 
-def _samples() -> str:
-    rows = [f"| `{name}` | {meaning} |" for name, meaning in sample_table.MEANINGS.items()]
-    lines = ["## samples.csv", "", f"{_document(sample_table)}", "", "| Column | Meaning |", "|---|---|", *rows]
-    return "\n".join(lines) + "\n"
+def _document(of: Schema) -> str:
+    return str(of["description"]).partition("Attributes:")[0].strip()
 
 
-def _section(title: str, kind: type, shown: dict[str, type], *, with_text: bool, level: int = 2) -> str:
-    lines = [f"{'#' * level} {title}", ""] if title else []
-    lines += [_document(kind), ""] if with_text else []
-    lines += ["| Field | Type | Meaning |", "|---|---|---|"]
-    for name, annotation, meaning in _fields(kind):
-        lines.append(f"| `{name}` | {_type(annotation, shown)} | {' '.join(meaning.split())} |")
-    return "\n".join(lines) + "\n"
+def _table(of: Schema, defs: Schema) -> list[str]:
+    # A dataclass of planning has the meanings in its docstring, and a section that has a field's own is not said twice.
+    meanings = dict(re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", of["description"], re.MULTILINE))
+    rows = ["| Field | Type | Meaning |", "|---|---|---|"]
+    for name, field in of["properties"].items():
+        meaning = field.get("description") or meanings.get(name) or _document(defs[_section(field)])
+        rows.append(f"| `{name}` | {_type(field)} | {' '.join(meaning.split())} |")
+    return rows
 
 
-def _fields(kind: type) -> Iterator[tuple[str, Any, str]]:
-    found = kind.model_fields if issubclass(kind, BaseModel) else getattr(kind, "__pydantic_fields__", None)
-    if found is None:
-        documented = _attributes(kind)
-        for one in dataclasses.fields(kind):
-            yield one.name, str(one.type), documented.get(one.name, "")
-        return
-    for name, info in found.items():
-        # What pydantic takes out of an annotation is put back, so that a count is told from any whole number.
-        extras = tuple(info.metadata)
-        yield name, Annotated[(info.annotation, *extras)] if extras else info.annotation, info.description or ""
+def _section(of: Schema) -> str:
+    """The section that a field refers to; empty for a plain type."""
+    return str(of.get("$ref", "")).rpartition("/")[2].replace("JsonValue", "")
 
 
-def _attributes(kind: type) -> dict[str, str]:
-    """Meanings in the `Attributes:` part of a docstring."""
-    found: dict[str, str] = {}
-    name = ""
-    for line in (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].splitlines():
-        head, colon, text = line.strip().partition(": ")
-        if line.startswith("    ") and not line.startswith("     ") and colon:
-            name, found[head] = head, text
-        elif name:
-            found[name] += f" {line.strip()}"
-    return found
-
-
-def _document(thing: Any) -> str:
-    text = inspect.getdoc(thing) or ""
-    return text.partition("Attributes:")[0].strip()
-
-
-_WORDS = {Number: "number", Finite: "number", Time: "number ≥ 0", Share: "0 to 1", Count: "whole number"}
-_PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", type(None): "null"}
-
-
-def _type(annotation: Any, shown: dict[str, type]) -> str:
+def _type(of: Schema) -> str:
     """A type in words; sections are links."""
-    if isinstance(annotation, str):
-        return f"`{annotation}`"
-    for known, words in _WORDS.items():
-        if annotation == known:
-            return words
-    if annotation in _PLAIN:
-        return _PLAIN[annotation]
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        words = _type(arguments[0], shown)
-        return "0 to 1" if words == "number" and _bounds(arguments) == (0, 1) else words
-    if origin is Literal:
-        return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
-    if origin in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(_type(one, shown) for one in arguments))
-    if origin is tuple:
-        inner = [_type(one, shown) for one in arguments if one is not Ellipsis]
-        return f"list of {inner[0]}" if Ellipsis in arguments else f"list of {len(inner)}: {', '.join(inner)}"
-    if origin is dict:
-        return f"by name: {_type(arguments[1], shown)}"
-    if isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation)):
-        shown[annotation.__name__] = annotation
-        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
-    return "any JSON"
-
-
-def _bounds(arguments: tuple[Any, ...]) -> tuple[Any, Any]:
-    marks = [mark for one in arguments[1:] for mark in (getattr(one, "metadata", None) or [one])]
-    low = next((mark.ge for mark in marks if hasattr(mark, "ge")), None)
-    return low, next((mark.le for mark in marks if hasattr(mark, "le")), None)
-
-
-def _types_in(annotation: Any) -> list[type]:
-    """The section of an annotation, without null."""
-    return [one for one in get_args(annotation) or (annotation,) if one is not type(None)]
+    if name := _section(of):
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in of:
+        kinds = [one for one in of["anyOf"] if one.get("enum") != list(NOT_FINITE)]
+        return " or ".join(dict.fromkeys(map(_type, kinds)))
+    if "const" in of or "enum" in of:
+        return " or ".join(f"`{json.dumps(value)}`" for value in of.get("enum", [of.get("const")]))
+    match of.get("type"):
+        case "array" if "prefixItems" in of:
+            return f"list of {len(of['prefixItems'])}: {', '.join(map(_type, of['prefixItems']))}"
+        case "array":
+            return f"list of {_type(of['items'])}"
+        case "object":
+            return f"by name: {_type(of['additionalProperties'])}"
+        case "number" if of.get("maximum") == 1:
+            return "0 to 1"
+        case "number" if of.get("minimum") == 0:
+            return "number ≥ 0"
+        case kind:
+            return _WORDS.get(str(kind), "any JSON")
 
 
 def main() -> None:

@@ -11,11 +11,10 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -74,10 +73,17 @@ class Sample:
 
 COLUMNS = tuple(column.name for column in fields(Sample))
 MEANINGS = {column.name: str(column.metadata["meaning"]) for column in fields(Sample)}
-_TEXT = ("requests", "series")
-_TIMES = ("wall_ms", "gpu_ms", "encode_ms", "gather_ms")
-_OPTIONAL = ("input_rows", "gpu_ms", "rank", "encode_ms", "gather_ms")
-_LARGEST = 2.0**53
+_FORMS = {
+    "int": r"\d{1,15}",
+    "float": r"\d{1,15}(\.\d{1,15})?",
+    "int | None": r"(\d{1,15})?",
+    "float | None": r"(\d{1,15}(\.\d{1,15})?)?",
+    "str": ".+",
+    "tuple[int, ...]": r"\d{1,15}( \d{1,15})*",
+}
+"""How a file writes a field of each type."""
+_DTYPES = {"int": "int64", "float": "float64", "int | None": "float64", "float | None": "float64"}
+_NUMBERS = {column.name: _DTYPES[str(column.type)] for column in fields(Sample) if column.type in _DTYPES}
 
 
 def _cell(value: Any) -> str:
@@ -139,7 +145,7 @@ class SampleWriter:
         Raises:
             RecordFileError: They could not be written.
         """
-        whole = {column: "Int64" for column in _OPTIONAL if column not in _TIMES}
+        whole = {column.name: "Int64" for column in fields(Sample) if column.type == "int | None"}
         text = samples.frame[list(COLUMNS)].astype(whole).to_csv(header=False, index=False, float_format="%.6f")
         for line in text.splitlines():
             self._write(line, f"a sample of another process ({line.split(',')[2]})")
@@ -153,9 +159,7 @@ class SampleWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _append(self, row: str) -> None:
@@ -213,7 +217,7 @@ class Samples:
         rows = [[getattr(sample, column) for column in COLUMNS] for sample in samples]
         frame = pd.DataFrame(rows, columns=list(COLUMNS))
         frame["requests"] = [_cell(requests) for requests in frame["requests"]]
-        return cls(frame.astype(dict.fromkeys((*_TIMES, *_OPTIONAL), "float64")))
+        return cls(frame.astype(_NUMBERS))
 
     @classmethod
     def joined(cls, tables: Sequence[Samples]) -> Samples:
@@ -327,13 +331,13 @@ def read_samples(path: Path) -> Samples:
     """
     complete, rest = _text(path)
     frame = _parse(complete, path)
-    for column in COLUMNS:
-        if column not in _TEXT:
-            frame[column] = _numbers(frame[column], column, path)
-    for line in _lines_where(~frame["requests"].str.fullmatch(r"\d{1,15}( \d{1,15})*")):
-        raise UsageError(f"{path}, line {line}: requests is no list of places; delete the line to read the others")
-    for line in _lines_where(frame["series"] == ""):
-        raise UsageError(f"{path}, line {line}: the series has no name; delete the line to read the others")
+    for column in fields(Sample):
+        cells = frame[column.name]
+        for wrong in np.flatnonzero(~cells.str.fullmatch(_FORMS[str(column.type)])):
+            # The first line is the header.
+            where = f"{path}, line {wrong + 2}: {column.name} is {str(cells.iloc[wrong])[:40]!r}"
+            raise UsageError(f"{where}; delete the line to read the others")
+    frame = frame.replace("", np.nan).astype(_NUMBERS)
     if not rest:
         return Samples(frame)
     # A row without its line end may have lost digits, so it is not trusted even where it parses.
@@ -366,22 +370,3 @@ def _parse(text: str, path: Path) -> pd.DataFrame:
         return pd.read_csv(io.StringIO(text), dtype=object, keep_default_na=False, na_filter=False, quoting=3)
     except (ValueError, pd.errors.ParserError) as error:
         raise UsageError(f"{path}: {str(error).strip()}; delete the line to read the others") from None
-
-
-def _numbers(cells: pd.Series[Any], column: str, path: Path) -> pd.Series[Any]:
-    import pandas as pd
-
-    numbers = pd.to_numeric(cells.where(cells.str.len() < 32, "x"), errors="coerce").astype("float64")
-    is_empty = (cells == "").to_numpy(dtype=bool) & (column in _OPTIONAL)
-    wrong = ~is_empty & ~(np.isfinite(numbers) & (numbers >= 0) & (numbers <= _LARGEST))
-    if column not in _TIMES:
-        wrong |= ~is_empty & (numbers % 1 != 0)
-    for line in _lines_where(wrong):
-        shown = str(cells.iloc[line - 2])[:40]
-        raise UsageError(f"{path}, line {line}: {column} is {shown!r}; delete the line to read the others")
-    return numbers if column in (*_TIMES, *_OPTIONAL) else numbers.astype("int64")
-
-
-def _lines_where(wrong: Any) -> Iterator[int]:
-    """Numbers of the lines of a file, its header being the first."""
-    return (int(index) + 2 for index in np.flatnonzero(wrong))

@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -64,7 +64,8 @@ class ResultFolder:
         if not overwrite:
             refuse_to_replace(path, *RESULT_FILES)
         try:
-            self._make()
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             _try_to_write(path)
         except OSError as error:
@@ -82,15 +83,12 @@ class ResultFolder:
         Raises:
             RecordFileError: It could not be written; the message says what is saved.
         """
-        path = self.path / RUN_FILE
+        path, content = self.path / RUN_FILE, f"{record.model_dump_json(indent=1)}\n".encode()
         try:
-            write_atomically(path, f"{record.model_dump_json(indent=1)}\n".encode())
-        except OSError as error:
-            self.failure = RecordFileError(
-                f"cannot write {path}: {os_reason(error)}. Saved: {self._what_is_saved()}. "
-                "Not saved: settings and results"
-            )
-            raise self.failure from error
+            write_file(path, content, "settings and results", self._what_is_saved, makes_folder=False)
+        except RecordFileError as error:
+            self.failure = error
+            raise
         self._is_saved, self.failure = True, None
         return path
 
@@ -100,14 +98,7 @@ class ResultFolder:
         Raises:
             RecordFileError: It could not be written.
         """
-        path = self.path / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            raise RecordFileError(
-                f"cannot write {path}: {os_reason(error)}. Saved: {self._what_is_saved()}. Not saved: {name}"
-            ) from error
+        path = write_file(self.path / name, content, name, self._what_is_saved)
         self._is_saved = True
         return path
 
@@ -134,18 +125,14 @@ class ResultFolder:
             parts.append(f"an earlier state in {self.path / RUN_FILE}")
         return " and ".join(parts) or "nothing"
 
-    def _make(self) -> None:
-        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
-        self._made = missing
-        self.path.mkdir(parents=True, exist_ok=True)
-
     def close(self) -> None:
         """Lets go of the folder, and removes what was made for nothing; may be called twice."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        if not self._is_saved:
-            _remove_empty(self._made)
+        with contextlib.suppress(OSError):
+            for folder in () if self._is_saved else self._made:
+                folder.rmdir()
         self._made = []
 
     def __enter__(self) -> Self:
@@ -261,17 +248,32 @@ def check_file(path: Path, overwrite: bool = False) -> None:
         pass
 
 
-def write_file(path: Path, content: bytes, not_saved: str = "its content") -> Path:
-    """Writes a single file, whole or not at all.
+def write_file(
+    path: Path,
+    content: bytes,
+    not_saved: str = "its content",
+    saved: Callable[[], str] | None = None,
+    makes_folder: bool = True,
+) -> Path:
+    """Writes a file, whole or not at all.
+
+    Args:
+        path: The file.
+        content: What it is to hold.
+        not_saved: What that is, in words.
+        saved: Says what is saved of the same result all the same.
+        makes_folder: Its folder may be missing.
 
     Raises:
         RecordFileError: It could not be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if makes_folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
     except OSError as error:
-        raise RecordFileError(f"cannot write {path}: {os_reason(error)}. Not saved: {not_saved}") from error
+        there = f" Saved: {saved()}." if saved is not None else ""
+        raise RecordFileError(f"cannot write {path}: {os_reason(error)}.{there} Not saved: {not_saved}") from error
     return path
 
 
@@ -332,12 +334,6 @@ def _lock(folder: Path) -> int | None:
     return handle
 
 
-def _remove_empty(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
 def _try_to_write(folder: Path) -> None:
     """Makes and removes a file, and looks for room.
 
@@ -359,6 +355,6 @@ def _try_to_write(folder: Path) -> None:
         )
 
 
-def iter_records(root: Path) -> Iterator[Path]:
+def iter_records(root: Path) -> list[Path]:
     """The files of all records below a folder, in order."""
-    return iter(sorted(root.rglob(RUN_FILE)))
+    return sorted(root.rglob(RUN_FILE))

@@ -41,28 +41,16 @@ def _expand(value: Any) -> Any:
 
 def _join(items: tuple[EncoderItemSpec, ...]) -> list[dict[str, Any]]:
     """Equal neighbours in one entry, since calls of many equal items are common."""
-    entries = []
-    for spec, run in groupby(items):
-        entry: dict[str, Any] = {
-            "count": len(list(run)),
-            "modality": spec.modality,
-            "input_size": spec.input_size,
-            "output_tokens": spec.output_tokens,
-            "segments": spec.segments,
-        }
-        if spec.path_output_tokens:
-            entry["path_output_tokens"] = dict(spec.path_output_tokens)
-        if spec.axis_sizes:
-            entry["axis_sizes"] = {name: list(sizes) for name, sizes in spec.axis_sizes.items()}
-        entries.append(entry)
-    return entries
+    runs = [(spec, len(list(run))) for spec, run in groupby(items)]
+    entries = [(count, _ITEM.dump_python(spec, mode="json")) for spec, count in runs]
+    return [{"count": count, **{name: of for name, of in entry.items() if of != {}}} for count, entry in entries]
 
 
 Items = Annotated[
     tuple[EncoderItemSpec, ...],
     BeforeValidator(_expand),
     PlainSerializer(_join, when_used="json"),
-    WithJsonSchema({"type": "array", "items": {"type": "object"}}),
+    WithJsonSchema({"type": "array", "items": {"$ref": "#/$defs/EncoderItemSpec"}}),
 ]
 """Items of a call; in files, equal neighbours are one entry with their `count`."""
 
