@@ -82,7 +82,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _parameter(key: str, option: Option) -> inspect.Parameter:
-    how: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel}
+    how: dict[str, Any] = {"help": option.help, "rich_help_panel": option.panel or None}
     how |= {"metavar": option.metavar, "envvar": option.variable}
     if option.completes is not None:
         how["autocompletion"] = option.completes

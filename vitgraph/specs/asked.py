@@ -41,6 +41,8 @@ def time_limit_option(seconds: float, what: str = "after which no new measuremen
 class BenchSpec(Spec):
     """A `bench` run; also what the other commands measure with."""
 
+    PANEL = RUN
+
     model: ModelSpec = part(ModelSpec)
     graph: GraphSpec = part(GraphSpec)
     run: RunSpec = part(RunSpec)
@@ -48,9 +50,7 @@ class BenchSpec(Spec):
     parallel: ParallelSpec = part(ParallelSpec)
     traffic: TrafficSpec = part(TrafficSpec)
     compile_rows: bool = option(
-        False,
-        "Measure four rows in one run: eager and graph, each plain and with the repeated block compiled.",
-        panel=RUN,
+        False, "Measure four rows in one run: eager and graph, each plain and with the repeated block compiled."
     )
     shell: ShellSpec = part(ShellSpec)
 
@@ -116,6 +116,8 @@ class _AroundBench(Spec):
 class CompareSpec(_AroundBench):
     """A `compare-backends` run: model, graphs, measuring and workload as for `bench`, but for the backend."""
 
+    PANEL = RUN
+
     bench: BenchSpec = part(
         BenchSpec,
         without=(*("attn_backend", "baseline", "monolithic_crops", "fail_on_slower", "compile_rows", "enforce_eager"),),
@@ -125,11 +127,9 @@ class CompareSpec(_AroundBench):
     backends: tuple[str, ...] = option(
         (), "Backends to compare, FLASH_ATTN,FLASHINFER,…; unset: every one.", panel=MODEL, parse=parse_names
     )
-    isolate: bool = option(False, "Measure each backend in a process of its own.", panel=RUN)
+    isolate: bool = option(False, "Measure each backend in a process of its own.")
     micro: bool = option(
-        False,
-        "Time attention alone with this tower's heads, over segment lengths and slots; no workload is run.",
-        panel=RUN,
+        False, "Time attention alone with this tower's heads, over segment lengths and slots; no workload is run."
     )
 
     def __post_init__(self) -> None:
@@ -151,6 +151,8 @@ class CompareSpec(_AroundBench):
 class TuneSpec(_AroundBench):
     """A `tune-budgets` run: the traffic, what is wanted of it, and how the result is measured."""
 
+    PANEL = GRAPHS
+
     bench: BenchSpec = part(
         BenchSpec,
         without=(
@@ -160,33 +162,25 @@ class TuneSpec(_AroundBench):
         ),
         num_warmups=0,
     )
-    objective: str = option("mean", "mean, p99, throughput, or a weighted mix: mean=0.7,p99=0.3.", panel=GRAPHS)
-    max_graphs: int | None = option(None, "Graphs to capture at most.", panel=GRAPHS, rule=at_least(1))
+    objective: str = option("mean", "mean, p99, throughput, or a weighted mix: mean=0.7,p99=0.3.")
+    max_graphs: int | None = option(None, "Graphs to capture at most.", rule=at_least(1))
     max_graph_memory: float | None = option(
-        None,
-        "GiB of pool and buffers at most.",
-        panel=GRAPHS,
-        rule=between(0, 1e6, "above 0 GiB, for example 4", open_ends=True),
+        None, "GiB of pool and buffers at most.", rule=between(0, 1e6, "above 0 GiB, for example 4", open_ends=True)
     )
     max_capture_time: float | None = option(
-        None,
-        "Seconds of capturing at most.",
-        panel=GRAPHS,
-        rule=between(0, 1e6, "above 0 seconds, for example 30", open_ends=True),
+        None, "Seconds of capturing at most.", rule=between(0, 1e6, "above 0 seconds, for example 30", open_ends=True)
     )
     max_slower_share: float = option(
         0.02,
         "Share of the requests that may become slower than eager; without a list that keeps it, graphs stay off.",
-        panel=GRAPHS,
         rule=between(0, 1, "from 0 to 1, for example 0.05"),
     )
     search_share: float = option(
         0.5,
         "Share of the calls that is searched on; the settings are judged on the others.",
-        panel=GRAPHS,
         rule=between(0, 1, "above 0 and at most 1, which holds no calls back"),
     )
-    target: str = option("vitgraph", "Whose manager runs the settings: vitgraph or vllm.", panel=GRAPHS)
+    target: str = option("vitgraph", "Whose manager runs the settings: vitgraph or vllm.")
     verifies: bool = option(True, "Predict only; measure nothing.", "--no-verify", turns_off=True, panel=RUN)
     verify_calls: int = option(100, "Calls to measure every strategy with.", panel=RUN, rule=at_least(1))
     time_limit: float = time_limit_option(240)
@@ -196,11 +190,13 @@ class TuneSpec(_AroundBench):
 class RecommendSpec(Spec):
     """A `recommend` run: what is tuned for, and how much it may take to be sure."""
 
+    PANEL = RUN
+
     tune: TuneSpec = part(TuneSpec, without=("verifies", "target"), target="vllm")
     calibration_time_limit: float = time_limit_option(
         90, "of calibrating after which no new measurement begins; unused with --calibration"
     )
-    check_calls: int = option(50, "Random calls to compare replay with eager.", panel=RUN, rule=at_least(1))
+    check_calls: int = option(50, "Random calls to compare replay with eager.", rule=at_least(1))
 
     @property
     def shell(self) -> ShellSpec:
@@ -212,9 +208,11 @@ class RecommendSpec(Spec):
 class CalibrateSpec(Spec):
     """A `calibrate` run."""
 
+    PANEL = RUN
+
     model: ModelSpec = part(ModelSpec)
     graph: GraphSpec = part(GraphSpec, only=("max_model_len", "max_num_batched_tokens"))
-    output: Path | None = option(None, "File of the profile; unset: under runs/.", panel=RUN)
+    output: Path | None = option(None, "File of the profile; unset: under runs/.")
     overwrite: bool = overwrite_option("that file")
     time_limit: float = time_limit_option(90)
     shell: ShellSpec = part(ShellSpec)
@@ -228,10 +226,11 @@ class CalibrateSpec(Spec):
 class PlanSpec(_AroundBench):
     """A `plan`: a workload, or one call, and the graphs that would take it."""
 
+    PANEL = WORKLOAD
+
     items: tuple[Size, ...] = option(
         (),
         "One call instead of a workload: 336x336 (width x height), 20*336x336, 640x360x8 (a video), with commas.",
-        panel=WORKLOAD,
         parse=parse_items,
     )
     bench: BenchSpec = part(
@@ -249,6 +248,8 @@ class PlanSpec(_AroundBench):
 class VerifySpec(Spec):
     """A `verify` run."""
 
+    PANEL = RUN
+
     models: tuple[str, ...] = option(
         (),
         "Preset, hub id or local checkpoint folder, or several with commas.",
@@ -259,11 +260,11 @@ class VerifySpec(Spec):
     )
     every_row: bool = option(False, "Every row of `vitgraph models`.", "--all", panel=MODEL)
     debug_size: bool = option(False, "With --all: the small presets.", panel=MODEL)
-    calls: int = option(200, "Random calls to compare with eager.", panel=RUN, rule=at_least(0))
+    calls: int = option(200, "Random calls to compare with eager.", rule=at_least(0))
     model: ModelSpec = part(ModelSpec, without=("model", "mm_processor_kwargs"), load_format="dummy")
     graph: GraphSpec = part(GraphSpec, only=("token_budgets", "max_vision_items_per_batch"))
     parallel: ParallelSpec = part(ParallelSpec, without=("assignment",))
-    output_dir: Path | None = option(None, "Folder of the record; unset: none is kept.", panel=RUN)
+    output_dir: Path | None = option(None, "Folder of the record; unset: none is kept.")
     overwrite: bool = overwrite_option()
     shell: ShellSpec = part(ShellSpec)
 
@@ -278,6 +279,8 @@ class VerifySpec(Spec):
 @dataclass(frozen=True)
 class ProfileSpec(Spec):
     """A profile of one call, given by its items, or drawn as random-mm does."""
+
+    PANEL = RUN
 
     model: ModelSpec = part(ModelSpec, load_format="dummy")
     graph: GraphSpec = part(
@@ -295,8 +298,8 @@ class ProfileSpec(Spec):
         num_prompts=1,
         num_warmups=0,
     )
-    repeats: int = option(5, "Traces to average in each mode.", panel=RUN, rule=at_least(1, most=10**4))
-    chrome_trace: bool = option(False, "Also write a trace of host and device.", panel=RUN)
+    repeats: int = option(5, "Traces to average in each mode.", rule=at_least(1, most=10**4))
+    chrome_trace: bool = option(False, "Also write a trace of host and device.")
     output_dir: Path | None = folder_option()
     overwrite: bool = overwrite_option()
     shell: ShellSpec = part(ShellSpec)

@@ -40,7 +40,7 @@ class Option:
 
     Attributes:
         help: One sentence or two, shown by `--help`.
-        panel: Heading that it stands under.
+        panel: Heading that it stands under; None for that of its spec.
         names: Spellings, the first one is printed; a field that gives none has its name.
         parse: Reads the text of a command line or the value of a file; None takes the field's own type.
         rule: What a value must fulfil.
@@ -153,6 +153,8 @@ def part(kind: Any, only: Collection[str] = (), without: Collection[str] = (), *
 class Spec:
     """Base of the specs: checks the rules of its fields, and gives the settings for a record."""
 
+    PANEL: ClassVar[str | None] = None
+    """Heading of its options, unless they name another one."""
     ALIASES: ClassVar[tuple[Option, ...]] = ()
     """Options that stand for several others: their parser gives values by option."""
 
@@ -191,8 +193,10 @@ def _walk(spec: type[Spec], chosen: _Part, path: tuple[str, ...]) -> Iterator[Op
         if _PART in each.metadata:
             yield from _walk(kinds[each.name], chosen.inside(each), place)
         elif chosen.has(each.name):
-            entry = chosen.option(each)
-            yield dataclasses.replace(entry, kind=str if entry.parse else _kind(kinds[each.name]), fields=(place,))
+            entry, kind = chosen.option(each), kinds[each.name]
+            panel = spec.PANEL if entry.panel is None else entry.panel
+            kind = str if entry.parse else _kind(kind)
+            yield dataclasses.replace(entry, panel=panel, kind=kind, fields=(place,))
     yield from (alias for alias in spec.ALIASES if chosen.has(alias.key))
 
 

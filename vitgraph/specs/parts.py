@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from vitgraph.errors import UsageError
 from vitgraph.specs.buckets import parse_buckets, parse_limits
@@ -25,6 +25,7 @@ from vitgraph.specs.values import (
 )
 
 MODEL, WORKLOAD, GRAPHS, RANKS, RUN = "Model", "Workload", "Graph settings", "Several GPUs", "Run and output"
+TRAFFIC = "Arrivals"
 
 DEFAULT_MAX_MODEL_LEN = 32768
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 16384
@@ -37,7 +38,9 @@ MOST_LIMIT = 2**20
 
 
 def seed_option() -> Any:
-    return option(0, "Seed of the workload, of random pixels and of dummy weights.", rule=at_least(0, most=MOST_INT))
+    return option(
+        0, "Seed of the workload, of random pixels and of dummy weights.", panel="", rule=at_least(0, most=MOST_INT)
+    )
 
 
 def folder_option() -> Any:
@@ -69,41 +72,34 @@ def overwrite_option(what: str = "a record in that folder") -> Any:
 class ModelSpec(Spec):
     """Which encoder, and how it runs."""
 
+    PANEL = MODEL
+
     model: str = option(
         "",
         "Preset (see `vitgraph models`), hub id or local checkpoint folder; unset: a first look.",
-        panel=MODEL,
         completes=preset_names,
     )
-    revision: str | None = option(None, "Hub revision.", panel=MODEL)
+    revision: str | None = option(None, "Hub revision.")
     load_format: str = option(
         "auto",
         "`auto` reads the encoder's tensors from the checkpoint, `dummy` draws seeded random weights.",
-        panel=MODEL,
         rule=one_of("auto", "dummy"),
     )
-    dtype: str = option("auto", "auto (bfloat16 on a GPU), bfloat16, float16 or float32.", panel=MODEL)
-    device: str = option("auto", "auto, cuda, cuda:N or cpu.", panel=MODEL)
+    dtype: str = option("auto", "auto (bfloat16 on a GPU), bfloat16, float16 or float32.")
+    device: str = option("auto", "auto, cuda, cuda:N or cpu.")
     attn_backend: str = option(
-        "auto",
-        "auto, FLASH_ATTN, TORCH_SDPA, … (see `vitgraph models`).",
-        "--mm-encoder-attn-backend",
-        panel=MODEL,
+        "auto", "auto, FLASH_ATTN, TORCH_SDPA, … (see `vitgraph models`).", "--mm-encoder-attn-backend"
     )
     flash_attn_version: int | None = option(
-        None, "Force this FlashAttention generation for FLASH_ATTN.", panel=MODEL, rule=at_least(1, most=99)
+        None, "Force this FlashAttention generation for FLASH_ATTN.", rule=at_least(1, most=99)
     )
     mm_processor_kwargs: Mapping[str, Any] = option(
-        dict,
-        'Overrides of the image processor, JSON: {"max_pixels": 1003520}.',
-        panel=MODEL,
-        parse=parse_processor_kwargs,
+        dict, 'Overrides of the image processor, JSON: {"max_pixels": 1003520}.', parse=parse_processor_kwargs
     )
     compile: bool = option(
         False,
         "torch.compile the repeated block, in every mode alike; its code is kept in TORCHINDUCTOR_CACHE_DIR, or in "
         "~/.cache/vitgraph.",
-        panel=MODEL,
     )
     seed: int = seed_option()
 
@@ -117,7 +113,8 @@ class ModelSpec(Spec):
 class GraphSpec(Spec):
     """Graph settings as given; empty, 0 and None mean automatic, as in vLLM's compilation config."""
 
-    ALIASES: ClassVar[tuple[Option, ...]] = (
+    PANEL = GRAPHS
+    ALIASES = (
         Option(
             "vLLM's JSON; its encoder_cudagraph fields are read.",
             GRAPHS,
@@ -127,37 +124,31 @@ class GraphSpec(Spec):
     )
 
     token_budgets: tuple[int, ...] = option(
-        (), "Budgets, 512,1024,…; empty: automatic doubling.", panel=GRAPHS, parse=parse_token_budgets
+        (), "Budgets, 512,1024,…; empty: automatic doubling.", parse=parse_token_budgets
     )
-    max_vision_items_per_batch: int = option(
-        0, "Items in one replay; 0: automatic.", panel=GRAPHS, rule=at_least(0, most=MOST_LIMIT)
-    )
+    max_vision_items_per_batch: int = option(0, "Items in one replay; 0: automatic.", rule=at_least(0, most=MOST_LIMIT))
     max_frames_per_batch: int | None = option(
         None,
         "Video frames (attention segments) in one replay; unset: automatic, 0: image-only graphs.",
-        panel=GRAPHS,
         rule=at_least(0, most=MOST_LIMIT),
     )
     packing: str = option(
         "greedy",
         "greedy, greedy-defer (vLLM 0.33), exact, or optimal (needs --calibration).",
-        panel=GRAPHS,
         rule=one_of("greedy", "greedy-defer", "exact", "optimal"),
     )
     calibration: str | None = option(
-        None, "Profile of `vitgraph calibrate`: a file, or the name of one that comes with vitgraph.", panel=GRAPHS
+        None, "Profile of `vitgraph calibrate`: a file, or the name of one that comes with vitgraph."
     )
     max_model_len: int = option(
         DEFAULT_MAX_MODEL_LEN,
         "Tokens that a prompt may have; caps automatic budgets.",
-        panel=GRAPHS,
         parse=lambda value: parse_tokens(value, "--max-model-len"),
         rule=at_least(1, " token", most=2**31 - 1),
     )
     max_num_batched_tokens: int = option(
         DEFAULT_MAX_NUM_BATCHED_TOKENS,
         "Tokens that a call may have; caps automatic budgets.",
-        panel=GRAPHS,
         parse=lambda value: parse_tokens(value, "--max-num-batched-tokens"),
         rule=at_least(1, " token", most=2**31 - 1),
     )
@@ -166,26 +157,21 @@ class GraphSpec(Spec):
         'Most items that the server takes in a prompt, JSON: {"image": 4, "video": 0}. Its videos decide what graphs '
         "hold: 0 makes them image-only, as in vLLM; unset: as the workload has.",
         "--limit-mm-per-prompt",
-        panel=GRAPHS,
         parse=parse_video_limit,
         rule=at_least(0, most=MOST_LIMIT),
     )
     video_pruning_rate: float = option(
         0.0,
         "Video-token pruning of the server; above 0, videos run eagerly, as in vLLM.",
-        panel=GRAPHS,
         rule=lambda rate: None if 0.0 <= rate < 1.0 else "it must be at least 0 and below 1",
     )
     enforce_eager: bool = option(
-        False,
-        "Measure eager alone, without graphs, as cudagraph_mm_encoder false in a compilation config asks for.",
-        panel=GRAPHS,
+        False, "Measure eager alone, without graphs, as cudagraph_mm_encoder false in a compilation config asks for."
     )
     slot_tiers: bool = option(
         True,
         "Capture each budget with its largest number of segment slots only, as vLLM does.",
         "--single-slot-tier",
-        panel=GRAPHS,
         turns_off=True,
     )
 
@@ -199,52 +185,45 @@ class GraphSpec(Spec):
 class WorkloadSpec(Spec):
     """Every option of a workload, with the defaults of `vllm bench mm-processor`."""
 
-    dataset_name: str = option(
-        RANDOM_MM, "random-mm, hf (hub or local parquet), or trace (CSV of sizes).", panel=WORKLOAD
-    )
+    PANEL = WORKLOAD
+
+    dataset_name: str = option(RANDOM_MM, "random-mm, hf (hub or local parquet), or trace (CSV of sizes).")
     dataset_path: str | None = option(
         None,
         "hf: hub id, folder or .parquet file. trace: CSV file or a shipped trace (mixed-chat, documents, screenshots, "
         "videos).",
-        panel=WORKLOAD,
     )
-    hf_name: str | None = option(None, "Public name of a local copy.", panel=WORKLOAD)
-    hf_subset: str | None = option(None, "Configuration of the data set.", panel=WORKLOAD)
-    hf_split: str | None = option(None, "Split; train by default.", panel=WORKLOAD)
-    stream: bool = option(True, "Load the whole data set.", "--no-stream", panel=WORKLOAD, turns_off=True)
-    disable_shuffle: bool = option(False, "Keep the data set's order.", panel=WORKLOAD)
-    first_image_only: bool = option(False, "Take the first image of a row alone, as vLLM does.", panel=WORKLOAD)
-    no_oversample: bool = option(False, "Do not repeat rows of a short data set.", panel=WORKLOAD)
-    num_prompts: int = option(1000, "Requests to measure.", panel=WORKLOAD, rule=at_least(1, ", for example 1000"))
-    num_warmups: int = option(1, "Other requests to warm up with.", panel=WORKLOAD, rule=at_least(0, most=10**5))
+    hf_name: str | None = option(None, "Public name of a local copy.")
+    hf_subset: str | None = option(None, "Configuration of the data set.")
+    hf_split: str | None = option(None, "Split; train by default.")
+    stream: bool = option(True, "Load the whole data set.", "--no-stream", turns_off=True)
+    disable_shuffle: bool = option(False, "Keep the data set's order.")
+    first_image_only: bool = option(False, "Take the first image of a row alone, as vLLM does.")
+    no_oversample: bool = option(False, "Do not repeat rows of a short data set.")
+    num_prompts: int = option(1000, "Requests to measure.", rule=at_least(1, ", for example 1000"))
+    num_warmups: int = option(1, "Other requests to warm up with.", rule=at_least(0, most=10**5))
     seed: int = seed_option()
-    random_mm_base_items_per_request: int = option(1, "Items of a random-mm request.", panel=WORKLOAD, rule=at_least(1))
-    random_mm_num_mm_items_range_ratio: float = option(0.0, "Spread of that count, 0 to 1.", panel=WORKLOAD)
+    random_mm_base_items_per_request: int = option(1, "Items of a random-mm request.", rule=at_least(1))
+    random_mm_num_mm_items_range_ratio: float = option(0.0, "Spread of that count, 0 to 1.")
     random_mm_limit_mm_per_prompt: dict[str, int] = option(
-        lambda: {"image": 255, "video": 1},
-        'Most items of each modality: {"image": 8}.',
-        panel=WORKLOAD,
-        parse=parse_limits,
+        lambda: {"image": 255, "video": 1}, 'Most items of each modality: {"image": 8}.', parse=parse_limits
     )
     random_mm_bucket_config: dict[tuple[int, int, int], float] = option(
         lambda: {(256, 256, 1): 0.5, (720, 1280, 1): 0.5, (720, 1280, 16): 0.0},
         'Probability by (height, width, frames): {"(336,336,1)": 1.0}.',
-        panel=WORKLOAD,
         parse=parse_buckets,
     )
     max_pixels_per_item: int | None = option(
         None,
         "Shrink larger items first, as chat front ends do.",
-        panel=WORKLOAD,
         rule=at_least(1, ", for example 2000000", most=10**18),
     )
     video_fps: float | None = option(
         None,
         "Frame rate of trace videos, which the model's loader then samples; unset: frames are already sampled.",
-        panel=WORKLOAD,
         rule=between(0.001, 1e6, "a number of frames a second from 0.001 to 1,000,000, for example 29.97"),
     )
-    shuffle_trace: bool = option(False, "Permute a trace with the seed.", panel=WORKLOAD)
+    shuffle_trace: bool = option(False, "Permute a trace with the seed.")
 
     @classmethod
     def defaults_for(cls, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,31 +248,30 @@ forward, or one graph of both paths."""
 class RunSpec(Spec):
     """How the measuring is done and where its result goes."""
 
-    rounds: int = option(2, "Times to measure every request in every mode.", panel=RUN, rule=at_least(1, most=10**4))
+    PANEL = RUN
+
+    rounds: int = option(2, "Times to measure every request in every mode.", rule=at_least(1, most=10**4))
     requests_per_call: str | None = option(
         None,
         "Requests that are encoded together: 4, or a mix with the shares of the calls, 1:0.6,2:0.3,4:0.1; unset: the "
         "calls that a trace names, else 1.",
-        panel=RUN,
         parse=parse_requests_per_call,
     )
     baseline: str = option(
         EAGER_BASELINE,
         "eager; itemwise, to measure eager with one item of a call at a time too; hf, to measure transformers' stock "
         "forward too; or monolithic, to measure one graph of both paths of a two-path model too.",
-        panel=RUN,
         rule=one_of(*BASELINES),
     )
     monolithic_crops: int | None = option(
         None,
         "Crops that the monolithic graph computes for every image; default: the most that the workload needs.",
-        panel=RUN,
         rule=at_least(1, " crop", most=4096),
     )
     output_dir: Path | None = folder_option()
     overwrite: bool = overwrite_option()
     same_margin_pct: float = same_margin_option()
-    fail_on_slower: bool = option(False, "Exit with 5 when graphs are slower.", panel=RUN)
+    fail_on_slower: bool = option(False, "Exit with 5 when graphs are slower.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -304,34 +282,28 @@ class RunSpec(Spec):
             )
 
 
-TRAFFIC = "Arrivals"
-
-
 @dataclass(frozen=True)
 class TrafficSpec(Spec):
     """How requests arrive, and what is assumed of the engine that calls the encoder for them."""
+
+    PANEL = TRAFFIC
 
     request_rate: str | None = option(
         None,
         "Requests a second, or `trace` for the arrivals that a trace names: replayed through a model of vLLM's "
         "scheduler, which makes the calls; needs a calibration for the encoder's times.",
-        panel=TRAFFIC,
         parse=lambda value: str(value).strip(),
     )
     lm_step_ms: float = option(
-        10.0,
-        "Assumed time of a step of the language model.",
-        panel=TRAFFIC,
-        rule=between(0, 1e6, "0 ms or more, at most 1,000,000"),
+        10.0, "Assumed time of a step of the language model.", rule=between(0, 1e6, "0 ms or more, at most 1,000,000")
     )
     lm_us_per_token: float = option(
         20.0,
         "Assumed time that each prompt token adds to a step.",
-        panel=TRAFFIC,
         rule=between(0, 1e6, "0 us or more, at most 1,000,000"),
     )
-    text_tokens: int = option(64, "Assumed text tokens of a prompt.", panel=TRAFFIC, rule=at_least(0))
-    answer_tokens: int = option(256, "Assumed tokens of an answer.", panel=TRAFFIC, rule=at_least(1, most=10**6))
+    text_tokens: int = option(64, "Assumed text tokens of a prompt.", rule=at_least(0))
+    answer_tokens: int = option(256, "Assumed tokens of an answer.", rule=at_least(1, most=10**6))
 
 
 ASSIGNMENTS = ("size", "cost")
@@ -342,33 +314,31 @@ ASSIGNMENTS = ("size", "cost")
 class ParallelSpec(Spec):
     """How many processes encode a call together, each on a device of its own."""
 
+    PANEL = RANKS
+
     ranks: int = option(
         1,
         "GPUs, each with a process and a whole encoder of its own.",
         "--tensor-parallel-size",
         "-tp",
-        panel=RANKS,
         rule=at_least(1, most=1024),
     )
     tp_mode: str = option(
         "weights",
         "data: the GPUs share the items of a call; the only mode for several.",
         "--mm-encoder-tp-mode",
-        panel=RANKS,
         rule=one_of("data", "weights"),
     )
     assignment: str = option(
         "size",
         "Who encodes what: size (pixel rows, as vLLM), or cost (predicted latency, see --calibration).",
         "--dp-assignment",
-        panel=RANKS,
         rule=one_of(*ASSIGNMENTS),
     )
     rank_timeout_s: float = option(
         60.0,
         "Seconds that a process waits for another before it gives up.",
         "--rank-timeout",
-        panel=RANKS,
         rule=between(0, 1e6, "above 0 seconds, and at most 1,000,000", open_ends=True),
     )
 
@@ -386,10 +356,10 @@ class ParallelSpec(Spec):
 class ShellSpec(Spec):
     """How a command talks; no setting of what it does."""
 
-    config: Path | None = option(
-        None, "YAML file of these options (see configs/); flags given here win over it.", panel=RUN
-    )
-    dry_run: bool = option(False, "Check everything, print the resolved settings and the plan; run nothing.", panel=RUN)
-    json: bool = option(False, "Print one JSON object on stdout instead of tables.", panel=RUN)
-    quiet: bool = option(False, "No progress bars on stderr.", "--quiet", "--disable-tqdm", panel=RUN)
-    debug: bool = option(False, "Show the traceback of an unexpected error.", panel=RUN, variable="VITGRAPH_DEBUG")
+    PANEL = RUN
+
+    config: Path | None = option(None, "YAML file of these options (see configs/); flags given here win over it.")
+    dry_run: bool = option(False, "Check everything, print the resolved settings and the plan; run nothing.")
+    json: bool = option(False, "Print one JSON object on stdout instead of tables.")
+    quiet: bool = option(False, "No progress bars on stderr.", "--quiet", "--disable-tqdm")
+    debug: bool = option(False, "Show the traceback of an unexpected error.", variable="VITGRAPH_DEBUG")
