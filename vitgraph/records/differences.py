@@ -8,9 +8,8 @@ from typing import Any
 
 from vitgraph.records.record import BenchRecord
 
-Facts = Mapping[str, Any]
-
-SOFTWARE = ("torch", "transformers", "triton")
+Facts = Mapping[str, str | Callable[[BenchRecord], Any]]
+"""What is compared under one name: facts in words, each by its place in the record or what reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ def find_differences(first: BenchRecord, second: BenchRecord) -> tuple[tuple[Dif
     Returns:
         The differences that rule a comparison out, and those that can be what is compared.
     """
-    ruled_out = (_difference(name, read(first), read(second)) for name, read in REQUIRED.items())
-    factors = (_difference(name, read(first), read(second)) for name, read in FACTORS.items())
+    ruled_out = (_difference(name, facts, first, second) for name, facts in REQUIRED.items())
+    factors = (_difference(name, facts, first, second) for name, facts in FACTORS.items())
     return tuple(filter(None, ruled_out)), tuple(filter(None, factors))
 
 
@@ -47,16 +46,26 @@ def join_differences(differences: Sequence[Difference]) -> str:
     return ", ".join(map(str, differences)) or "nothing"
 
 
-def _difference(name: str, first: Facts, second: Facts) -> Difference | None:
-    keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
-    if not keys:
+def _difference(name: str, facts: Facts, first: BenchRecord, second: BenchRecord) -> Difference | None:
+    found = {fact: (_read(first, where), _read(second, where)) for fact, where in facts.items()}
+    unequal = {fact: values for fact, values in found.items() if values[0] != values[1]}
+    if not unequal:
         return None
+    # A fact called as the difference itself needs no second name.
+    named = [("" if fact == name else f"{fact} ", *map(_words, values)) for fact, values in unequal.items()]
+    return Difference(
+        name, ", ".join(fact + one for fact, one, _ in named), ", ".join(fact + other for fact, _, other in named)
+    )
 
-    def words(facts: Facts) -> str:
-        # A fact called as the difference itself needs no second name.
-        return ", ".join(f"{'' if key == name else f'{key} '}{_words(facts.get(key))}" for key in keys)
 
-    return Difference(name, words(first), words(second))
+def _read(record: BenchRecord, where: str | Callable[[BenchRecord], Any]) -> Any:
+    """What stands in one place of a record; None where it is not recorded."""
+    if not isinstance(where, str):
+        return where(record)
+    found: Any = record
+    for step in where.split("/"):
+        found = found.get(step) if isinstance(found, Mapping) else getattr(found, step, None)
+    return found
 
 
 def _words(value: Any) -> str:
@@ -73,83 +82,60 @@ def _words(value: Any) -> str:
     return str(value)
 
 
-def _resolved(name_of_fact: str, field: str) -> Callable[[BenchRecord], Facts]:
-    return lambda record: {name_of_fact: getattr(record.resolved, field, None)}
+def _skipped(record: BenchRecord) -> int | None:
+    return None if record.workload is None else len(record.workload.skipped)
 
 
-def _items(record: BenchRecord) -> Facts:
-    workload = record.workload
-    if workload is None:
-        return {}
-    return {"requests": workload.requests, "items": workload.items, "skipped": len(workload.skipped)}
+def _dtype(record: BenchRecord) -> Any:
+    return _read(record, "environment/encoder/dtype") or _read(record, "resolved/dtype")
 
 
-def _weights(record: BenchRecord) -> Facts:
-    run = record.resolved
-    return {} if run is None else {"load format": run.load_format, "revision": run.revision}
-
-
-def _encoder(record: BenchRecord, field: str) -> Any:
-    return getattr(record.environment.encoder, field, None) if record.environment is not None else None
-
-
-def _dtype(record: BenchRecord) -> Facts:
-    return {"dtype": _encoder(record, "dtype") or getattr(record.resolved, "dtype", None)}
-
-
-def _backend(record: BenchRecord) -> Facts:
-    return {"backend": _encoder(record, "attn_backend"), "implementation": _encoder(record, "attn_implementation")}
-
-
-def _budgets(record: BenchRecord) -> Facts:
-    run = record.resolved
-    if run is None:
-        return {}
-    limits = ("max_vision_items_per_batch", "max_frames_per_batch", "slot_tiers", "video_pruning_rate")
-    return {"token budgets": run.token_budgets, **{name.replace("_", " "): getattr(run, name) for name in limits}}
-
-
-def _software(record: BenchRecord) -> Facts:
-    environment = record.environment
-    if environment is None:
-        return {}
-    versions = {name: environment.libraries.get(name) for name in SOFTWARE}
-    driver = _reading(record, "driver_version")
-    return {**versions, "CUDA": environment.cuda, "cuDNN": environment.cudnn, "driver": driver}
-
-
-def _reading(record: BenchRecord, name: str) -> str | None:
+def _driver(record: BenchRecord, name: str) -> str | None:
     states = record.environment.gpu_states if record.environment is not None else ()
     return states[0].values.get(name) if states else None
 
 
-def _power_limit(record: BenchRecord) -> Facts:
-    limit = _reading(record, "power.limit")
-    return {"power-limit": None if limit is None else f"{limit} W"}
+def _power_limit(record: BenchRecord) -> str | None:
+    limit = _driver(record, "power.limit")
+    return None if limit is None else f"{limit} W"
 
 
-REQUIRED: dict[str, Callable[[BenchRecord], Facts]] = {
-    "device": lambda record: {"device": getattr(record.environment, "device", None)},
-    "graph mode": lambda record: {"graph mode": record.result.graph.mode},
-    "workload fingerprint": lambda record: {"workload fingerprint": getattr(record.workload, "fingerprint", None)},
-    "measured items": _items,
-    "requests per call": _resolved("requests per call", "requests_per_call"),
+REQUIRED: dict[str, Facts] = {
+    "device": {"device": "environment/device"},
+    "graph mode": {"graph mode": "result/graph/mode"},
+    "workload fingerprint": {"workload fingerprint": "workload/fingerprint"},
+    "measured items": {"requests": "workload/requests", "items": "workload/items", "skipped": _skipped},
+    "requests per call": {"requests per call": "resolved/requests_per_call"},
 }
 """What must be equal in two runs, by the name that messages give it."""
 
-FACTORS: dict[str, Callable[[BenchRecord], Facts]] = {
-    "model": _resolved("model", "model"),
-    "weights": _weights,
-    "processor": _resolved("processor", "processor"),
-    "dtype": _dtype,
-    "backend": _backend,
-    "compile": _resolved("compile", "compile"),
-    "budgets": _budgets,
-    "packing": _resolved("packing", "packing"),
-    "ranks": _resolved("ranks", "ranks"),
-    "assignment": _resolved("assignment", "assignment"),
-    "software": _software,
-    "vitgraph": lambda record: {"vitgraph": record.vitgraph_version},
-    "power-limit": _power_limit,
+FACTORS: dict[str, Facts] = {
+    "model": {"model": "resolved/model"},
+    "weights": {"load format": "resolved/load_format", "revision": "resolved/revision"},
+    "processor": {"processor": "resolved/processor"},
+    "dtype": {"dtype": _dtype},
+    "backend": {
+        "backend": "environment/encoder/attn_backend",
+        "implementation": "environment/encoder/attn_implementation",
+    },
+    "compile": {"compile": "resolved/compile"},
+    "budgets": {
+        "token budgets": "resolved/token_budgets",
+        "max vision items per batch": "resolved/max_vision_items_per_batch",
+        "max frames per batch": "resolved/max_frames_per_batch",
+        "slot tiers": "resolved/slot_tiers",
+        "video pruning rate": "resolved/video_pruning_rate",
+    },
+    "packing": {"packing": "resolved/packing"},
+    "ranks": {"ranks": "resolved/ranks"},
+    "assignment": {"assignment": "resolved/assignment"},
+    "software": {
+        **{name: f"environment/libraries/{name}" for name in ("torch", "transformers", "triton")},
+        "CUDA": "environment/cuda",
+        "cuDNN": "environment/cudnn",
+        "driver": lambda record: _driver(record, "driver_version"),
+    },
+    "vitgraph": {"vitgraph": "vitgraph_version"},
+    "power-limit": {"power-limit": _power_limit},
 }
 """What two runs can be compared across, by the name that `--across` takes."""
