@@ -27,7 +27,7 @@ from vitgraph.records.latency import Pair
 from vitgraph.records.resampling import RESAMPLES
 from vitgraph.records.sample_table import EAGER, GRAPH, FloatArray, IntArray, PairedTimes, Samples
 from vitgraph.records.stats import Metric, Noise
-from vitgraph.records.summary import improvement_from, latency_of, noise_of, pair_of
+from vitgraph.records.summary import Judge, latency_of, noise_of
 
 COMPARE_KIND, COMPILE_KIND = "compare-backends", "compile-rows"
 UNAVAILABLE: RowStatus = "unavailable"
@@ -41,6 +41,8 @@ NOTHING_MEASURED = "No recommendation: no request was measured."
 GAIN_METRICS: tuple[Metric, ...] = ("mean", "p99", "trimmed_mean")
 NOT_YET = "the run ended before its turn"
 
+ModeNoises = Mapping[str, tuple[Noise, float | None]]
+"""By mode, what it differs from itself by, and a request of it."""
 _RESAMPLE_ELEMENTS = 1_000_000
 
 
@@ -82,6 +84,7 @@ def derive_results(
     wall, gpu = samples.paired(series), samples.paired(series, "gpu_ms")
     noises = mode_noises(samples, result.comparison.isolated, seed)
     reasons = result.comparison.invalid_reasons
+    judge = Judge(wall, bool(reasons), margin_pct, seed)
     latency = {}
     for name in series if len(wall.calls) else ():
         sharing = samples.sharing(name, ranks) if ranks > 1 else None
@@ -93,27 +96,14 @@ def derive_results(
         if not latency.keys() >= set(names.values()):
             return row.but(**modes, gain=None)
         noise, request_noise = noises[EAGER]
-        gain = pair_of(
-            wall,
-            names[EAGER],
-            names[GRAPH],
-            noise,
-            GAIN_METRICS,
-            request_noise_pct=request_noise,
-            is_invalid=bool(reasons),
-            margin_pct=margin_pct,
-            seed=seed,
-        )
+        gain = judge.pair(names[EAGER], names[GRAPH], noise, GAIN_METRICS, request_noise)
         return row.but(**modes, gain=gain.but(base=EAGER, series=GRAPH))
 
-    standings = _standings(wall, series, noises, bool(reasons), margin_pct, seed) if latency else ()
+    standings = _standings(judge, series, noises) if latency else ()
     return result.but(
         candidates=tuple(map(derived, result.candidates)),
         comparison=result.comparison.but(
-            requests=wall.request_count,
-            calls=len(wall.calls),
-            rounds=wall.rounds,
-            unpaired_samples=wall.unpaired,
+            **judge.compared(reasons),
             noise_floor={
                 mode: NoiseFloor(mean=noise.floors.get("mean"), p99=noise.floors.get("p99"))
                 for mode, (noise, _) in noises.items()
@@ -124,7 +114,7 @@ def derive_results(
     )
 
 
-def mode_noises(samples: Samples, isolated: bool, seed: int) -> dict[str, tuple[Noise, float | None]]:
+def mode_noises(samples: Samples, isolated: bool, seed: int) -> ModeNoises:
     """What each mode differs from itself, and a request of it; of several processes, the noisiest one counts."""
     found = {}
     for mode in COMPARED_MODES:
@@ -141,23 +131,16 @@ def mode_noises(samples: Samples, isolated: bool, seed: int) -> dict[str, tuple[
 def contrast(result: CompareResult, samples: Samples, pairs: Sequence[tuple[str, str]], seed: int) -> tuple[Pair, ...]:
     """Pairs of series of different candidates, on the calls that all measured series have."""
     measured = measured_series(result.candidates)
-    wall = samples.paired(measured)
-    if not len(wall.calls):
+    judge = Judge(samples.paired(measured), bool(result.comparison.invalid_reasons), seed=seed)
+    if not len(judge.times.calls):
         return ()
     noises = mode_noises(samples, result.comparison.isolated, seed)
-    return tuple(
-        pair_of(
-            wall,
-            base,
-            series,
-            Noise.largest([noises[mode][0] for mode in {mode_of(base), mode_of(series)}]),
-            GAIN_METRICS,
-            is_invalid=bool(result.comparison.invalid_reasons),
-            seed=seed,
-        )
-        for base, series in pairs
-        if base in measured and series in measured
-    )
+    wanted = [pair for pair in pairs if set(pair) <= set(measured)]
+    return tuple(judge.pair(*pair, _noise_between(*pair, noises), GAIN_METRICS) for pair in wanted)
+
+
+def _noise_between(base: str, series: str, noises: ModeNoises) -> Noise:
+    return Noise.largest([noises[mode][0] for mode in {mode_of(base), mode_of(series)}])
 
 
 def failure(result: CompareResult) -> VitgraphError | None:
@@ -193,29 +176,18 @@ def fastest_shares(times: Sequence[FloatArray], requests: IntArray, seed: int) -
     return [float(share) for share in wins / RESAMPLES]
 
 
-def _standings(
-    wall: PairedTimes,
-    series: Sequence[str],
-    noises: Mapping[str, tuple[Noise, float | None]],
-    is_invalid: bool,
-    margin_pct: float,
-    seed: int,
-) -> tuple[Standing, ...]:
+def _standings(judge: Judge, series: Sequence[str], noises: ModeNoises) -> tuple[Standing, ...]:
     """Every series against the one with the smallest mean, the best first."""
-    means = {name: float(np.average(wall.times[name], weights=wall.requests)) for name in series}
-    order = sorted(series, key=means.__getitem__)
-    best, found = order[0], []
-    for name in order:
-        against = None
-        if name != best:
-            noise = Noise.largest([noises[mode][0] for mode in {mode_of(best), mode_of(name)}])
-            both = wall.times[best], wall.times[name]
-            judged = noise.judge(*both, "mean", wall.requests, margin_pct=margin_pct, seed=seed)
-            against = improvement_from(judged, is_invalid)
-        candidate, _, mode = name.rpartition("/")
-        entry = {"name": candidate, "mode": mode, "mean_ms": means[name], "against_best": against}
-        found.append(Standing.model_validate(entry))
-    return tuple(found)
+    times = judge.times
+    means = {name: float(np.average(times.times[name], weights=times.requests)) for name in series}
+    best, *others = sorted(series, key=means.__getitem__)
+    against = {name: judge.improvement(best, name, _noise_between(best, name, noises)) for name in others}
+    parts = {name: name.rpartition("/") for name in (best, *others)}
+    found = [
+        {"name": candidate, "mode": mode, "mean_ms": means[name], "against_best": against.get(name)}
+        for name, (candidate, _, mode) in parts.items()
+    ]
+    return tuple(map(Standing.model_validate, found))
 
 
 def _recommend(

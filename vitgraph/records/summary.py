@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from vitgraph.records import stats
 from vitgraph.records.kinds.bench import BenchComparison
@@ -66,49 +68,56 @@ def noise_of(samples: Samples, series: Sequence[str], seed: int) -> tuple[Noise,
     return noise, stats.request_noise_pct(first, second, twice.requests)
 
 
-def improvement_from(judged: stats.Judgement, is_invalid: bool = False) -> Improvement:
-    """The section of a judgement."""
-    return Improvement(
-        improvement_pct=judged.improvement.improvement_pct,
-        ci95=judged.improvement.ci95,
-        noise_floor_pct=judged.noise_floor_pct,
-        verdict="invalid" if is_invalid else judged.verdict,
-    )
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Compares series on the calls that all of them have, by one rule.
 
-
-def pair_of(
-    times: PairedTimes,
-    base: str,
-    series: str,
-    noise: Noise,
-    metrics: Sequence[Metric] = BENCH_METRICS,
-    *,
-    request_noise_pct: float | None = None,
-    is_invalid: bool = False,
-    margin_pct: float = stats.MARGIN_PCT,
-    seed: int = 0,
-) -> Pair:
-    """Two series compared.
-
-    Args:
-        times: Of both.
-        base: The series that percentages refer to.
-        series: The series that is judged.
-        noise: What the figures differ by when the same is measured twice.
-        metrics: What is compared.
-        request_noise_pct: What counts as a slower request.
+    Attributes:
+        times: Of all series.
         is_invalid: The times must not be compared.
         margin_pct: Within which `same` is claimed.
         seed: Seed of the bootstrap.
     """
-    before, after = times.times[base], times.times[series]
-    judged = {
-        metric: noise.judge(before, after, metric, times.requests, margin_pct=margin_pct, seed=seed)
-        for metric in metrics
-    }
-    found = {metric: improvement_from(each, is_invalid) for metric, each in judged.items()}
-    slower = stats.count_slower(before, after, request_noise_pct, times.requests)
-    return Pair.model_validate({"base": base, "series": series, **found, "slower": slower})
+
+    times: PairedTimes
+    is_invalid: bool = False
+    margin_pct: float = stats.MARGIN_PCT
+    seed: int = 0
+
+    def judge(self, base: str, series: str, noise: Noise, metric: Metric = "mean") -> stats.Judgement:
+        """What the second series gains over the first, and what that is worth beside the noise."""
+        both, requests = (self.times.times[base], self.times.times[series]), self.times.requests
+        return noise.judge(*both, metric, requests, margin_pct=self.margin_pct, seed=self.seed)
+
+    def improvement(self, base: str, series: str, noise: Noise, metric: Metric = "mean") -> Improvement:
+        """The section of it."""
+        judged = self.judge(base, series, noise, metric)
+        return Improvement(
+            improvement_pct=judged.improvement.improvement_pct,
+            ci95=judged.improvement.ci95,
+            noise_floor_pct=judged.noise_floor_pct,
+            verdict="invalid" if self.is_invalid else judged.verdict,
+        )
+
+    def pair(
+        self,
+        base: str,
+        series: str,
+        noise: Noise,
+        metrics: Sequence[Metric] = BENCH_METRICS,
+        request_noise_pct: float | None = None,
+    ) -> Pair:
+        """Two series compared in these metrics; above `request_noise_pct`, a request counts as slower."""
+        found = {metric: self.improvement(base, series, noise, metric) for metric in metrics}
+        times, requests = self.times.times, self.times.requests
+        slower = stats.count_slower(times[base], times[series], request_noise_pct, requests)
+        return Pair.model_validate({"base": base, "series": series, **found, "slower": slower})
+
+    def compared(self, invalid_reasons: Iterable[str]) -> dict[str, Any]:
+        """The fields of `Compared`."""
+        times = self.times
+        found = {"requests": times.request_count, "calls": len(times.calls), "rounds": times.rounds}
+        return found | {"unpaired_samples": times.unpaired, "invalid_reasons": tuple(invalid_reasons)}
 
 
 def compare_bench(
@@ -124,32 +133,13 @@ def compare_bench(
         margin_pct: Within which `same` is claimed.
     """
     series, reasons = compared_series(samples), tuple(invalid_reasons)
-    times = samples.paired(series)
+    judge = Judge(samples.paired(series), bool(reasons), margin_pct, seed)
     noise, request_noise = noise_of(samples, [EAGER], seed)
     against = [(EAGER, GRAPH), *([(EAGER, MONOLITHIC), (MONOLITHIC, GRAPH)] if MONOLITHIC in series else [])]
-    judged = [
-        noise.judge(times.times[EAGER], times.times[GRAPH], metric, times.requests, margin_pct=margin_pct, seed=seed)
-        for metric in ("mean", "trimmed_mean")
-    ]
-    verdict, reason = stats.conclude(*judged)
+    verdict, reason = stats.conclude(*(judge.judge(EAGER, GRAPH, noise, name) for name in ("mean", "trimmed_mean")))
     return BenchComparison(
-        requests=times.request_count,
-        calls=len(times.calls),
-        rounds=times.rounds,
-        unpaired_samples=times.unpaired,
-        invalid_reasons=reasons,
-        pairs=tuple(
-            pair_of(
-                times,
-                *pair,
-                noise,
-                request_noise_pct=request_noise,
-                is_invalid=bool(reasons),
-                margin_pct=margin_pct,
-                seed=seed,
-            )
-            for pair in against
-        ),
+        **judge.compared(reasons),
+        pairs=tuple(judge.pair(*pair, noise, request_noise_pct=request_noise) for pair in against),
         verdict="invalid" if reasons else verdict,
         verdict_reason="; ".join(reasons) or reason,
     )

@@ -18,7 +18,7 @@ from vitgraph.records.kinds.tune import Closed, Measured, Strategy
 from vitgraph.records.latency import Pair
 from vitgraph.records.sample_table import PairedTimes, Sample
 from vitgraph.records.stats import METRICS, FloatArray, Noise, request_noise_pct, summarize
-from vitgraph.records.summary import pair_of
+from vitgraph.records.summary import Judge
 from vitgraph.tuning.describe import closed_share
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ class VerificationReport:
         compared = PairedTimes(indexes, requests, run.rounds, times, 0)
 
         def against_eager(name: str) -> Pair:
-            return pair_of(
-                compared, EAGER, name, noise, METRICS, request_noise_pct=request_noise, is_invalid=bool(problems)
-            )
+            return Judge(compared, bool(problems)).pair(EAGER, name, noise, METRICS, request_noise)
 
         strategies = {
             EAGER: Strategy(
