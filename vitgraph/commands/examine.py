@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -15,6 +17,13 @@ from vitgraph import __version__
 from vitgraph.hub import start_hub_check
 
 _OPTIONAL = ("flash-attn-4", "flashinfer-python", "nvidia-cudnn-frontend", "triton")
+_GPU_NUMBERS = {
+    "sm_clock_mhz": "clocks.sm",
+    "max_sm_clock_mhz": "clocks.max.sm",
+    "power_draw_w": "power.draw",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+}
 
 
 def examine() -> dict[str, Any]:
@@ -42,17 +51,11 @@ def examine() -> dict[str, Any]:
 
 def read_memory(path: Path = Path("/proc/meminfo")) -> dict[str, int | None]:
     """Total and available memory of the host in bytes; None where the system does not say."""
-    found: dict[str, int | None] = {"total_bytes": None, "available_bytes": None}
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return found
-    kilobytes = dict(line.split(":", 1) for line in lines if ":" in line)
-    for name, key in (("total_bytes", "MemTotal"), ("available_bytes", "MemAvailable")):
-        words = kilobytes.get(key, "").split()
-        if words and words[0].isdigit():
-            found[name] = int(words[0]) * 1024
-    return found
+    kilobytes: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        kilobytes = dict(re.findall(r"(\w+): +(\d+) kB", path.read_text(encoding="ascii")))
+    keys = {"total_bytes": "MemTotal", "available_bytes": "MemAvailable"}
+    return {name: int(kilobytes[key]) * 1024 if key in kilobytes else None for name, key in keys.items()}
 
 
 def check_requirements() -> list[dict[str, Any]]:
@@ -62,59 +65,31 @@ def check_requirements() -> list[dict[str, Any]]:
         Rows of `name`, `wanted` (a version range, or None for an optional one), `installed` (None where it is not)
         and `fits` (None for an optional library that is not installed, or where ranges cannot be compared).
     """
-    wanted: dict[str, str | None] = {}
-    for line in _own_requirements():
-        name, condition = _parse_requirement(line)
-        if "extra ==" not in condition:
-            wanted[name] = line.split(";")[0].removeprefix(name).strip()
+    try:
+        lines = metadata.requires("vitgraph") or []
+    except metadata.PackageNotFoundError:
+        lines = ["torch", "transformers"]
+    parts = [re.match(r"([\w.-]+)([^;]*)", line) for line in lines if "extra ==" not in line]
+    wanted = {part[1]: part[2].strip() for part in parts if part is not None}
     return [_check(name, wanted.get(name)) for name in dict.fromkeys([*wanted, *_OPTIONAL])]
 
 
-def _own_requirements() -> list[str]:
-    try:
-        return metadata.requires("vitgraph") or []
-    except metadata.PackageNotFoundError:
-        return ["torch", "transformers"]
-
-
-def _parse_requirement(line: str) -> tuple[str, str]:
-    text, _, condition = line.partition(";")
-    name = text
-    for sign in "<>=!~[ (":
-        name = name.split(sign, 1)[0]
-    return name.strip(), condition
-
-
 def _check(name: str, wanted: str | None) -> dict[str, Any]:
-    try:
-        installed: str | None = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        installed = None
-    fits: bool | None = None
-    if wanted is not None:
-        fits = _fits(installed, wanted) if installed is not None else False
+    installed, fits = None, None if wanted is None else False
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        installed = metadata.version(name)
+    if wanted is not None and installed is not None:
+        fits = None
+        with contextlib.suppress(ImportError):
+            from packaging.specifiers import SpecifierSet
+
+            fits = SpecifierSet(wanted).contains(installed, prereleases=True)
     return {"name": name, "wanted": wanted, "installed": installed, "fits": fits}
 
 
-def _fits(installed: str, wanted: str) -> bool | None:
-    try:
-        from packaging.specifiers import SpecifierSet
-    except ImportError:
-        return None
-    return SpecifierSet(wanted).contains(installed, prereleases=True)
-
-
 def _examine_devices() -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "torch": None,
-        "torch_problem": None,
-        "cuda": None,
-        "hip": None,
-        "driver": None,
-        "gpus": [],
-        "backends": [],
-        "backends_problem": None,
-    }
+    unknown = ("torch", "torch_problem", "cuda", "hip", "driver", "backends_problem")
+    found: dict[str, Any] = {**dict.fromkeys(unknown), "gpus": [], "backends": []}
     try:
         import torch
     except (ImportError, OSError) as error:  # a missing CUDA library ends the import with an OSError
@@ -159,6 +134,10 @@ def _examine_gpu(index: int) -> dict[str, Any]:
         free, total = torch.cuda.mem_get_info(device)
     except RuntimeError:  # a GPU in exclusive mode that another process holds
         free, total = None, properties.total_memory
+    numbers: dict[str, float | None] = dict.fromkeys(_GPU_NUMBERS)
+    for name, key in _GPU_NUMBERS.items():
+        with contextlib.suppress(ValueError):  # the driver's tool prints [N/A] for what a card does not tell
+            numbers[name] = float(values.get(key, ""))
     return {
         "index": index,
         "name": properties.name,
@@ -166,11 +145,7 @@ def _examine_gpu(index: int) -> dict[str, Any]:
         "free_bytes": free,
         "total_bytes": total,
         "driver": values.get("driver_version"),
-        "sm_clock_mhz": _number(values.get("clocks.sm")),
-        "max_sm_clock_mhz": _number(values.get("clocks.max.sm")),
-        "power_draw_w": _number(values.get("power.draw")),
-        "power_limit_w": _number(values.get("power.limit")),
-        "temperature_c": _number(values.get("temperature.gpu")),
+        **numbers,
         "throttled_by": list(state.throttled_by) if state is not None else None,
         "other_processes": state.other_processes if state is not None else None,
     }
@@ -180,23 +155,12 @@ def _with_generations(row: Mapping[str, Any], device: Any) -> dict[str, Any]:
     """The row, with the reason of each generation that cannot run where a backend has several."""
     from vitgraph.attention.registry import backend_class
 
-    if not backend_class(row["name"]).has_versions:
-        return {**row, "generations": None}
-    from vitgraph.attention.flash_attn import GENERATIONS
+    generations = None
+    if backend_class(row["name"]).has_versions:
+        from vitgraph.attention.flash_attn import GENERATIONS
 
-    return {
-        **row,
-        "generations": {
-            str(version): generation.unavailable_reason(device) for version, generation in GENERATIONS.items()
-        },
-    }
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:  # the driver's tool prints [N/A] for what a card does not tell
-        return None
+        generations = {str(version): one.unavailable_reason(device) for version, one in GENERATIONS.items()}
+    return {**row, "generations": generations}
 
 
 def _can_run(facts: Mapping[str, Any]) -> list[str]:
