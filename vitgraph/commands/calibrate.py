@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown
 from vitgraph.measure.progress import Progress
-from vitgraph.records.store import DEFAULT_ROOT, new_folder
+from vitgraph.records.store import DEFAULT_ROOT, RecordFileError, check_file, new_folder
 from vitgraph.specs import CalibrateSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ def calibrate(spec: CalibrateSpec, progress: Progress) -> Shown:
     """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
     from vitgraph.measure.setup import resolve_source
     from vitgraph.predict.profile_summary import describe_profile
-    from vitgraph.records.store import RecordFileError, check_file
     from vitgraph.report.views.calibrate import calibrate_document
 
     model = spec.model

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.shell import Shown
+from vitgraph.records.store import ResultFolder
 from vitgraph.specs import ModelSpec
 from vitgraph.specs.fields import Spec, as_options
 
@@ -28,7 +29,6 @@ def check_run(model: ModelSpec, source: ModelSource | None, folder: Path | None,
         VitgraphError: The first reason that is found.
     """
     from vitgraph.ranks.launch import is_follower
-    from vitgraph.records.store import ResultFolder
 
     if source is not None:
         from vitgraph.measure.setup import check_model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shlex
 import sys
 import traceback
@@ -16,12 +17,14 @@ import typer
 
 from vitgraph.commands.process import be_stoppable
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
+from vitgraph.records.draft import encode
+from vitgraph.records.record import Record
+from vitgraph.records.store import RecordFileError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vitgraph.measure.progress import Progress
-    from vitgraph.records.record import Record
     from vitgraph.report.document import Document
 
 NO_NAME_OF_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
@@ -75,8 +78,6 @@ def show(shown: Shown, *, as_json: bool) -> None:
         Exit: The run was stopped.
         VitgraphError: `Shown.failure`.
     """
-    from vitgraph.records.store import RecordFileError
-
     try:
         _print(shown, as_json=as_json)
     except BrokenPipeError:
@@ -93,7 +94,7 @@ def show(shown: Shown, *, as_json: bool) -> None:
 
 def _print(shown: Shown, *, as_json: bool) -> None:
     if as_json:
-        print_json(shown.data)
+        print(json.dumps(encode(shown.data), indent=1))
     else:
         from rich.console import Console
 
@@ -106,15 +107,6 @@ def _print(shown: Shown, *, as_json: bool) -> None:
             if shown.kept_as == "record":
                 print(clean(f"its page, tables and plots: vitgraph export {shlex.quote(str(shown.folder))}"))
     sys.stdout.flush()
-
-
-def print_json(value: Any) -> None:
-    """Prints one JSON value; numbers that are not finite as the records have them."""
-    import json
-
-    from vitgraph.records.draft import encode
-
-    print(json.dumps(encode(value), indent=1))
 
 
 @contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, is_on_gpu, shown_record
 from vitgraph.measure.progress import Progress
+from vitgraph.records.record import TuneRecord
+from vitgraph.records.sections import Resolved
 from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder, new_folder
 from vitgraph.specs import TuneSpec
 
@@ -15,8 +17,6 @@ if TYPE_CHECKING:
     from vitgraph.measure.calls import EncoderCall
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.predict.profile import CalibrationProfile
-    from vitgraph.records.record import Record, TuneRecord
-    from vitgraph.records.sample_table import Sample
     from vitgraph.tuning.advice import Advice
     from vitgraph.tuning.objective import Limits, Objective
 
@@ -79,7 +79,7 @@ def tune(
     Returns:
         The record, and why it could not be saved.
     """
-    from vitgraph.measure.preparation import refusal_notes
+    from vitgraph.measure.preparation import refusal_notes, workload_of
     from vitgraph.tuning.advice import tune_budgets as search
 
     goal, limits = check_goals(spec)
@@ -101,7 +101,15 @@ def tune(
     )
     advice.note(*said)
     advice.note(*refusal_notes(prepared.source.name, prepared.calls, prepared.skipped))
-    save = TuningSaver(results, spec, prepared, profile, advice)
+    record = TuneRecord(
+        status="complete",
+        status_reason=None,
+        settings={"tune": spec.as_dict()},
+        resolved=Resolved(model=prepared.source.name, row=profile.model.get("row")),
+        workload=workload_of(prepared),
+        result=advice.result,
+    )
+    save = TuningSaver(results, record, advice)
     save()
     if spec.verifies and is_on_gpu(spec.bench.model.device):
         try:
@@ -175,64 +183,34 @@ class TuningSaver:
 
     Args:
         results: Where they go.
-        spec: What was asked.
-        prepared: The calls and the model.
-        profile: What predictions come from.
-        advice: What is known.
+        record: What is known of it from the start.
+        advice: What is known of its result.
 
     Attributes:
         is_stopped: The user stopped it.
         failure: Why nothing could be saved any more; the answer is worth minutes of a GPU and is shown all the same.
     """
 
-    def __init__(
-        self,
-        results: ResultFolder,
-        spec: TuneSpec,
-        prepared: PreparedBench,
-        profile: CalibrationProfile,
-        advice: Advice,
-    ) -> None:
-        from vitgraph.measure.preparation import workload_of
-        from vitgraph.records.record import TuneRecord
-        from vitgraph.records.sections import Resolved
-
+    def __init__(self, results: ResultFolder, record: TuneRecord, advice: Advice) -> None:
         self.is_stopped = False
         self.failure: RecordFileError | None = None
-        self._results, self._advice = results, advice
-        self._record = TuneRecord(
-            status="complete",
-            status_reason=None,
-            settings={"tune": spec.as_dict()},
-            resolved=Resolved(model=prepared.source.name, row=profile.model.get("row")),
-            workload=workload_of(prepared),
-            result=advice.result,
-        )
+        self._results, self._record, self._advice = results, record, advice
 
     def __call__(self) -> TuneRecord:
         """Saves what is known, and returns the record of it."""
+        from vitgraph.records.sample_table import csv_of
+
         result, samples = self._advice.result, self._advice.samples
-        is_interrupted = self.is_stopped or (result.measured is not None and result.measured.is_interrupted)
-        record = self._record.model_copy(
-            update={
-                "status": "interrupted" if is_interrupted else "complete",
-                "status_reason": "stopped by the user while measuring" if is_interrupted else None,
-                "samples_file": SAMPLES_FILE if samples else None,
-                "result": result,
-            }
-        )
-        try:
-            if self.failure is None:
-                self._save(record, samples)
-        except RecordFileError as error:
-            self.failure = error
+        changes = {"result": result, "samples_file": SAMPLES_FILE if samples else None}
+        if self.is_stopped or (result.measured is not None and result.measured.is_interrupted):
+            changes |= {"status": "interrupted", "status_reason": "stopped by the user while measuring"}
+        record = self._record.model_copy(update=changes)
+        if self.failure is None:
+            try:
+                if samples:
+                    self._results.write(SAMPLES_FILE, csv_of(samples).encode())
+                    self._results.samples_saved = len(samples)
+                self._results.save(record)
+            except RecordFileError as error:
+                self.failure = error
         return record
-
-    def _save(self, record: Record, samples: Sequence[Sample]) -> None:
-        from vitgraph.records.sample_table import COLUMNS
-
-        if samples:
-            lines = [",".join(COLUMNS), *(sample.to_row() for sample in samples)]
-            self._results.write(SAMPLES_FILE, ("\n".join(lines) + "\n").encode())
-            self._results.samples_saved = len(samples)
-        self._results.save(record)

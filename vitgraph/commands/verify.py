@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.checks import check_run, dry_run
 from vitgraph.commands.shell import Shown, shown_record
 from vitgraph.measure.progress import Progress
+from vitgraph.records.store import RecordFileError, ResultFolder
 from vitgraph.specs import VerifySpec
 
 if TYPE_CHECKING:
     from vitgraph.records.record import Record
-    from vitgraph.records.store import RecordFileError
     from vitgraph.verify.models import PreparedVerification
 
 
@@ -62,11 +63,8 @@ def _run(
         The record, of all ranks where there are several, or None on a rank that another one shows it for; and why it
         could not be saved.
     """
-    from contextlib import ExitStack
-
     from vitgraph.commands.on_ranks import joined
     from vitgraph.ranks.launch import is_follower
-    from vitgraph.records.store import ResultFolder
     from vitgraph.verify.models import run_verification
 
     with ExitStack() as stack:

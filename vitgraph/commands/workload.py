@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitgraph.commands.shell import Shown
+from vitgraph.records.store import check_file, write_file
 from vitgraph.specs import WorkloadCallsSpec, WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
 
 if TYPE_CHECKING:
-    from vitgraph.report.document import Document
     from vitgraph.workloads.base import Workload
 
 FACTS_FILE = "workload.json"
@@ -21,12 +20,15 @@ FACTS_FILE = "workload.json"
 def inspect(spec: WorkloadInspectSpec) -> Shown:
     """Show the sizes of a workload and the output tokens that models make of them: percentiles and a histogram."""
     from vitgraph.measure.setup import resolve_source
+    from vitgraph.report.charts import chart_files
+    from vitgraph.report.to_files import write_files
     from vitgraph.report.views.workload import workload_document
     from vitgraph.workloads.inspect import inspect_workload
     from vitgraph.workloads.registry import build_workload
 
     if spec.output_dir is not None:
-        _refuse_existing(spec.output_dir / FACTS_FILE, spec.overwrite)
+        # Before the source is read, which can take minutes.
+        check_file(spec.output_dir / FACTS_FILE, spec.overwrite)
     rules = {}
     for name in dict.fromkeys(spec.models):
         source = resolve_source(replace(spec.model, model=name))
@@ -36,25 +38,18 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
     facts = found.as_dict()
     document = workload_document(facts, found.sizes, {model.model: model.tokens_per_item for model in found.models})
     if spec.output_dir is not None:
-        _write_facts(facts, document, spec.output_dir, spec.overwrite)
+        plots = chart_files(document.charts)
+        write_files({spec.output_dir / name: content for name, content in plots.items()}, spec.overwrite)
+        content = json.dumps(facts, indent=1).encode()
+        write_file(spec.output_dir / FACTS_FILE, content, "the facts of the workload")
     return Shown(facts, document, spec.output_dir, kept_as="plots")
-
-
-def _write_facts(facts: Mapping[str, Any], document: Document, folder: Path, overwrite: bool) -> None:
-    from vitgraph.records.store import write_file
-    from vitgraph.report.charts import chart_files
-    from vitgraph.report.to_files import write_files
-
-    plots = chart_files(document.charts)
-    write_files({folder / name: content for name, content in plots.items()}, overwrite)
-    write_file(folder / FACTS_FILE, json.dumps(facts, indent=1).encode(), "the facts of the workload")
 
 
 def make(spec: WorkloadMakeSpec) -> Shown:
     """Draw random requests as random-mm does, and write their sizes as a trace."""
     from vitgraph.workloads.registry import build_workload
 
-    _refuse_existing(spec.output, spec.overwrite)
+    check_file(spec.output, spec.overwrite)
     return _save(build_workload(spec.workload), spec.output, spec.overwrite)
 
 
@@ -62,7 +57,7 @@ def convert(spec: WorkloadConvertSpec) -> Shown:
     """Write the sizes of images or of logged requests as a trace, which others can replay without the images."""
     from vitgraph.workloads.convert import convert_source
 
-    _refuse_existing(spec.output, spec.overwrite)
+    check_file(spec.output, spec.overwrite)
     workload = convert_source(
         spec.source,
         kind=spec.kind,
@@ -83,14 +78,13 @@ def calls(spec: WorkloadCallsSpec) -> Shown:
     from vitgraph.measure.calls import make_calls
     from vitgraph.measure.preparation import arrived
     from vitgraph.measure.setup import resolve_source
-    from vitgraph.records.store import write_file
     from vitgraph.report.charts import chart_files
     from vitgraph.report.views.workload import call_facts, calls_document
     from vitgraph.workloads.calls import grouping_of, split_by_calls
     from vitgraph.workloads.registry import build_workload
     from vitgraph.workloads.trace import save_trace
 
-    _refuse_existing(spec.output, spec.overwrite)
+    check_file(spec.output, spec.overwrite)
     source = resolve_source(spec.model)
     workload = arrived(build_workload(spec.workload), spec, source)
     grouping = grouping_of(spec.run.requests_per_call, workload.requests, spec.workload.seed)
@@ -113,13 +107,6 @@ def calls(spec: WorkloadCallsSpec) -> Shown:
     for name, content in chart_files(document.charts).items():
         write_file(path.with_name(f"{path.stem}-{Path(name).name}"), content, "the picture of the calls")
     return Shown(facts, document)
-
-
-def _refuse_existing(output: Path, overwrite: bool) -> None:
-    from vitgraph.records.store import check_file
-
-    # Before the source is read, which can take minutes.
-    check_file(output, overwrite)
 
 
 def _save(workload: Workload, output: Path, overwrite: bool) -> Shown:

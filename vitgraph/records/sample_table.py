@@ -66,10 +66,6 @@ class Sample:
         default=None,
     )
 
-    def to_row(self) -> str:
-        """The line of a file; times have six decimals, which is a nanosecond."""
-        return ",".join(_cell(getattr(self, column)) for column in COLUMNS)
-
 
 COLUMNS = tuple(column.name for column in fields(Sample))
 MEANINGS = {column.name: str(column.metadata["meaning"]) for column in fields(Sample)}
@@ -84,6 +80,16 @@ _FORMS = {
 """How a file writes a field of each type."""
 _DTYPES = {"int": "int64", "float": "float64", "int | None": "float64", "float | None": "float64"}
 _NUMBERS = {column.name: _DTYPES[str(column.type)] for column in fields(Sample) if column.type in _DTYPES}
+
+
+def csv_of(samples: Iterable[Sample]) -> str:
+    """A whole file of samples."""
+    return "".join(f"{row}\n" for row in (",".join(COLUMNS), *map(_row, samples)))
+
+
+def _row(sample: Sample) -> str:
+    """The line of a file; times have six decimals, which is a nanosecond."""
+    return ",".join(_cell(getattr(sample, column)) for column in COLUMNS)
 
 
 def _cell(value: Any) -> str:
@@ -126,7 +132,7 @@ class SampleWriter:
         Raises:
             RecordFileError: It could not be written; the message gives the number of samples that were.
         """
-        self._write(sample.to_row(), f"call {sample.call} of round {sample.round} ({sample.series})")
+        self._write(_row(sample), f"call {sample.call} of round {sample.round} ({sample.series})")
 
     def _write(self, row: str, name: str) -> None:
         try:
