@@ -10,17 +10,18 @@ import json
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
 from vitgraph.commands.habits import dotted_value
-from vitgraph.commands.server_lines import SHELL_WORDS, Copied, ImportedSettings, LineReader, split_options
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
 from vitgraph.reading import parse_json
-from vitgraph.specs import DEFAULT_MAX_MODEL_LEN, DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
+from vitgraph.specs import GraphSpec
+from vitgraph.specs.fields import build, options_of, read_values
 from vitgraph.specs.values import (
     ENABLED_FIELD,
     ENCODER_FIELDS,
@@ -30,6 +31,13 @@ from vitgraph.specs.values import (
     read_json,
 )
 
+_SHELL_WORDS = ("env", "export", "sudo")
+_PROGRAMS = (
+    *("vllm", "serve", "bench", "mm-processor", "sglang", "python", "python3", "docker", "podman", "run", "exec"),
+    *_SHELL_WORDS,
+)
+_LEVELS = tuple("{0123456789")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 VLLM, SGLANG = "vLLM", "SGLang"
 
 _MAX_FRAMES = "encoder_cudagraph_max_frames_per_batch"
@@ -52,7 +60,69 @@ _SGLANG_BACKENDS: Mapping[str, tuple[str, int | None]] = {
 """Values of SGLang's `--mm-attention-backend`, as registry name and FlashAttention generation."""
 
 
-def import_settings(text: str) -> ImportedSettings:
+@dataclass(slots=True)
+class ServerLine:
+    """A line of another server, and what it says of the encoder.
+
+    Known options are taken out of `given` one after the other; what is left at the end is left out.
+
+    Attributes:
+        server: `vLLM` or `SGLang`.
+        given: Values of its options that were not taken.
+        options: vitgraph option to its value as text, in the order of printing; an empty text is a switch.
+        notes: What a reader must know before comparing.
+        left_out: Options of the line that do not shape the encoder here, as typed.
+        extra: Words behind the values of options that were taken.
+    """
+
+    server: str
+    given: dict[str, list[str]]
+    options: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    extra: list[str] = field(default_factory=list)
+
+    def arguments(self) -> list[str]:
+        """The options as arguments of `vitgraph bench`."""
+        return [part for option, value in self.options.items() for part in ((option, value) if value else (option,))]
+
+    def command(self) -> str:
+        """The `vitgraph bench` command, quoted for a shell."""
+        return shlex.join(["vitgraph", "bench", *self.arguments()])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings for `--json`."""
+        names = ("server", "options", "notes", "left_out")
+        return {**{name: getattr(self, name) for name in names}, "command": self.command()}
+
+    def take(self, *names: str) -> str | None:
+        """The value of the first of these options that is given; an empty text for a switch."""
+        found = [self.given.pop(name) for name in names if name in self.given]
+        if not found:
+            return None
+        self.extra += found[0][1:]
+        return found[0][0] if found[0] else ""
+
+    def copy(self) -> None:
+        """Says the values of options under vitgraph's names, where they are given and stand for anything."""
+        for target, names in _COPIED[self.server].items():
+            value = self.take(*names)
+            if value is None:
+                continue
+            if not value:
+                raise UsageError(f"{names[0]} has no value in the line; give the whole command")
+            converted = _CONVERTED[target](names[0], value) if target in _CONVERTED else value
+            if converted:
+                self.options[target] = converted
+            else:
+                self.left_out.append(f"{names[0]} {value}")
+
+    def leave_out_the_rest(self) -> None:
+        """Names everything that was not taken."""
+        self.left_out += [" ".join([name, *values]) for name, values in self.given.items()]
+
+
+def import_settings(text: str) -> ServerLine:
     """Reads a server's command line, a part of one, or the JSON of vLLM's `--compilation-config`.
 
     Args:
@@ -71,11 +141,43 @@ def import_settings(text: str) -> ImportedSettings:
             f"the line is not a shell command ({error}): {_short(text)}; quote it whole, {_EXAMPLE}"
         ) from None
     server = _server_of(words, text)
-    assignments = list(takewhile(lambda word: word in SHELL_WORDS or _ASSIGNMENT.fullmatch(word), words))
+    assignments = list(takewhile(lambda word: word in _SHELL_WORDS or _ASSIGNMENT.fullmatch(word), words))
     environment = [word for word in words if (word in assignments and "=" in word) or word.startswith("SGLANG_")]
     words = [word for word in words if word not in environment]
-    positional, options = split_options(words)
+    positional, options = _split_options(words)
     return _import_sglang(options, environment) if server == SGLANG else _import_vllm(positional, options, environment)
+
+
+def _split_options(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """Arguments before the first option, and the values of each option's last occurrence, option names with dashes."""
+    positional: list[str] = []
+    options: dict[str, list[str]] = {}
+    values = positional
+    for word in words:
+        if not word.startswith("-") or _NUMBER.fullmatch(word):
+            values.append(word)
+            continue
+        # vLLM spells -O3 and -O{...} without a space.
+        name, is_set, value = ("-O", "=", word[2:]) if word.startswith("-O") and word[2:3] in _LEVELS else _parts(word)
+        values = [value] if is_set else []
+        if name.endswith("+"):
+            # One word more of a list each time.
+            values = options.setdefault(name, [])
+            values += [value] if is_set else []
+        else:
+            options[name] = values
+    return [word for word in positional if word.rsplit("/", 1)[-1] not in _PROGRAMS], options
+
+
+def _parts(word: str) -> tuple[str, str, str]:
+    """Name, `=` where there is one, and value of `--name=value`; `--name.key` keeps its key's spelling."""
+    name, is_set, value = word.partition("=")
+    head, dot, key = name.partition(".")
+    if head.startswith("--"):
+        head = head.replace("_", "-")
+    if head == "-cc" or (head == "-O" and dot):
+        head = "--compilation-config"
+    return head + dot + key, is_set, value
 
 
 def _server_of(words: Sequence[str], text: str) -> str:
@@ -90,16 +192,14 @@ def _server_of(words: Sequence[str], text: str) -> str:
     )
 
 
-def _import_vllm(
-    positional: Sequence[str], options: dict[str, list[str]], environment: Sequence[str]
-) -> ImportedSettings:
-    reader = LineReader(options, ImportedSettings(VLLM))
-    settings, notes = reader.settings, reader.settings.notes
-    model = reader.take("--model")
-    settings.options["--model"] = ""
-    reader.take("-m")
-    reader.copy(_COPIED[VLLM])
-    fields = _compilation_fields(reader)
+def _import_vllm(positional: Sequence[str], given: dict[str, list[str]], environment: Sequence[str]) -> ServerLine:
+    line = ServerLine(VLLM, given)
+    options, notes = line.options, line.notes
+    model = line.take("--model")
+    options["--model"] = ""
+    line.take("-m")
+    line.copy()
+    fields = _compilation_fields(line)
     if fields.pop(ENABLED_FIELD, None) is not True:
         notes.append(f"{ENABLED_FIELD} is not true in the line, so vLLM would run the encoder without graphs")
     for name, option in ENCODER_FIELDS.items():
@@ -107,63 +207,57 @@ def _import_vllm(
         # 0 and an empty list are automatic, but for frames, where 0 makes graphs image-only.
         if value or (name == _MAX_FRAMES and value is not None):
             listed = value if isinstance(value, list) else [value]
-            settings.options[f"--{option.replace('_', '-')}"] = ",".join(map(str, listed))
-    limit = reader.take("--limit-mm-per-prompt")
-    if limit and _allows_no_video(limit) and "--max-frames-per-batch" not in settings.options:
-        settings.options["--max-frames-per-batch"] = "0"
+            options[f"--{option.replace('_', '-')}"] = ",".join(map(str, listed))
+    limit = line.take("--limit-mm-per-prompt")
+    if limit and _allows_no_video(limit) and "--max-frames-per-batch" not in options:
+        options["--max-frames-per-batch"] = "0"
         notes.append("the line allows no videos, for which vLLM captures image-only graphs: --max-frames-per-batch 0")
-    settings.options |= {"--packing": "greedy-defer", "--single-slot-tier": ""}
+    options |= {"--packing": "greedy-defer", "--single-slot-tier": ""}
     notes.append(
         "--packing greedy-defer --single-slot-tier are what vLLM 0.33 does; without them the run uses vitgraph's own "
         "packing and segment-slot tiers"
     )
-    size, mode = reader.take("--tensor-parallel-size", "-tp"), reader.take("--mm-encoder-tp-mode")
-    _add_ranks(settings, size, mode == _DATA, "--mm-encoder-tp-mode weights")
-    settings.left_out += environment
-    reader.finish()
+    size, mode = line.take("--tensor-parallel-size", "-tp"), line.take("--mm-encoder-tp-mode")
+    _add_ranks(line, size, mode == _DATA, "--mm-encoder-tp-mode weights")
+    line.left_out += environment
+    line.leave_out_the_rest()
     # An argument without a name may also follow an option and its value.
-    model = model or next((word for word in [*positional, *reader.extra] if ":" not in word), None)
+    model = model or next((word for word in [*positional, *line.extra] if ":" not in word), None)
     if model:
-        settings.options["--model"] = model
-        notes += _engine_notes(model, settings.options, may_have_videos=not (limit and _allows_no_video(limit)))
+        options["--model"] = model
+        notes += _engine_notes(model, options, may_have_videos=not (limit and _allows_no_video(limit)))
     else:
-        del settings.options["--model"]
+        del options["--model"]
         notes.append("no model is named in the line; add --model")
-    return settings
+    return line
 
 
 def _engine_notes(model: str, options: Mapping[str, str], *, may_have_videos: bool) -> list[str]:
     """Which of the engine's rules the line breaks, where the model's shape is known without its files."""
-    source = resolve_preset(model)
+    source, entries = resolve_preset(model), options_of(GraphSpec)
     if source is None:
         return []
-    frames = options.get("--max-frames-per-batch")
-    spec = GraphSpec(
-        token_budgets=tuple(map(int, options["--token-budgets"].split(","))) if "--token-budgets" in options else (),
-        max_vision_items_per_batch=int(options.get("--max-vision-items-per-batch", 0)),
-        max_frames_per_batch=None if frames is None else int(frames),
-        max_model_len=int(options.get("--max-model-len", DEFAULT_MAX_MODEL_LEN)),
-        max_num_batched_tokens=int(options.get("--max-num-batched-tokens", DEFAULT_MAX_NUM_BATCHED_TOKENS)),
-    )
+    known = {entry.key: entry for entry in entries.values() if entry.names[0] in options and not entry.is_flag}
+    given = {key: entry.kind(options[entry.names[0]]) for key, entry in known.items()}
     try:
-        return engine_notes(source, spec, has_videos=may_have_videos)
+        return engine_notes(source, build(GraphSpec, read_values(entries, given)), has_videos=may_have_videos)
     except VitgraphError as error:
         return [str(error)]
 
 
-def _import_sglang(options: dict[str, list[str]], environment: Sequence[str]) -> ImportedSettings:
-    budgets = options.pop("--vit-cuda-graph-token-budgets", None)
-    reader = LineReader(options, ImportedSettings(SGLANG))
-    settings, notes = reader.settings, reader.settings.notes
-    reader.take("-m")
-    reader.copy(_COPIED[SGLANG])
-    backend = reader.take("--mm-attention-backend")
+def _import_sglang(given: dict[str, list[str]], environment: Sequence[str]) -> ServerLine:
+    budgets = given.pop("--vit-cuda-graph-token-budgets", None)
+    line = ServerLine(SGLANG, given)
+    options, notes = line.options, line.notes
+    line.take("-m")
+    line.copy()
+    backend = line.take("--mm-attention-backend")
     if backend is not None:
-        _add_sglang_backend(settings, backend)
+        _add_sglang_backend(line, backend)
     if budgets is not None:
-        settings.options["--token-budgets"] = ",".join(map(str, _integers("--vit-cuda-graph-token-budgets", budgets)))
+        options["--token-budgets"] = ",".join(map(str, _integers("--vit-cuda-graph-token-budgets", budgets)))
     by_variable = [word for word in environment if word.startswith("SGLANG_VIT_ENABLE_CUDA_GRAPH=")]
-    is_enabled = reader.take("--enable-vit-cuda-graph") is not None or any(
+    is_enabled = line.take("--enable-vit-cuda-graph") is not None or any(
         word.partition("=")[2].lower() in ("1", "true", "yes", "y", "t", "on") for word in by_variable
     )
     if not is_enabled:
@@ -179,22 +273,23 @@ def _import_sglang(options: dict[str, list[str]], environment: Sequence[str]) ->
         )
     else:
         notes.append("SGLang's budgets count output tokens after the merge, as here")
-    size = reader.take("--tensor-parallel-size", "--tp-size", "--tp")
-    _add_ranks(settings, size, reader.take("--mm-enable-dp-encoder") is not None, "no --mm-enable-dp-encoder")
-    settings.left_out += [word for word in environment if word not in by_variable]
-    return reader.finish()
+    size = line.take("--tensor-parallel-size", "--tp-size", "--tp")
+    _add_ranks(line, size, line.take("--mm-enable-dp-encoder") is not None, "no --mm-enable-dp-encoder")
+    line.left_out += [word for word in environment if word not in by_variable]
+    line.leave_out_the_rest()
+    return line
 
 
-def _compilation_fields(reader: LineReader) -> dict[str, Any]:
+def _compilation_fields(line: ServerLine) -> dict[str, Any]:
     """The encoder's fields, from the JSON and from the dotted spelling, which wins."""
-    short = reader.take("-O")
-    text = reader.take("--compilation-config") or (short if (short or "").startswith("{") else None)
+    short = line.take("-O")
+    text = line.take("--compilation-config") or (short if (short or "").startswith("{") else None)
     config: dict[str, Any] = {}
     if text:
         config = read_json("--compilation-config", text)
-    for name in [name for name in reader.given if name.startswith("--compilation-config.")]:
+    for name in [name for name in line.given if name.startswith("--compilation-config.")]:
         key = name.partition(".")[2].replace("-", "_")
-        values = reader.given.pop(name)
+        values = line.given.pop(name)
         if not values:
             raise UsageError(f"{name} has no value in the line; give the whole command")
         if key.endswith("+"):
@@ -211,11 +306,11 @@ def _compilation_fields(reader: LineReader) -> dict[str, Any]:
     return {**fields, ENABLED_FIELD: is_enabled}
 
 
-def _add_ranks(settings: ImportedSettings, size: str | None, shares_items: bool, split_by: str) -> None:
+def _add_ranks(line: ServerLine, size: str | None, shares_items: bool, split_by: str) -> None:
     """Several GPUs as ranks that share the items, where the server does so too.
 
     Args:
-        settings: Filled.
+        line: Filled.
         size: Value of the option that says how many GPUs; None where it is not given.
         shares_items: Each GPU of the server has a whole encoder.
         split_by: Why it has not, in the server's words.
@@ -226,25 +321,25 @@ def _add_ranks(settings: ImportedSettings, size: str | None, shares_items: bool,
     if ranks == 1:
         return
     if shares_items:
-        settings.options |= {"--mm-encoder-tp-mode": _DATA, "--tensor-parallel-size": str(ranks)}
+        line.options |= {"--mm-encoder-tp-mode": _DATA, "--tensor-parallel-size": str(ranks)}
         return
-    settings.notes.append(
+    line.notes.append(
         f"the server splits the encoder's weights over {ranks} GPUs ({split_by}), which is not measured here: the "
         f"command measures a whole encoder on one GPU. To share the items among the GPUs instead, as "
         f"--mm-encoder-tp-mode data does, add --mm-encoder-tp-mode data --tensor-parallel-size {ranks}"
     )
 
 
-def _add_sglang_backend(settings: ImportedSettings, backend: str) -> None:
+def _add_sglang_backend(line: ServerLine, backend: str) -> None:
     if backend not in _SGLANG_BACKENDS:
-        settings.notes.append(
+        line.notes.append(
             f"--mm-attention-backend {backend} has no counterpart here; known are {', '.join(_SGLANG_BACKENDS)}"
         )
         return
     name, version = _SGLANG_BACKENDS[backend]
-    settings.options["--mm-encoder-attn-backend"] = name
+    line.options["--mm-encoder-attn-backend"] = name
     if version is not None:
-        settings.options["--flash-attn-version"] = str(version)
+        line.options["--flash-attn-version"] = str(version)
 
 
 def _allows_no_video(limit: str) -> bool:
@@ -278,39 +373,31 @@ def _short(text: str) -> str:
     return repr(line if len(line) <= 80 else f"{line[:77]}...")
 
 
-def _same(_: str, value: str) -> str:
-    return value
-
-
-_SHARED: tuple[Copied, ...] = (
-    ("--dtype", ("--dtype",), lambda _, value: {"half": "float16", "float": "float32"}.get(value, value)),
+_CONVERTED: Mapping[str, Callable[[str, str], str]] = {
+    "--dtype": lambda _, value: {"half": "float16", "float": "float32"}.get(value, value),
     # Every other format names a way of reading the same weights.
-    ("--load-format", ("--load-format",), lambda _, value: value if value == "dummy" else ""),
-    ("--revision", ("--revision",), _same),
-)
-_SPELLED_ALIKE = (
-    *("--dataset-name", "--dataset-path", "--hf-name", "--hf-subset", "--hf-split", "--num-prompts", "--num-warmups"),
-    *("--random-mm-base-items-per-request", "--random-mm-num-mm-items-range-ratio", "--random-mm-limit-mm-per-prompt"),
-    *("--random-mm-bucket-config", "--mm-processor-kwargs", "--video-pruning-rate", "--seed"),
-)
-_COPIED: Mapping[str, tuple[Copied, ...]] = {
-    VLLM: (
-        *_SHARED,
-        ("--max-model-len", ("--max-model-len",), _tokens),
-        ("--max-num-batched-tokens", ("--max-num-batched-tokens",), _tokens),
-        ("--mm-encoder-attn-backend", ("--mm-encoder-attn-backend",), lambda _, value: value.upper()),
-        *((name, (name,), _same) for name in _SPELLED_ALIKE),
-    ),
-    SGLANG: (
-        ("--model", ("--model-path", "--model"), _same),
-        *_SHARED,
-        ("--max-model-len", ("--context-length",), _tokens),
-        ("--max-num-batched-tokens", ("--chunked-prefill-size",), _tokens),
-        (
-            "--max-vision-items-per-batch",
-            ("--vit-cuda-graph-max-batch-size",),
-            lambda name, value: str(_integers(name, [value])[0]),
-        ),
-    ),
+    "--load-format": lambda _, value: value if value == "dummy" else "",
+    "--max-model-len": _tokens,
+    "--max-num-batched-tokens": _tokens,
+    "--mm-encoder-attn-backend": lambda _, value: value.upper(),
+    "--max-vision-items-per-batch": lambda name, value: str(_integers(name, [value])[0]),
 }
-"""Options of either server that are options here, in the order of printing."""
+"""What makes of an option's name there and its value the value here; empty for none."""
+_SPELLED_ALIKE = (
+    *("--dtype", "--load-format", "--revision", "--max-model-len", "--max-num-batched-tokens"),
+    *("--mm-encoder-attn-backend", "--dataset-name", "--dataset-path", "--hf-name", "--hf-subset", "--hf-split"),
+    *("--num-prompts", "--num-warmups", "--random-mm-base-items-per-request", "--random-mm-num-mm-items-range-ratio"),
+    *("--random-mm-limit-mm-per-prompt", "--random-mm-bucket-config", "--mm-processor-kwargs", "--video-pruning-rate"),
+    "--seed",
+)
+_COPIED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    VLLM: {name: (name,) for name in _SPELLED_ALIKE},
+    SGLANG: {
+        "--model": ("--model-path", "--model"),
+        **{name: (name,) for name in ("--dtype", "--load-format", "--revision")},
+        "--max-model-len": ("--context-length",),
+        "--max-num-batched-tokens": ("--chunked-prefill-size",),
+        "--max-vision-items-per-batch": ("--vit-cuda-graph-max-batch-size",),
+    },
+}
+"""Options here that either server has, in the order of printing, each with its names there."""
