@@ -237,8 +237,8 @@ def _engine_notes(model: str, options: Mapping[str, str], *, may_have_videos: bo
     source, entries = resolve_preset(model), options_of(GraphSpec)
     if source is None:
         return []
-    known = {entry.key: entry for entry in entries.values() if entry.names[0] in options and not entry.is_flag}
-    given = {key: entry.kind(options[entry.names[0]]) for key, entry in known.items()}
+    named = {key: options.get(entry.names[0]) for key, entry in entries.items() if not entry.is_flag}
+    given = {key: entries[key].kind(text) for key, text in named.items() if text is not None}
     try:
         return engine_notes(source, build(GraphSpec, read_values(entries, given)), has_videos=may_have_videos)
     except VitgraphError as error:
@@ -284,9 +284,7 @@ def _compilation_fields(line: ServerLine) -> dict[str, Any]:
     """The encoder's fields, from the JSON and from the dotted spelling, which wins."""
     short = line.take("-O")
     text = line.take("--compilation-config") or (short if (short or "").startswith("{") else None)
-    config: dict[str, Any] = {}
-    if text:
-        config = read_json("--compilation-config", text)
+    config: dict[str, Any] = read_json("--compilation-config", text) if text else {}
     for name in [name for name in line.given if name.startswith("--compilation-config.")]:
         key = name.partition(".")[2].replace("-", "_")
         values = line.given.pop(name)
@@ -332,9 +330,8 @@ def _add_ranks(line: ServerLine, size: str | None, shares_items: bool, split_by:
 
 def _add_sglang_backend(line: ServerLine, backend: str) -> None:
     if backend not in _SGLANG_BACKENDS:
-        line.notes.append(
-            f"--mm-attention-backend {backend} has no counterpart here; known are {', '.join(_SGLANG_BACKENDS)}"
-        )
+        known = ", ".join(_SGLANG_BACKENDS)
+        line.notes.append(f"--mm-attention-backend {backend} has no counterpart here; known are {known}")
         return
     name, version = _SGLANG_BACKENDS[backend]
     line.options["--mm-encoder-attn-backend"] = name
@@ -354,9 +351,7 @@ def _allows_no_video(limit: str) -> bool:
 
 def _tokens(option: str, value: str) -> str:
     """Token counts as both servers read them: 32k is 32,000 and 32K is 32,768; empty where the server chooses."""
-    if value in ("auto", "-1"):
-        return ""
-    return str(parse_tokens(value, option))
+    return "" if value in ("auto", "-1") else str(parse_tokens(value, option))
 
 
 def _integers(option: str, values: Sequence[str]) -> list[int]:
