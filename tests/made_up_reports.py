@@ -12,8 +12,7 @@ import made_up_comparison
 from made_up_profile import made_up_profile
 from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
-from vitgraph.records.crossings import crossings
-from vitgraph.records.kinds.micro import MicroRow
+from vitgraph.records.kinds.micro import MicroRow, crossings
 from vitgraph.records.record import BenchRecord, CompareRecord, MicroRecord, ProfileRecord, Record, VerifyRecord
 from vitgraph.records.saved_runs import SavedRun, open_runs
 from vitgraph.records.two_runs import compare_runs

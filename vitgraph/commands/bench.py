@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from vitgraph.commands.checks import check_run
-from vitgraph.commands.shell import Shown, shown_record
+from vitgraph.commands.shell import Shown, check_run, described, shown_record
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
 from vitgraph.specs import BenchSpec
@@ -49,13 +46,6 @@ def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
     if spec.run.fail_on_slower and verdict is not None and verdict.word == "slower":
         failure = SlowerThanEagerError(f"graphs are slower than eager here: {verdict.reason}")
     return shown_record(record, folder, failure, document)
-
-
-def described(description: Mapping[str, Any]) -> Shown:
-    """What `--dry-run` shows of a command with a plan."""
-    from vitgraph.report.views.plan import dry_run_document
-
-    return Shown(description, dry_run_document(description))
 
 
 def _compile_rows(spec: BenchSpec, progress: Progress) -> Shown:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown
+from vitgraph.commands.shell import Shown, check_run, dry_run
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import DEFAULT_ROOT, RecordFileError, check_file, new_folder
 from vitgraph.specs import CalibrateSpec, ModelSpec

@@ -7,10 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitgraph.commands.bench import described
-from vitgraph.commands.checks import check_run
 from vitgraph.commands.config_file import NOT_IN_FILES, command_of_options
-from vitgraph.commands.shell import Shown, shown_record
+from vitgraph.commands.shell import Shown, check_run, described, shown_record
 from vitgraph.errors import UsageError
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder

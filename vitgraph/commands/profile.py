@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, is_on_gpu, shown_record
+from vitgraph.commands.shell import Shown, check_run, dry_run, is_on_gpu, shown_record
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import new_folder
 from vitgraph.specs import ProfileSpec

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vitgraph.commands.calibrate import measured_profile
-from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, is_on_gpu
+from vitgraph.commands.shell import Shown, check_run, dry_run, is_on_gpu
 from vitgraph.commands.tune_budgets import check_goals, profile_for, tune
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import ResultFolder, new_folder

@@ -19,12 +19,15 @@ from vitgraph.commands.process import be_stoppable
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
 from vitgraph.records.draft import encode
 from vitgraph.records.record import Record
-from vitgraph.records.store import RecordFileError
+from vitgraph.records.store import RecordFileError, ResultFolder
+from vitgraph.specs import ModelSpec
+from vitgraph.specs.fields import Spec, as_options
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from vitgraph.measure.progress import Progress
+    from vitgraph.models.registry import ModelSource
     from vitgraph.report.document import Document
 
 NO_NAME_OF_A_FILE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL)
@@ -197,6 +200,53 @@ def is_on_gpu(device: str) -> bool:
     from vitgraph.measure.setup import resolve_device
 
     return resolve_device(device).type == "cuda"
+
+
+# -- what a run refuses before it starts; a dry run asks the same, so that it refuses the same in the same words ------
+
+
+def check_run(model: ModelSpec, source: ModelSource | None, folder: Path | None, *, overwrite: bool) -> None:
+    """Refuses a run that could not start or could not save; leaves nothing behind.
+
+    Args:
+        model: Which encoder, and how it runs.
+        source: The model; None where it is checked already.
+        folder: Where the record goes; None where none is kept.
+        overwrite: A record there may be replaced.
+
+    Raises:
+        VitgraphError: The first reason that is found.
+    """
+    from vitgraph.ranks.launch import is_follower
+
+    if source is not None:
+        from vitgraph.measure.setup import check_model
+        from vitgraph.models.loading import check_weights
+
+        check_model(source, model)
+        check_weights(source, model.load_format)
+    if folder is not None and not is_follower():
+        with ResultFolder(folder, overwrite):
+            pass
+
+
+def dry_run(spec: Spec, does: str) -> Shown:
+    """What `--dry-run` shows of a command without a plan: that it would run, and with which settings."""
+    settings = as_options(spec)
+
+    def render(console: Console) -> None:
+        for name, value in settings.items():
+            console.print(f"{name}: {value}", markup=False, highlight=False)
+        console.print(f"{does}; nothing was run", markup=False, highlight=False)
+
+    return Shown({"settings": spec.as_dict()}, render)
+
+
+def described(description: Mapping[str, Any]) -> Shown:
+    """What `--dry-run` shows of a command with a plan."""
+    from vitgraph.report.views.plan import dry_run_document
+
+    return Shown(description, dry_run_document(description))
 
 
 FIRST_LOOK_GPU: Mapping[str, Any] = {"model": "qwen3-vl-30b-a3b", "load_format": "dummy", "num_prompts": 400}

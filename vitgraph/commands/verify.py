@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from vitgraph.commands.checks import check_run, dry_run
-from vitgraph.commands.shell import Shown, shown_record
+from vitgraph.commands.shell import Shown, check_run, dry_run, shown_record
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import RecordFileError, ResultFolder
 from vitgraph.specs import VerifySpec

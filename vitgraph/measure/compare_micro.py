@@ -9,9 +9,8 @@ from vitgraph.errors import BackendError, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.candidates import OK
-from vitgraph.records.crossings import crossings
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.micro import MicroResult
+from vitgraph.records.kinds.micro import MicroResult, crossings
 from vitgraph.records.record import MicroRecord
 from vitgraph.records.sections import Resolved
 from vitgraph.specs import CompareSpec

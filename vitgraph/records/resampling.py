@@ -2,6 +2,10 @@
 
 The percentiles of the resamples are widened for small samples (Hesterberg, What Teachers Should Know About the
 Bootstrap, The American Statistician 69(4), 2015), and where the noise of successive calls is alike.
+
+Of repeated runs the calls are drawn once for all, since every run has the same; the runs' deviations from their side's
+mean are drawn for each side, scaled for the few that there are, and the interval, which then holds the noise between
+processes, is widened by Student's quantile.
 """
 
 from __future__ import annotations
@@ -154,8 +158,7 @@ def improvement_of(calls: Calls, metric: Metric, seed: int) -> Improvement:
     if not calls.is_comparable:
         return Improvement(None, None)
     found = float(statistic(calls.requests[None], calls.base, calls.other)[0])
-    needed = max(MIN_PAIRS, min_samples(_PERCENTILE_OF[metric]) if metric in _PERCENTILE_OF else 0)
-    if n < needed:
+    if n < _calls_needed(metric):
         return Improvement(100.0 * found, None)
     rng = np.random.default_rng(seed)
     drawn = np.empty(RESAMPLES)
@@ -184,6 +187,10 @@ def _without_few(calls: Calls, found: float) -> float:
 def min_samples(q: float) -> int:
     """Number of samples from which three of them lie above the `q`-th percentile (300 for P99)."""
     return math.ceil(_OBSERVATIONS_ABOVE / (1.0 - q / 100.0) - 1e-9)
+
+
+def _calls_needed(metric: Metric) -> int:
+    return max(MIN_PAIRS, min_samples(_PERCENTILE_OF[metric]) if metric in _PERCENTILE_OF else 0)
 
 
 def _tail_beyond(n: int, degrees: float) -> float:
@@ -244,3 +251,77 @@ def _beyond_size(values: npt.NDArray[Any], sizes: FloatArray) -> FloatArray:
     left = np.empty(values.size)
     left[order] = values[order] - np.convolve(values[order], window, mode="same") / counts
     return left
+
+
+# -- repeated runs -----------------------------------------------------------------------------------------------------
+
+_NORMAL = 1.959964
+_STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
+"""97.5 % quantiles of Student's distribution with 1, 2, … degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class SidesCompared:
+    """One metric of repeated runs on two sides.
+
+    Attributes:
+        base_ms: Mean over the first side's runs of the metric, milliseconds a request.
+        other_ms: The same of the second side.
+        improvement: What the second gains.
+        spread_pct: Standard deviation of the metric between runs of a side, in percent.
+    """
+
+    base_ms: float
+    other_ms: float
+    improvement: Improvement
+    spread_pct: float
+
+
+def compare_samples(
+    first: FloatArray, second: FloatArray, requests: npt.NDArray[np.int64], metric: Metric, seed: int = 0
+) -> SidesCompared:
+    """Compares two sides, of which one at least has several runs.
+
+    Args:
+        first: Times of the base, `[runs, n]`, milliseconds a request of each call.
+        second: The same of the other, of the same calls.
+        requests: Requests of each call, `[n]`.
+        metric: `mean`, `p50` or `p99`.
+        seed: Seed of the resampling.
+    """
+    n, sizes = requests.size, (len(first), len(second))
+    freedom = sum(size - 1 for size in sizes)
+    base, other = (_values(requests[None], side, metric)[0] for side in (first, second))
+    found = 1.0 - other.mean() / base.mean()
+    spread = 100.0 * math.sqrt(sum(((side / side.mean() - 1.0) ** 2).sum() for side in (base, other)) / freedom)
+    if n < _calls_needed(metric):
+        return SidesCompared(float(base.mean()), float(other.mean()), Improvement(100.0 * found, None), spread)
+    rng = np.random.default_rng(seed)
+    counts = rng.multinomial(n, np.full(n, 1.0 / n), size=RESAMPLES) * requests
+    drawn = [_values(counts, side, metric) for side in (first, second)]
+    means = [values.mean(axis=1, keepdims=True) for values in drawn]
+    scales = [math.sqrt(size / (size - 1)) if size > 1 else 0.0 for size in sizes]
+    pool = np.concatenate(
+        [
+            scale * (values / mean - 1.0)
+            for values, mean, scale, size in zip(drawn, means, scales, sizes, strict=True)
+            if size > 1
+        ],
+        axis=1,
+    )
+    moved = []
+    for mean, size in zip(means, sizes, strict=True):
+        picks = rng.integers(0, pool.shape[1], size=(RESAMPLES, size))
+        moved.append(mean[:, 0] * (1.0 + np.take_along_axis(pool, picks, axis=1).mean(axis=1)))
+    gains = 1.0 - moved[1] / moved[0]
+    wider = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL * (1 + 1.2 / freedom)) / _NORMAL
+    low, high = (float(100.0 * (found + wider * (end - found))) for end in np.percentile(gains, (2.5, 97.5)))
+    return SidesCompared(float(base.mean()), float(other.mean()), Improvement(100.0 * found, (low, high)), spread)
+
+
+def _values(weights: npt.NDArray[np.int64], side: FloatArray, metric: Metric) -> FloatArray:
+    """The metric of every run for each row of weights: `[rows, runs]`."""
+    if metric == "mean":
+        means: FloatArray = weights @ side.T / weights.sum(axis=1, keepdims=True)
+        return means
+    return np.stack([percentiles(weights, times, _PERCENTILE_OF[metric]) for times in side], axis=1)

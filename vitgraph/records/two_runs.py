@@ -15,9 +15,9 @@ import numpy as np
 from vitgraph.errors import UsageError
 from vitgraph.records import stats
 from vitgraph.records.differences import FACTORS, Difference, find_differences, join_differences
+from vitgraph.records.resampling import compare_samples
 from vitgraph.records.sample_table import EAGER, FIRST, GRAPH, HF, SECOND, FloatArray, IntArray, Samples
 from vitgraph.records.saved_runs import SavedRun
-from vitgraph.records.several_runs import compare_samples
 from vitgraph.records.stats import METRICS, Metric
 
 Pair = tuple[FloatArray, FloatArray]

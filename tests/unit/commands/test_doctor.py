@@ -21,7 +21,7 @@ from vitgraph import hub
 from vitgraph.attention import registry
 from vitgraph.attention.registry import BACKENDS
 from vitgraph.cli import app
-from vitgraph.commands import examine as doctor
+from vitgraph.commands import machine as doctor
 from vitgraph.measure import environment
 from vitgraph.records.sections import GpuState
 from vitgraph.report.to_terminal import render as render_document

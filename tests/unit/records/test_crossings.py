@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitgraph.records.crossings import crossings
-from vitgraph.records.kinds.micro import MicroRow
+from vitgraph.records.kinds.micro import MicroRow, crossings
 
 
 def rows(backend: str, times: dict[int, float | None], sweep: str = "length", kept: int = 1) -> list[MicroRow]:
