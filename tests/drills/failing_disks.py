@@ -136,15 +136,17 @@ def drill_command(
     return ends, all_wrong
 
 
-def two_at_once(name: str) -> str | None:
-    """Starts a command twice in one folder: what is wrong with how they end, or None."""
+def two_at_once(name: str, after_s: float = 0.0) -> str | None:
+    """Starts a command twice in one folder, the second so long after: what is wrong with how they end, or None."""
     with tempfile.TemporaryDirectory() as place:
         folders = Path(place) / "run", Path(place) / "other"
         for folder in folders:
             prepare(folder)
         (folders[0] / "out").mkdir()
         (folders[1] / "out").symlink_to(folders[0] / "out")
-        runs = [Forked(name, folder) for folder in folders]
+        runs = [Forked(name, folders[0])]
+        time.sleep(after_s)
+        runs.append(Forked(name, folders[1]))
         ended = [run.ended() for run in runs]
         wrong = next(filter(None, map(wrong_text, ended)), None) or wrong_files(folders[0])
         statuses = sorted(each.status for each in ended if each.status is not None)
@@ -167,7 +169,13 @@ def main() -> int:
             sys.stdout.write(f"| `{name}` | {kind} | {' | '.join(map(str, counts))} |\n")
             sys.stdout.flush()
             all_wrong += wrong
-        all_wrong += filter(None, [two_at_once(name)])
+        drawn, half_s = random.Random(f"{name} {options.seed}"), undisturbed(name).seconds / 2
+        found = [two_at_once(name, drawn.uniform(0.0, half_s)) for _ in range(options.faults)]
+        wrong = [each for each in found if each is not None]
+        counts = (2 * options.faults, options.faults, options.faults, 0, len(wrong))
+        sys.stdout.write(f"| `{name}` | two at once | {' | '.join(map(str, counts))} |\n")
+        sys.stdout.flush()
+        all_wrong += wrong
     sys.stdout.write("\n".join(all_wrong) + "\n")
     return int(bool(all_wrong))
 
