@@ -28,7 +28,7 @@ from vitgraph.records.store import read_record
 FAULTS = 20
 RANK_LIMIT_S = 10.0
 SETUP_LIMIT_S = 20.0
-"""Instead of 180 s to meet and 900 s to load and capture."""
+"""Instead of 180 s to meet, 900 s to load and capture, and 300 s that a rank may be there after the other."""
 PATIENCE_S = 120.0
 """The longest limit, what ranks get to answer and to save, and room for a machine that is busy."""
 ON_RANKS = (
@@ -68,6 +68,12 @@ def run_rank(kind: str, rank: int, after_s: float, words: list[str]) -> NoReturn
     run_main(words)
 
 
+def _wait_less() -> None:
+    from vitgraph.ranks import launch
+
+    launch.LAST_RANK_S = SETUP_LIMIT_S
+
+
 def _fail(number: int | None, after_s: float) -> None:
     time.sleep(after_s)
     main = threading.main_thread().ident or 0
@@ -94,7 +100,7 @@ def fail_rank(kind: str, rank: int, after_s: float) -> tuple[Ended, float | None
         folder = Path(place) / "run"
         prepare(folder)
         become = functools.partial(run_rank, kind, rank, after_s)
-        ended = Forked("bench", folder, more=ON_RANKS, become=become).ended()
+        ended = Forked("bench", folder, more=ON_RANKS, become=become, before=_wait_less).ended()
         fault = folder / FAULT_FILE
         took_s = ended.at - float(fault.read_text(encoding="utf-8")) if fault.exists() else None
         record = folder / "out" / "run.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from damaged_files import Kind, kinds, run_kind
+from damaged_files import Kind, configs, kinds, run_kind
 
 KINDS = kinds()
 
@@ -18,4 +18,11 @@ def test_a_few_damaged_inputs_end_in_words(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_damaged_inputs_end_in_words(kind: Kind) -> None:
     _, wrong = run_kind(kind, 24, seed=1)
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", configs(), ids=lambda kind: kind.name)
+def test_damaged_configs_of_every_row_end_in_words(kind: Kind) -> None:
+    _, wrong = run_kind(kind, 3, seed=2)
     assert not wrong

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageError
@@ -27,7 +30,10 @@ SHUTDOWN_S = 20
 """Time that ranks have to save what they measured once another one failed, before they are killed."""
 
 
+LAST_RANK_S = 300.0
+"""How long the other ranks may go on once one has ended well: the first one writes the report then."""
 LOOK_EVERY_S = 1.0
+PID_FILE = "pid"
 
 OWN_PROCESSES: set[int] = set()
 """Processes that belong to this run beside this one, its other ranks. The driver may list a peer on this GPU too."""
@@ -172,6 +178,7 @@ def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:
             logs_specs=DefaultLogsSpecs(log_dir=logs),
             **shutdown,
         )
+        threading.Thread(target=_end_stragglers, args=(Path(logs),), daemon=True).start()
         try:
             elastic_launch(config, sys.executable)("-m", "vitgraph", *arguments)
         except ChildFailedError as error:
@@ -179,6 +186,31 @@ def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:
         except SignalException:
             return RanksEnded(EXIT_INTERRUPTED)
     return RanksEnded()
+
+
+def _end_stragglers(logs: Path) -> None:
+    """Kills ranks that are still there so long after another one ended; the launcher would wait for them for ever."""
+    ended: set[int] = set()
+    since = math.inf
+    while logs.exists():
+        # What is read may be half written, or removed at the end.
+        with suppress(OSError, ValueError):
+            ranks = {int(file.read_text()) for file in logs.rglob(PID_FILE)}
+            ended |= {rank for rank in ranks if not _is_there(rank)}
+            if ended:
+                since = min(since, time.monotonic())
+            if time.monotonic() - since > LAST_RANK_S:
+                for rank in ranks - ended:
+                    os.kill(rank, signal.SIGKILL)
+        time.sleep(LOOK_EVERY_S)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _silence_launcher() -> None:
@@ -227,10 +259,12 @@ def _own_words(error_data: Any) -> str | None:
 
 
 def end_with_parent() -> None:
-    """Stops a rank, from now on, once its launcher is gone; one that was started by hand has none."""
+    """Stops a rank, from now on, once its launcher is gone, and tells that of its process; by hand, there is none."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     parent = os.getppid()
+    if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        Path(error_file).with_name(PID_FILE).write_text(str(os.getpid()), encoding="utf-8")
 
     def watch() -> None:
         while os.getppid() == parent:

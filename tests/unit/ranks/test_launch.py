@@ -6,10 +6,12 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -195,3 +197,21 @@ def test_ranks_get_the_environment_of_the_command(tmp_path: Path, monkeypatch: p
     for rank in range(2):
         seen = json.loads((tmp_path / f"seen-{rank}").read_text())
         assert (seen["NCCL_NVLS_ENABLE"], seen["LOCAL_RANK"], seen["WORLD_SIZE"]) == ("0", str(rank), "2")
+
+
+def test_a_rank_that_hangs_once_the_others_have_ended_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "LAST_RANK_S", 0.1)
+    monkeypatch.setattr(launch, "LOOK_EVERY_S", 0.05)
+    ranks = [subprocess.Popen([sys.executable, "-c", program]) for program in ("", "import time; time.sleep(99)")]
+    for number, process in enumerate(ranks):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / launch.PID_FILE).write_text(str(process.pid))
+    assert ranks[0].wait() == 0
+    watch = threading.Thread(target=launch._end_stragglers, args=(tmp_path,), daemon=True)
+    watch.start()
+    assert ranks[1].wait(30) == -signal.SIGKILL
+    shutil.rmtree(tmp_path)
+    watch.join(30)
+    assert not watch.is_alive()
