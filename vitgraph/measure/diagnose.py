@@ -319,10 +319,10 @@ def _time_new_sizes(manager: EncoderCudaGraphManager, call: EncoderCall, seconds
     batches = pack_items(specs, manager.plan, manager.policy, manager.cost)
     clocks.append(time.perf_counter())
     for batch in batches:
-        for path, run in batch.runs.items():
+        for run in batch.runs.values():
             if run.key is not None:
                 items = [call.items[index] for index in batch.items]
-                model.compute_scalars(model.compute_metadata(items, path, run.key.axis_key))
+                model.compute_scalars(model.compute_metadata(items))
     clocks.append(time.perf_counter())
     for step, start, end in zip(("specs_new", "packing_new", "metadata_new"), clocks, clocks[1:], strict=False):
         seconds[step] = seconds.get(step, 0.0) + end - start

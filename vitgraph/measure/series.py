@@ -18,7 +18,6 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.planning.packing import PackedBatch, pack_items
 from vitgraph.records.sample_table import EAGER, GRAPH, HF, ITEMWISE, MONOLITHIC
 
@@ -134,11 +133,9 @@ def encode_stock(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch
     return list(encoder.stock_forward(mm_kwargs).split(rows))
 
 
-def _segments(
-    encoder: VisionEncoder, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-) -> Iterator[tuple[str, Lengths]]:
+def _segments(encoder: VisionEncoder, items: Sequence[ItemGeometry]) -> Iterator[tuple[str, Lengths]]:
     """Lists of attention segments of some items, by their metadata field."""
-    metadata = encoder.compute_metadata(items, path, axis_key)
+    metadata = encoder.compute_metadata(items)
     for name in SEGMENT_OFFSETS.keys() & metadata.keys():
         yield name, tuple(np.diff(metadata[name]).tolist())
 
@@ -147,7 +144,7 @@ def eager_segments(encoder: VisionEncoder, calls: Sequence[EncoderCall]) -> Coun
     """How often an eager call attends within which segments; empty for towers of equal tiles."""
     found: Counter[Lengths] = Counter()
     for items, count in Counter(call.items for call in calls).items() if encoder.calls_varlen else ():
-        for _, lengths in _segments(encoder, items, DEFAULT_PATH, ()):
+        for _, lengths in _segments(encoder, items):
             found[lengths] += count
     return found
 
@@ -160,10 +157,10 @@ def replay_segments(
     specs = {call.items: call.specs for call in calls}
     for items, count in Counter(call.items for call in calls).items() if encoder.calls_varlen else ():
         for batch in pack_items(specs[items], manager.plan, manager.policy, manager.cost):
-            for path, run in batch.runs.items():
+            for run in batch.runs.values():
                 if run.key is not None:
                     held = [items[index] for index in batch.items]
-                    for name, lengths in _segments(encoder, held, path, run.key.axis_key):
+                    for name, lengths in _segments(encoder, held):
                         found.setdefault((run.key, name), Counter())[lengths] += count
     contents = []
     for (key, name), replays in found.items():

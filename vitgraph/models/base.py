@@ -29,6 +29,12 @@ from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 if TYPE_CHECKING:
     import torch
 
+Tensors = Mapping[str, "torch.Tensor"]
+"""Tensors by buffer name."""
+
+PathRows = Mapping[str, "Sequence[torch.Tensor | None]"]
+"""Rows of each item by path; None where an item has none on it."""
+
 
 class RowRanges:
     """Row ranges of a tensor, in order; they depend on geometry only, so they are made once and used for every call.
@@ -276,7 +282,5 @@ class SupportsEncoderCudaGraph(Protocol):
     def encoder_eager_forward(self, mm_kwargs: EncoderInputs, path: str = DEFAULT_PATH) -> torch.Tensor:
         """The same encoder on unpadded input, all chosen items at once: `[M, D]` in item order."""
 
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
+    def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
         """Final embedding of each item from its rows on each path (None where the path is absent)."""

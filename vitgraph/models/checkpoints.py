@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import InputError, ModelError, VitgraphError
+from vitgraph.models.family import vision_language_part
 from vitgraph.models.files import CONFIG_FILE, download, read_json
 from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE, contradiction, resolve_processor
 from vitgraph.models.registry import ModelSource, architecture_of, preset_of, row_of_config
@@ -37,21 +37,6 @@ COUNTS = (
 )
 """Fields of a tower that count layers, heads, channels or pixels."""
 MOST = 2**20
-
-
-def rename_key(key: str, patterns: Sequence[tuple[str, str]], prefix: str = "") -> str | None:
-    """The module name of a published key, by the first pattern that matches; None where none does.
-
-    Args:
-        key: The key in the checkpoint.
-        patterns: Regular expressions with what replaces them.
-        prefix: Regular expression before each of them.
-    """
-    for pattern, target in patterns:
-        name, count = re.subn(prefix + pattern, target, key)
-        if count:
-            return name
-    return None
 
 
 def source_from_folder(folder: Path, name: str) -> ModelSource:
@@ -84,8 +69,6 @@ def _source_from_files(
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}; give a transformers checkpoint folder, a hub id or a preset")
     architecture = architecture_of(config)
-    from vitgraph.models.encoder import vision_language_part
-
     with _fields_named(name):
         # Rows that share an architecture look at its fields.
         row = row_of_config(config)

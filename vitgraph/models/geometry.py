@@ -105,6 +105,8 @@ class GeometryRule(ABC):
     modalities: tuple[str, ...] = (IMAGE, VIDEO)
     without_videos: ClassVar[str] = "this model takes images only"
     """Why a video is refused where `modalities` has none."""
+    has_segments: ClassVar[bool] = True
+    """Attention takes a segment list, which tokens alone do not bound."""
 
     def __init__(
         self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
@@ -112,11 +114,19 @@ class GeometryRule(ABC):
         self.vision_config = dict(vision_config)
         self.processor = dict(processor)
         self.extra = dict(extra or {})
+        self.prepare()
+
+    def prepare(self) -> None:  # noqa: B027 - most families have nothing to do
+        """Derives once what a family's methods share.
+
+        Raises:
+            ModelError: Settings contradict each other, or are not supported.
+        """
 
     @property
-    @abstractmethod
     def output_width(self) -> int:
         """Columns of one output row, as the language model takes it."""
+        return int(self.extra["text_hidden_size"])
 
     @abstractmethod
     def image_geometry(self, width: int, height: int) -> ItemGeometry:
@@ -139,8 +149,37 @@ class GeometryRule(ABC):
         """Rows that the item has in each pixel buffer."""
 
     @abstractmethod
+    def min_token_budget(self) -> int:
+        """Smallest budget that is of use: the output tokens of a small item, or of one unit of it."""
+
+    @property
+    def paths(self) -> Mapping[str, EncoderCudaGraphPathConfig]:
+        """Capture policy of each path."""
+        return {DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget(), has_segments=self.has_segments)}
+
+    @property
+    def axes(self) -> tuple[CaptureAxis, ...]:
+        """Capture axes."""
+        return ()
+
+    def most_segments(self) -> int:
+        """Attention segments (or tiles) of the largest item that the processor makes."""
+        return 1
+
+    def min_tokens_per_segment(self) -> int:
+        """Fewest output tokens of one attention segment."""
+        return 1
+
     def graph_config(self) -> EncoderCudaGraphConfig:
         """Static facts for the manager."""
+        return EncoderCudaGraphConfig(
+            modalities=self.modalities,
+            output_width=self.output_width,
+            paths=self.paths,
+            axes=self.axes,
+            max_frames_per_video=self.most_segments(),
+            min_tokens_per_segment=self.min_tokens_per_segment(),
+        )
 
     def final_tokens(self, geometry: ItemGeometry) -> int:
         """Rows of the item's final embedding; they differ from the graph's where rows that no path computes join."""
@@ -152,7 +191,7 @@ class GeometryRule(ABC):
 
     def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
         """Smallest budget of the model and the most tokens that one call may hold."""
-        return min(path.min_token_budget for path in self.graph_config().paths.values()), max_call_tokens
+        return min(path.min_token_budget for path in self.paths.values()), max_call_tokens
 
     @property
     def upstream_smallest_budget(self) -> int:
@@ -200,7 +239,11 @@ class MergedGridRule(GeometryRule):
     def output_width(self) -> int:
         # Towers without a merger of their own are followed by a projector to the language model's width.
         found = self.vision_config.get("out_hidden_size")
-        return int(found if found is not None else self.extra["text_hidden_size"])
+        return int(found) if found is not None else super().output_width
+
+    @property
+    def channels(self) -> int:
+        return int(self.vision_config.get("in_channels") or self.vision_config.get("num_channels", 3))
 
     @property
     def patch(self) -> int:
@@ -274,17 +317,12 @@ class MergedGridRule(GeometryRule):
         """Tokens of a 224x224 image by the processor's own rule, pixel floor included."""
         return self.item_spec(self.image_geometry(224, 224)).output_tokens
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
-            max_frames_per_video=self.max_frames_per_video() if VIDEO in self.modalities else 1,
-        )
+    def most_segments(self) -> int:
+        return -(-self.most_frames() // self.temporal) if VIDEO in self.modalities else 1
 
-    def max_frames_per_video(self) -> int:
-        """Attention segments of the longest video that the processor makes."""
-        return -(-int(self.processor["video"].get("max_frames", 768)) // self.temporal)
+    def most_frames(self) -> int:
+        """Frames of the longest video that the processor makes."""
+        return int(self.processor["video"].get("max_frames", 768))
 
     @property
     def tower_shape(self) -> TowerShape:
@@ -292,8 +330,7 @@ class MergedGridRule(GeometryRule):
 
     def embedding_flops(self, patches: int) -> float:
         """Operations of the patch embedding."""
-        channels = self.vision_config.get("in_channels", 3)
-        return 2.0 * patches * channels * self.temporal * self.patch**2 * self.tower_shape.width
+        return 2.0 * patches * self.channels * self.temporal * self.patch**2 * self.tower_shape.width
 
     def merger_flops(self, grid: GridGeometry) -> float:
         """Operations after the blocks: of two linear layers over merged patches, where a family has no others."""

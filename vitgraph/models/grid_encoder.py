@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,18 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.models.family import CHANNELS, Names, given
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_metadata import PositionTable, grid_positions, segment_offsets, table_taps
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
-PUBLISHED_KEYS = ((r"^(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),)
+PUBLISHED_KEYS = ((r"(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),)
 """What stands before the names of a tower's tensors in published files."""
 
 PROCESSOR_SETTINGS = ("do_resize", "size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
@@ -36,10 +35,12 @@ class GridTowerEncoder(VisionEncoder):
     """
 
     rule: MergedGridRule
-    vision_defaults: ClassVar[Mapping[str, Any]] = {}
     image_processor: ClassVar[str | None] = "qwen2_vl.image_processing_pil_qwen2_vl:Qwen2VLImageProcessorPil"
-    resize_switch: ClassVar[tuple[str, ...]] = ("do_resize",)
-    follows_pixels: ClassVar[bool] = True
+    image_settings: ClassVar[Names] = ("do_resize", "patch_size", "temporal_patch_size", "merge_size", *CHANNELS)
+    video_settings: ClassVar[Names] = (
+        *("do_resize", "fps", "min_frames", "max_frames", "cap_pixels_per_frame", "max_video_tokens"),
+    )
+    sized_by_pixels: ClassVar[bool] = True
     table: ClassVar[PositionTable | None] = None
     """The learned position table, which is sampled at each patch; None where the tower has none."""
     position_merge: ClassVar[int | None] = None
@@ -49,57 +50,25 @@ class GridTowerEncoder(VisionEncoder):
     blocks: ClassVar[str | None] = "visual.blocks"
 
     @classmethod
-    @abstractmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        """transformers' config and model classes of the tower."""
-
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        return cls.tower_class()[0]
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-
-        config_class, model_class = cls.tower_class()
-        with device:
-            tower = model_class._from_config(config_class(**vision_config), attn_implementation="sdpa", dtype=dtype)
-            following = cls.following_modules(tower.config, extra)
-        return nn.ModuleDict({"visual": tower, **{name: module.to(dtype) for name, module in following.items()}})
-
-    @classmethod
-    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        """What follows the tower of that config, by name: nothing, where the tower has its merger."""
-        return {}
-
-    @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         vision_config, extra = super().read_model_config(config)
         # Older files call the channels `in_chans`, which transformers ignores.
-        channels = {"in_channels": vision_config["in_chans"]} if "in_chans" in vision_config else {}
-        return {**cls.vision_defaults, **channels, **vision_config}, extra
+        return {**given(vision_config, [("in_chans", "in_channels")]), **vision_config}, extra
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        config = self.rule.vision_config
-        channels = config.get("in_channels") or config["num_channels"]
-        return (channels * config["temporal_patch_size"] * config["patch_size"] ** 2,)
+        return (self.rule.channels * self.rule.temporal * self.rule.patch**2,)
 
-    def patch_rows(self, capacity: GraphKey) -> int:
+    def buffer_rows(self, capacity: GraphKey) -> int:
         """Patches N of a graph: the merge gives each output token `merge**2` of them."""
         return capacity.token_budget * self.rule.merge**2
 
-    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        return {"pixel_values": PixelField(self.patch_rows(capacity), self.pixel_row_shape("pixel_values"))}
-
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        taps = partial(MetadataField, (self.patch_rows(capacity), self.table.taps if self.table else 0))
+        taps = partial(MetadataField, (self.buffer_rows(capacity), self.table.taps if self.table else 0))
         return {
             "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
-            "position_ids": MetadataField((self.patch_rows(capacity), 2), "int32"),
+            "position_ids": MetadataField((self.buffer_rows(capacity), 2), "int32"),
             **({"interp_indices": taps("int32"), "interp_weights": taps("float32")} if self.table else {}),
         }
 
@@ -107,9 +76,7 @@ class GridTowerEncoder(VisionEncoder):
         """Patch grids of the items, in order."""
         return [self.rule.checked_grid(item) for item in items]
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         grids = self.grids(items)
         positions = grid_positions(grids, self.position_merge or self.rule.merge)
         found = {"cu_seqlens": segment_offsets(grids), "position_ids": positions}
@@ -123,69 +90,75 @@ class GridTowerEncoder(VisionEncoder):
 
     def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # One image may fill the whole budget, so no tighter bound of a segment is safe.
-        return {"max_seqlen": self.patch_rows(capacity)}
+        return {"max_seqlen": self.buffer_rows(capacity)}
 
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         merge = self.rule.merge
         return [GridGeometry(IMAGE, 1, merge, merge * capacity.token_budget)]
 
-    # -- reference and real images ---------------------------------------------------------------------------------
+    # -- forward and reference --------------------------------------------------------------------------------------
+
+    def tower_output(self, inputs: Tensors, scalars: Mapping[str, int], **further: Any) -> Any:
+        """What the tower's own forward gives, where it takes everything that it would derive from the grid."""
+        return self.modules["visual"](
+            inputs["pixel_values"],
+            grid_thw=None,
+            cu_seqlens=inputs["cu_seqlens"],
+            max_seqlen=scalars["max_seqlen"],
+            position_ids=inputs["position_ids"],
+            **further,
+        )
+
+    def projected(self, output: Any) -> torch.Tensor:
+        """The encoder's rows `[M, D]` from what the tower gives: they are it, where nothing follows the tower."""
+        return output.pooler_output
+
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
+        return [self.projected(self.tower_output(inputs, scalars))]
 
     def grid_rows(self, grid: GridGeometry) -> list[list[int]]:
         """Rows of transformers' `grid_thw` that stand for the item in a stock forward."""
         return [[grid.t, grid.h, grid.w]]
 
-    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def stock_grids(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        """transformers' `grid_thw` of a call."""
         import torch
 
-        rows = [row for item in mm_kwargs.chosen for row in self.grid_rows(self.rule.checked_grid(item))]
-        grid_thw = torch.tensor(rows, device=self.device)
-        return self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw).pooler_output
+        rows = [row for grid in self.grids(mm_kwargs.chosen) for row in self.grid_rows(grid)]
+        return torch.tensor(rows, device=self.device)
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        processor_class = self.image_processor_class()
-        assert processor_class is not None
-        return preprocess_patches(self, processor_class, images)
+    def stock_output(self, mm_kwargs: EncoderInputs) -> Any:
+        """What the tower gives from pixels and grids alone."""
+        pixels = mm_kwargs.rows("pixel_values").materialize()
+        return self.modules["visual"](pixels, grid_thw=self.stock_grids(mm_kwargs))
 
+    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+        return self.projected(self.stock_output(mm_kwargs))
 
-def cut_patches(image: torch.Tensor, patch: int, merge: int = 1) -> torch.Tensor:
-    """Patches `[N, C, P, P]` of an image `[C, H, W]` in merge-block order; `merge` 1 is raster order."""
-    sides = (merge, patch)
-    cut = image.unflatten(2, (-1, *sides)).unflatten(1, (-1, *sides))
-    return cut.permute(1, 4, 2, 5, 0, 3, 6).flatten(0, 3)
+    # -- real images -----------------------------------------------------------------------------------------------
 
+    def processor_settings(self) -> dict[str, Any]:
+        """Settings of the image processor, by its own names."""
+        return {name: self.rule.processor[name] for name in PROCESSOR_SETTINGS if name in self.rule.processor}
 
-def preprocess_patches(
-    encoder: VisionEncoder, processor_class: type[Any], images: Sequence[Any], **settings: Any
-) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-    """Runs an image processor that packs patches, with the settings of the encoder's rule.
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        return self.processed(self.image_processor_class(), image, item)
 
-    Args:
-        encoder: Gives the settings, the device and the dtype.
-        processor_class: transformers' class; its output has `pixel_values` and `image_grid_thw`.
-        images: PIL images.
-        settings: Settings that the rule has under other names.
+    def processed(self, processor_class: Any, image: Any, item: ItemGeometry) -> Tensors:
+        """What transformers' processor that packs patches makes of a PIL image.
 
-    Returns:
-        Grids, and packed pixels `[N, 3 * temporal * patch**2]` on the encoder's device.
+        Raises:
+            ModelError: Another grid than the rule says.
+        """
+        import torch
 
-    Raises:
-        InputError: The processor does not take an image's size.
-        ModelError: The processor made another grid than the rule says.
-    """
-    import torch
-
-    rule: GeometryRule = encoder.rule
-    expected = [rule.image_geometry(image.width, image.height) for image in images]
-    own = {name: rule.processor[name] for name in PROCESSOR_SETTINGS if name in rule.processor}
-    # The processor's constructor writes into `size`.
-    processor = processor_class(**copy.deepcopy({**own, **rule.processor.get("pixels", {}), **settings}))
-    batch = processor(images=list(images), return_tensors="np")
-    grids: list[ItemGeometry] = [GridGeometry(IMAGE, int(t), int(h), int(w)) for t, h, w in batch["image_grid_thw"]]
-    if grids != expected:
-        raise ModelError(
-            f"{processor_class.__name__} made the grids {grids}, the rule of {type(rule).__name__} says {expected}; "
-            "this version of transformers resizes differently"
-        )
-    pixels = torch.from_numpy(batch["pixel_values"]).to(device=encoder.device, dtype=encoder.dtype)
-    return grids, {"pixel_values": pixels}
+        # The processor's constructor writes into `size`.
+        settings = copy.deepcopy({**self.processor_settings(), **self.rule.processor.get("pixels", {})})
+        batch = processor_class(**settings)(images=[image], return_tensors="np")
+        grid = GridGeometry(IMAGE, *batch["image_grid_thw"][0].tolist())
+        if grid != item:
+            raise ModelError(
+                f"{processor_class.__name__} made the grid {grid}, the rule of {type(self.rule).__name__} says {item}; "
+                "this version of transformers resizes differently"
+            )
+        return {"pixel_values": torch.from_numpy(batch["pixel_values"])}

@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import EncoderInputs, MetadataField, PixelField
+from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, PixelField, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    ItemGeometry,
-)
+from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.two_path import GLOBAL, GLOBAL_PIXELS, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
@@ -43,6 +38,9 @@ class MonolithicRule(GeometryRule):
     Raises:
         ModelError: `inner` has one path, or `max_crops` is below 1.
     """
+
+    modalities: tuple[str, ...] = (IMAGE,)
+    has_segments: ClassVar[bool] = False
 
     def __init__(self, inner: GeometryRule, max_crops: int) -> None:
         if not isinstance(inner, TwoPathRule):
@@ -79,14 +77,15 @@ class MonolithicRule(GeometryRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return self.inner.pixel_rows(geometry)
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        return EncoderCudaGraphConfig(
-            modalities=(IMAGE,),
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.item_tokens, has_segments=False)},
-            axes=(CaptureAxis(CROPS_AXIS, ((self.max_crops,),)),),
-            min_tokens_per_segment=self.item_tokens,
-        )
+    def min_token_budget(self) -> int:
+        return self.item_tokens
+
+    @property
+    def axes(self) -> tuple[CaptureAxis, ...]:
+        return (CaptureAxis(CROPS_AXIS, ((self.max_crops,),)),)
+
+    def min_tokens_per_segment(self) -> int:
+        return self.item_tokens
 
     def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
         """Whole items: the rows that a budget has beyond them no graph computes, and they would count as waste."""
@@ -122,31 +121,25 @@ class MonolithicEncoder(VisionEncoder):
     ) -> nn.ModuleDict:
         raise ModelError("a monolithic encoder wraps a two-path encoder that was built already")
 
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return None
-
     def path_pixels(self, path: str) -> tuple[str, ...]:
         return (GLOBAL_PIXELS, self.inner.rule.local_pixels)
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return self.inner.pixel_row_shape(name)
 
-    def _places(self, capacity: GraphKey) -> int:
+    def buffer_rows(self, capacity: GraphKey) -> int:
         """Whole items that the budget holds."""
         return capacity.token_budget // self.rule.item_tokens
 
     def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        places = self._places(capacity)
+        places = self.buffer_rows(capacity)
         rows = {GLOBAL_PIXELS: places, self.inner.rule.local_pixels: places * self.rule.max_crops}
         return {name: PixelField(count, self.pixel_row_shape(name)) for name, count in rows.items()}
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        return {"crop_index": MetadataField((self._places(capacity) * self.rule.max_crops,), "int32")}
+        return {"crop_index": MetadataField((self.buffer_rows(capacity) * self.rule.max_crops,), "int32")}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         """For every item its crops' numbers in the buffer. Places without a crop read crop 0, and nobody reads them."""
         crops = np.array([self.inner.rule.checked_crops(item).crops for item in items], dtype=np.int32)
         index = np.zeros((len(items), max(self.rule.max_crops, int(crops.max(initial=0)))), dtype=np.int32)
@@ -154,15 +147,10 @@ class MonolithicEncoder(VisionEncoder):
         index[used] = np.arange(crops.sum(), dtype=np.int32)
         return {"crop_index": index.reshape(-1)}
 
-    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
-        return {}
-
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
-        return [CropGeometry(IMAGE, self.rule.max_crops, 1)] * self._places(capacity)
+        return [CropGeometry(IMAGE, self.rule.max_crops, 1)] * self.buffer_rows(capacity)
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         import torch
 
         wholes, crops = (self.inner.forward_packed(inputs, {}, part)[0] for part in (GLOBAL, LOCAL))
@@ -187,9 +175,7 @@ class MonolithicEncoder(VisionEncoder):
             parts += [whole, piece, whole.new_zeros(missing, whole.shape[1])]
         return torch.cat(parts)
 
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
+    def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
         tokens = self.inner.rule.path_tokens
         parts: dict[str, list[torch.Tensor | None]] = {GLOBAL: [], LOCAL: []}
         for item, rows in zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True):
@@ -205,5 +191,5 @@ class MonolithicEncoder(VisionEncoder):
     def repeated_blocks(self) -> list[nn.Module]:
         return self.inner.repeated_blocks()
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        return self.inner.preprocess(images)
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        return self.inner.image_rows(image, item)

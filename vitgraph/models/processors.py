@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
+from vitgraph.models.family import CHANNELS
 from vitgraph.models.files import say
 from vitgraph.models.processor_classes import transformers_class
 
@@ -25,8 +26,6 @@ IMAGE_FILE, VIDEO_FILE, PROCESSOR_FILE = (
 
 PIXELS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 """Settings that change pixels and no size."""
-
-CHANNELS = ("image_mean", "image_std")
 
 PLAIN_PIXELS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
 """What the processors that are written here assume."""
@@ -226,7 +225,7 @@ def _read(
     if is_named and given.get("size") and "size" in settings.names and not edges.keys() <= size.keys():
         raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
     # Pixels of videos are drawn at random.
-    follows_pixels = is_video or (encoder.follows_pixels and is_named)
+    follows_pixels = is_video or (encoder.follows_pixels() and is_named)
     strange = []
     for setting in given.keys() - settings.names - WITHOUT_EFFECT:
         value = settings.get(setting, given[setting])

@@ -7,17 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import BudgetError, InputError, ModelError
-from vitgraph.models.base import EncoderInputs, MetadataField, PixelField
+from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    ItemGeometry,
-    TileGeometry,
-    TowerShape,
-    tower_shape,
-)
+from vitgraph.models.family import named_pairs
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, TowerShape, tower_shape
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
@@ -60,13 +53,11 @@ class TileRule(GeometryRule):
     class_rows: ClassVar[int] = 0
     """Rows that attend beside a tile's patches."""
     fewest_tiles_per_item: ClassVar[int] = 1
+    has_segments: ClassVar[bool] = False
     has_whole_cells: ClassVar[bool] = True
     """Tiles divide into patches and those into output cells; where False, pixels are left over and cells padded."""
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
         self.tile_side = square_side(self.vision_config["image_size"], "image_size")
         self.patch = square_side(self.vision_config["patch_size"], "patch_size")
         self.patches_per_side = self.tile_side // self.patch
@@ -93,8 +84,8 @@ class TileRule(GeometryRule):
         """Tiles that the processor makes of an image of `width` x `height` pixels."""
 
     @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
+    def channels(self) -> int:
+        return int(self.vision_config.get("num_channels", 3))
 
     @property
     def patches_per_tile(self) -> int:
@@ -120,16 +111,15 @@ class TileRule(GeometryRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {"pixel_values": self.checked_tiles(geometry).tiles}
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        smallest = self.tokens_per_tile * self.fewest_tiles_per_item
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(smallest, has_segments=False)},
-            # Tiles are bounded by the budget alone; with this, items times frames never is the tighter limit.
-            max_frames_per_video=self.most_tiles_per_item,
-            min_tokens_per_segment=self.tokens_per_tile,
-        )
+    def min_token_budget(self) -> int:
+        return self.tokens_per_tile * self.fewest_tiles_per_item
+
+    def most_segments(self) -> int:
+        # Tiles are bounded by the budget alone; with this, items times frames never is the tighter limit.
+        return self.most_tiles_per_item
+
+    def min_tokens_per_segment(self) -> int:
+        return self.tokens_per_tile
 
     def projector_flops(self) -> float:
         """Operations after the tower, for one tile: of one linear layer, where a family has no others."""
@@ -143,8 +133,7 @@ class TileRule(GeometryRule):
     def tile_flops(self) -> float:
         """Operations of one tile."""
         shape, rows = self.blocks_shape, self.patches_per_tile + self.class_rows
-        channels = self.vision_config.get("num_channels", 3)
-        embedding = 2.0 * self.patches_per_tile * channels * self.patch**2 * shape.width
+        embedding = 2.0 * self.patches_per_tile * self.channels * self.patch**2 * shape.width
         return embedding + shape.flops(rows, float(rows) ** 2) + self.projector_flops()
 
     def flops(self, geometry: ItemGeometry) -> float:
@@ -158,18 +147,18 @@ class TileEncoder(VisionEncoder):
     # FlashAttention serves equal tiles through its varlen kernel, with offsets that the shapes alone decide.
     calls_varlen: ClassVar[bool] = False
 
-    @abstractmethod
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """`[tiles, 3, side, side]` to `[tiles, tokens per tile, D]`."""
+        return self.stock_tiles(pixels)
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """transformers' own way from pixels to embeddings; same shapes as `encode_tiles`."""
-        return self.encode_tiles(pixels)
+        return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (int(self.rule.vision_config.get("num_channels", 3)), self.rule.tile_side, self.rule.tile_side)
+        return (self.rule.channels, self.rule.tile_side, self.rule.tile_side)
 
-    def _tiles(self, capacity: GraphKey) -> int:
+    def buffer_rows(self, capacity: GraphKey) -> int:
         tiles = capacity.token_budget // self.rule.tokens_per_tile
         if tiles < 1:
             raise BudgetError(
@@ -178,37 +167,22 @@ class TileEncoder(VisionEncoder):
             )
         return tiles
 
-    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        return {"pixel_values": PixelField(self._tiles(capacity), self.pixel_row_shape("pixel_values"))}
-
-    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        return {}
-
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         for item in items:
             self.rule.checked_tiles(item)
         return {}
 
-    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
-        return {}
-
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
-        return [TileGeometry(IMAGE, self._tiles(capacity))]
+        return [TileGeometry(IMAGE, self.buffer_rows(capacity))]
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         return [self.encode_tiles(inputs["pixel_values"]).flatten(0, 1)]
 
     def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding from the rows of its tiles: they are it, where nothing joins them."""
         return rows
 
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
+    def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
         pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
         return [self.joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
 
@@ -219,17 +193,14 @@ class TileEncoder(VisionEncoder):
         tiles = self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).split([item.tiles for item in items])
         return torch.cat([self.joined(item, part.flatten(0, 1)) for item, part in zip(items, tiles, strict=True)])
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        items: list[ItemGeometry] = [self.rule.image_geometry(*image.size) for image in images]
-        pixels = self.image_pixels([image.convert("RGB") for image in images])
-        wanted = sum(self.rule.checked_tiles(item).tiles for item in items)
-        if len(pixels) != wanted:
-            raise InputError(
-                f"the image processor made {len(pixels)} tiles of images of {[image.size for image in images]} pixels, "
-                f"the model's rule says {wanted}; its settings and the model do not belong together"
-            )
-        return items, {"pixel_values": pixels.to(self.device, self.dtype)}
+    def processor_settings(self) -> dict[str, Any]:
+        """Settings of the image processor, by its own names."""
+        side, own = self.rule.tile_side, named_pairs(self.image_settings)
+        return {"size": {"height": side, "width": side}, **{name: self.rule.processor[ours] for name, ours in own}}
 
-    @abstractmethod
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        """Tiles `[tiles, 3, side, side]` of RGB PIL images, normalised, images in order."""
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        processor_class: Any = self.image_processor_class()
+        processor = processor_class(**{**self.processor_settings(), **self.rule.processor.get("pixels", {})})
+        # Image by image: some processors pad a batch to the most tiles of any image.
+        pixels = processor(images=[image.convert("RGB")], return_tensors="pt")["pixel_values"]
+        return {"pixel_values": pixels.flatten(0, -4)}

@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import EncoderInputs, MetadataField, PixelField
+from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    ItemGeometry,
-)
+from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 GLOBAL, LOCAL = "global", "local"
@@ -66,16 +60,8 @@ class TwoPathRule(GeometryRule):
         """Columns and rows of crops of an image of `width` x `height` pixels; `(0, 0)` where it is not tiled."""
 
     @abstractmethod
-    def final_tokens(self, geometry: ItemGeometry) -> int:
-        """Rows of the item's final embedding, which rows that no path computes may join."""
-
-    @abstractmethod
     def view_flops(self, side: int) -> float:
         """Operations of one view of `side` pixels."""
-
-    @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
 
     def side_of(self, path: str) -> int:
         """Pixels on a side of a view of that path."""
@@ -107,19 +93,19 @@ class TwoPathRule(GeometryRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {GLOBAL_PIXELS: 1, self.local_pixels: self.checked_crops(geometry).crops}
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            paths={
-                GLOBAL: EncoderCudaGraphPathConfig(self.path_tokens[GLOBAL], has_segments=False),
-                LOCAL: EncoderCudaGraphPathConfig(self.path_tokens[LOCAL], allow_zero_tokens=True, has_segments=False),
-            },
-        )
+    def min_token_budget(self) -> int:
+        # Every item has a global view, so fewer tokens than that are of no use and it bounds the items of a call.
+        return self.path_tokens[GLOBAL]
+
+    @property
+    def paths(self) -> Mapping[str, EncoderCudaGraphPathConfig]:
+        return {
+            GLOBAL: EncoderCudaGraphPathConfig(self.path_tokens[GLOBAL], has_segments=False),
+            LOCAL: EncoderCudaGraphPathConfig(self.path_tokens[LOCAL], allow_zero_tokens=True, has_segments=False),
+        }
 
     def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
-        """Every item has a global view, so fewer tokens than that are of no use and it bounds the items of a call."""
-        return self.path_tokens[GLOBAL], max_call_tokens
+        return self.min_token_budget(), max_call_tokens
 
     def flops(self, geometry: ItemGeometry) -> float:
         crops = self.checked_crops(geometry).crops
@@ -159,39 +145,20 @@ class TwoPathEncoder(VisionEncoder):
         side = self.rule.global_side if name == GLOBAL_PIXELS else self.rule.local_side
         return (3, side, side)
 
-    def views(self, capacity: GraphKey) -> int:
+    def buffer_rows(self, capacity: GraphKey) -> int:
         """Whole views that the budget holds."""
         return capacity.token_budget // self.rule.path_tokens[capacity.path]
 
-    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        (name,) = self.path_pixels(capacity.path)
-        return {name: PixelField(self.views(capacity), self.pixel_row_shape(name))}
-
-    def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        return {}
-
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        return {}
-
-    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
-        return {}
-
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         if capacity.path == GLOBAL:
-            return [CropGeometry(IMAGE, 0, 0)] * self.views(capacity)
-        return [CropGeometry(IMAGE, self.views(capacity), 1)]
+            return [CropGeometry(IMAGE, 0, 0)] * self.buffer_rows(capacity)
+        return [CropGeometry(IMAGE, self.buffer_rows(capacity), 1)]
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         (name,) = self.path_pixels(path)
         return [self.encode_views(inputs[name], path).flatten(0, 1)]
 
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
+    def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
         """Final embedding of each item; the rows given already are the call's own, so one part may be passed on."""
         embeddings = []
         for item, whole, crops in zip(mm_kwargs.chosen, outputs[GLOBAL], outputs[LOCAL], strict=True):
@@ -214,25 +181,6 @@ class TwoPathEncoder(VisionEncoder):
             [self.stock_item(item, view, piece) for item, view, piece in zip(items, whole, pieces, strict=True)]
         )
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        import torch
-
-        items: list[ItemGeometry] = []
-        wholes, crops = [], []
-        for image in images:
-            item = self.rule.image_geometry(*image.size)
-            whole, pieces = self.image_views(image.convert("RGB"), item)
-            items.append(item)
-            wholes.append(whole)
-            crops.append(pieces)
-        pixels = {GLOBAL_PIXELS: torch.stack(wholes), self.rule.local_pixels: torch.cat(crops)}
-        return items, {name: rows.to(self.device, self.dtype) for name, rows in pixels.items()}
-
-
-def normalized(image: Any, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
-    """An RGB PIL image as `[3, height, width]` float32, scaled to 0..1 and normalised."""
-    import numpy as np
-    import torch
-
-    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
-    return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        whole, crops = self.image_views(image.convert("RGB"), self.rule.checked_crops(item))
+        return {GLOBAL_PIXELS: whole[None], self.rule.local_pixels: crops}

@@ -42,7 +42,7 @@ def encoder() -> Gemma4Encoder:
     encoder = checks.build(source())
     assert isinstance(encoder, Gemma4Encoder)
     generator = torch.Generator().manual_seed(5)
-    for name, buffer in encoder.modules["vision_tower"].named_buffers():
+    for name, buffer in encoder.modules["visual"].named_buffers():
         if name.endswith(("_min", "_max")):
             buffer.fill_(2.0 if name.endswith("_max") else -2.0)
         elif name in ("std_bias", "std_scale"):
@@ -126,7 +126,7 @@ def test_eager_equals_transformers_padded_rows(encoder: Gemma4Encoder) -> None:
 @torch.inference_mode()
 def test_half_precision_equals_transformers() -> None:
     encoder = checks.build(source(), dtype=torch.bfloat16)
-    tower: Any = encoder.modules["vision_tower"]
+    tower: Any = encoder.modules["visual"]
     assert tower.encoder.rotary_emb.inv_freq.dtype == torch.float32
     inputs = checks.inputs_of(encoder, [encoder.rule.image_geometry(300, 200)])
     eager = encoder.encoder_eager_forward(inputs)
@@ -140,9 +140,9 @@ def test_half_precision_equals_transformers() -> None:
 def test_pooling_rounds_where_transformers_does() -> None:
     encoder = checks.build(source(), dtype=torch.bfloat16)
     assert isinstance(encoder, Gemma4Encoder)
-    tower: Any = encoder.modules["vision_tower"]
+    tower: Any = encoder.modules["visual"]
     hidden = torch.randn(1, 630, 48, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
-    metadata = encoder.compute_metadata([GridGeometry(IMAGE, 1, 30, 21)], "default", ())
+    metadata = encoder.compute_metadata([GridGeometry(IMAGE, 1, 30, 21)])
     positions = torch.from_numpy(metadata["position_ids"].copy()).unsqueeze(0)
     expected, _ = tower.pooler(hidden, positions, torch.zeros(1, 630, dtype=torch.bool), output_length=70)
     same = encoder._pool(hidden[0]) == expected[0].to(torch.bfloat16)
@@ -181,7 +181,10 @@ def test_capture_scalars_bound_a_row_not_the_budget(encoder: Gemma4Encoder) -> N
 
 
 def test_published_checkpoint_loads_bit_equal(encoder: Gemma4Encoder, tmp_path: Path) -> None:
-    tensors = checks.published(encoder.modules.state_dict(), lambda name: f"model.{name}")
+    def rename(name: str) -> str:
+        return "model." + name.replace("visual.", "vision_tower.", 1).replace("projector.", "embed_vision.", 1)
+
+    tensors = checks.published(encoder.modules.state_dict(), rename)
     for name in (
         "model.embed_vision.embedding_projection.weight",
         "model.vision_tower.patch_embedder.position_embedding_table",
@@ -212,7 +215,7 @@ def test_published_config_files_are_read() -> None:
     )
     assert extra == {"text_hidden_size": 64, "rope_theta": 50.0}
     full = {**source().vision_config, **vision_config}
-    tower: Any = Gemma4Encoder.build_modules(full, extra, torch.float32, checks.CPU)["vision_tower"]
+    tower: Any = Gemma4Encoder.build_modules(full, extra, torch.float32, checks.CPU)["visual"]
     np.testing.assert_allclose(tower.encoder.rotary_emb.inv_freq, 50.0 ** (-np.arange(0, 12, 2) / 12), rtol=1e-6)
     settings = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 560}
     published = {**settings, "size": None, "image_seq_length": 280}

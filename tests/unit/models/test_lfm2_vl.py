@@ -83,5 +83,5 @@ def test_published_checkpoint_loads(tmp_path: Path, encoder: VisionEncoder) -> N
 
 @torch.inference_mode()
 def test_a_table_of_the_patches_own_size_is_taken_as_it_is(encoder: VisionEncoder) -> None:
-    weights = encoder.compute_metadata([SliceGeometry(IMAGE, ((8, 8),))], "default", ())
+    weights = encoder.compute_metadata([SliceGeometry(IMAGE, ((8, 8),))])
     assert ((weights["row_weights"] == 1).sum(1) == 1).all()

@@ -142,7 +142,7 @@ def test_eager_equals_stock_for_a_mixed_batch(encoder: MiniCPMVEncoder) -> None:
 
 def test_longer_slices_than_the_table_still_equal_stock(encoder: MiniCPMVEncoder) -> None:
     item = SliceGeometry(IMAGE, ((1, TABLE_ROWS + 9), (3, 4)))
-    assert encoder.compute_scalars(encoder.compute_metadata([item], "default", ()))["largest_side"] == TABLE_ROWS + 9
+    assert encoder.compute_scalars(encoder.compute_metadata([item]))["largest_side"] == TABLE_ROWS + 9
     checks.assert_eager_equals_stock(encoder, [item])
 
 
@@ -158,11 +158,12 @@ def test_positions_equal_transformers_rounding() -> None:
 def test_first_versions_tower_takes_a_slice_for_one_row_of_patches() -> None:
     encoder = build("minicpmv_2_5")
     item = SliceGeometry(IMAGE, ((8, 7),))
-    metadata = encoder.compute_metadata([item], "default", ())
+    metadata = encoder.compute_metadata([item])
     config = Idefics2VisionConfig(**{**encoder.rule.vision_config, "model_type": "idefics2_vision"})
     idefics = Idefics2VisionTransformer._from_config(config, attn_implementation="sdpa").eval()
     weights = checks.stock_state(encoder).items()
-    idefics.load_state_dict({name.removeprefix("vpm."): value for name, value in weights if name.startswith("vpm.")})
+    tower = {name.removeprefix("visual."): value for name, value in weights if name.startswith("visual.")}
+    idefics.load_state_dict(tower)
     call = checks.inputs_of(encoder, [item])
     rows = call.rows("pixel_values").materialize().view(-1, 3, 14, 14)
     strip = rows.permute(1, 2, 0, 3).reshape(1, 3, 14, -1)
@@ -251,13 +252,14 @@ def test_a_slice_longer_than_every_key_is_a_counted_miss() -> None:
 
 def test_every_batch_that_packs_into_a_key_fits_its_patches() -> None:
     rule = full_rule()
-    square, long = rule.capture_axis.keys
+    (axis,) = rule.axes
+    square, long = axis.keys
     assert (square, long) == ((32, 32), (128, 128))
     assert (rule.slice_capacity(square), rule.slice_capacity(long)) == (1024, 1080)
     largest = {square: 0, long: 0}
     for width, height in checks.random_sizes(4000, 6000):
         item = rule.image_geometry(width, height)
-        key = rule.capture_axis.covering_key([rule.item_spec(item).axis_sizes["patch_grid"]])
+        key = axis.covering_key([rule.item_spec(item).axis_sizes["patch_grid"]])
         if key is not None:
             largest[key] = max(largest[key], *(rows * columns for rows, columns in item.grids))
     # The bound is proven for any slice; these sizes come close to it.
@@ -308,10 +310,10 @@ def test_preprocess_equals_transformers_pipeline(size: tuple[int, int]) -> None:
 
 def test_published_checkpoint_loads_bit_equal(encoder: MiniCPMVEncoder, tmp_path: Path) -> None:
     row = "minicpmv_2_5" if isinstance(encoder.rule, MiniCPMV25Rule) else "minicpmv_2_6_4_0"
-    norms = {"query_norm": "ln_q", "kv_norm": "ln_kv", "post_norm": "ln_post"}
+    names = {"visual": "vpm", "query_norm": "ln_q", "kv_norm": "ln_kv", "post_norm": "ln_post"}
 
     def rename(name: str) -> str:
-        return ".".join(norms.get(part, part) for part in name.split("."))
+        return ".".join(names.get(part, part) for part in name.split("."))
 
     tensors = checks.published(checks.stock_state(encoder), rename)
     norms_published = [f"ln_{norm}.{part}" for norm in ("q", "kv", "post") for part in ("weight", "bias")]

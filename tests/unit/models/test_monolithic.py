@@ -73,7 +73,7 @@ def test_a_graph_computes_all_crops_of_all_its_items(inner: TwoPathEncoder) -> N
 def test_crops_come_to_the_places_of_their_items(inner: TwoPathEncoder) -> None:
     encoder = MonolithicEncoder(inner, 3)
     items = [UNTILED, CropGeometry(IMAGE, 2, 1), CropGeometry(IMAGE, 3, 1)]
-    index = encoder.compute_metadata(items, "default", (3,))["crop_index"]
+    index = encoder.compute_metadata(items)["crop_index"]
     assert index.dtype == np.int32
     assert index.tolist() == [0, 0, 0, 0, 1, 0, 2, 3, 4]
 

@@ -143,7 +143,7 @@ def test_a_broken_package_is_not_taken_for_a_wrong_config(tmp_path: Path, monkey
     def broken(cls: type) -> None:
         raise ImportError("Could not import module") from RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(Qwen2_5VLEncoder, "tower_class", classmethod(broken))
+    monkeypatch.setattr(Qwen2_5VLEncoder, "vision_config_class", classmethod(broken))
     with pytest.raises(ModelError, match=r"cannot be imported \(operator torchvision::nms does not exist\); mend"):
         resolve(tmp_path, QWEN)
 

@@ -22,7 +22,7 @@ def test_windows_are_those_of_transformers() -> None:
 
     encoder = checks.build(DEBUG)
     grids = [*checks.MIXED, GridGeometry(IMAGE, 1, 92, 52), GridGeometry(VIDEO, 3, 8, 10)]
-    metadata = encoder.compute_metadata(grids, "default", ())
+    metadata = encoder.compute_metadata(grids)
     grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids])
     index, offsets = get_vision_window_index(grid_thw, 2, 112, 14)
     assert metadata["window_index"].tolist() == index.tolist()
@@ -65,7 +65,7 @@ def test_frozen_lengths_bound_every_window_and_segment() -> None:
     scalars = encoder.capture_scalars(GraphKey("default", 64, 4))
     assert scalars == {"max_seqlen": 256, "max_window_seqlen": 64}
     assert encoder.capture_scalars(GraphKey("default", 4, 1)) == {"max_seqlen": 16, "max_window_seqlen": 16}
-    metadata = encoder.compute_metadata([GridGeometry(IMAGE, 1, 16, 16)], "default", ())
+    metadata = encoder.compute_metadata([GridGeometry(IMAGE, 1, 16, 16)])
     assert encoder.compute_scalars(metadata) == {"max_seqlen": 256, "max_window_seqlen": 64}
 
 

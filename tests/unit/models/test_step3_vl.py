@@ -16,7 +16,8 @@ from transformers.models.step3p7.modeling_step3p7 import Step3p7Model
 from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.families.step3_vl import Step3VLEncoder, Step3VLRule, _halves
+from vitgraph.models.families.step3_vl import Step3VLEncoder, Step3VLRule
+from vitgraph.models.family import halves_of_pairs
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource, row_presets
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry
@@ -198,10 +199,10 @@ def test_reordered_rows_turn_as_the_published_pairs_do(perception: Step3VLEncode
     swapped = torch.stack([-published[:, 1::2], published[:, ::2]], dim=-1).flatten(1)
     turned = published * angles.cos() + swapped * angles.sin()
     cos, sin = perception._positions[LOCAL][1]
-    ours = _halves(published.T, 1).T
+    ours = halves_of_pairs(published.T, 1).T
     assert torch.equal(as_pairs(ours.T, 1).T, published)
     halves = torch.cat([-ours[:, 8:], ours[:, :8]], dim=1)
-    assert torch.allclose(ours * cos + halves * sin, _halves(turned.T, 1).T, atol=1e-5)
+    assert torch.allclose(ours * cos + halves * sin, halves_of_pairs(turned.T, 1).T, atol=1e-5)
 
 
 def test_rotary_stays_float32_in_a_half_precision_tower() -> None:

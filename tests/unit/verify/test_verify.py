@@ -10,10 +10,9 @@ import torch
 from vitgraph.attention.registry import create_backend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.models.base import PixelField
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder, Qwen3VLRule
-from vitgraph.models.geometry import EncoderCudaGraphConfig, EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
+from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
 from vitgraph.models.loading import randomize, set_attention
 from vitgraph.models.registry import ROWS, resolve_model
 from vitgraph.planning.budgets import GraphKey
@@ -286,6 +285,7 @@ class Views(ItemGeometry):
 
 
 class TwoPathRule(GeometryRule):
+    modalities = ("image",)
     output_width = 6
 
     def image_geometry(self, width, height):
@@ -298,15 +298,15 @@ class TwoPathRule(GeometryRule):
     def pixel_rows(self, geometry):
         return {"whole_pixels": 1, "tile_pixels": geometry.tiles}
 
-    def graph_config(self):
-        return EncoderCudaGraphConfig(
-            modalities=("image",),
-            output_width=self.output_width,
-            paths={
-                "whole": EncoderCudaGraphPathConfig(4, has_segments=False),
-                "tiles": EncoderCudaGraphPathConfig(2, allow_zero_tokens=True, has_segments=False),
-            },
-        )
+    @property
+    def paths(self):
+        return {
+            "whole": EncoderCudaGraphPathConfig(4, has_segments=False),
+            "tiles": EncoderCudaGraphPathConfig(2, allow_zero_tokens=True, has_segments=False),
+        }
+
+    def min_token_budget(self):
+        return 2
 
     def flops(self, geometry):
         return 100.0 * (1 + geometry.tiles)
@@ -322,28 +322,17 @@ class TwoPathEncoder(VisionEncoder):
         layers = {"whole": torch.nn.Linear(8, 4 * 6), "tiles": torch.nn.Linear(8, 2 * 6)}
         return torch.nn.ModuleDict(layers).to(device, dtype)
 
-    @classmethod
-    def map_checkpoint_key(cls, key):
-        return None
-
     def path_pixels(self, path):
         return ("whole_pixels",) if path == "whole" else ("tile_pixels",)
 
     def pixel_row_shape(self, name):
         return (8,)
 
-    def pixel_fields(self, capacity):
-        tokens = 4 if capacity.path == "whole" else 2
-        return {self.path_pixels(capacity.path)[0]: PixelField(-(-capacity.token_budget // tokens), (8,))}
+    def buffer_rows(self, capacity):
+        return -(-capacity.token_budget // (4 if capacity.path == "whole" else 2))
 
-    def metadata_fields(self, capacity):
-        return {}
-
-    def compute_metadata(self, items, path, axis_key):
-        return {}
-
-    def capture_scalars(self, capacity):
-        return {}
+    def image_rows(self, image, item):
+        pytest.fail("a verification draws its pixels")
 
     def dummy_items(self, capacity):
         return [Views("image", 1)]

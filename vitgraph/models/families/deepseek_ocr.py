@@ -7,17 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.checkpoints import rename_key
 from vitgraph.models.families.internvl import nearest_layout, tile_layouts
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
-from vitgraph.models.two_path import (
-    GLOBAL,
-    LOCAL,
-    CropGeometry,
-    TwoPathEncoder,
-    TwoPathRule,
-    normalized,
-)
+from vitgraph.models.family import CHANNELS, QKV, Tower, given
+from vitgraph.models.geometry import ItemGeometry, transformer_flops
+from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
 if TYPE_CHECKING:
     import torch
@@ -54,32 +48,18 @@ CLIP_CONSTANTS: Mapping[str, Any] = {
 }
 """What the model's own code builds; its config.json restates a part of it."""
 
-WIDTH_FIELDS = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "image_size": "image_size",
-    "patch_size": "patch_size",
-    "global_attn_indexes": "global_attn_indexes",
-    "downsample_channels": "downsample_channels",
-}
-"""Names in config.json's `vision_config.width` for fields of the two towers."""
+WIDTH_FIELDS = (
+    *(("width", "hidden_size"), ("layers", "num_hidden_layers"), ("heads", "num_attention_heads")),
+    *("image_size", "patch_size", "global_attn_indexes", "downsample_channels"),
+)
+"""Fields of the two towers in config.json's `vision_config.width`."""
 
-PROCESSOR_FIELDS = {
-    "base_size": "global_size",
-    "global_size": "global_size",
-    "image_size": "local_size",
-    "local_size": "local_size",
-    "crop_mode": "crop_mode",
-    "min_crops": "min_crops",
-    "max_crops": "max_crops",
-    "image_mean": "image_mean",
-    "image_std": "image_std",
-    "tile_size": "local_size",
-    "crop_to_patches": "crop_mode",
-    "min_patches": "min_crops",
-    "max_patches": "max_crops",
-}
+PROCESSOR_FIELDS = (
+    *(("size.height", "global_size"), ("base_size", "global_size"), "global_size"),
+    *(("image_size", "local_size"), "local_size", "crop_mode", "min_crops", "max_crops", *CHANNELS),
+    *(("tile_size", "local_size"), ("crop_to_patches", "crop_mode")),
+    *(("min_patches", "min_crops"), ("max_patches", "max_crops")),
+)
 """Settings of the published processor and of transformers', and the presets' names."""
 
 CHECKPOINT_KEYS = (
@@ -107,6 +87,9 @@ CONSTANTS: Mapping[str, Any] = {"background_color": [127, 127, 127], "maximum_pa
 """Settings of transformers' processor that the published code has as constants."""
 
 
+TOWER = Tower("unlimited_ocr", "UnlimitedOcrVisionConfig", "UnlimitedOcrVisionModel")
+
+
 class DeepseekOCRRule(TwoPathRule):
     """Crops: the layout nearest in aspect ratio, for images with a side above one crop's. Global view: the whole image,
     padded to a square. Without `crop_mode` there is the global view only.
@@ -115,12 +98,9 @@ class DeepseekOCRRule(TwoPathRule):
         ModelError: A side is no multiple of 64 pixels, four SAM patches of 16.
     """
 
-    local_pixels: ClassVar[str] = "images_crop"
+    local_pixels = "images_crop"
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
         self.sam = self.vision_config["sam_config"]
         self.clip = self.vision_config["encoder_config"]
         self.patch = int(self.sam["patch_size"])
@@ -197,10 +177,15 @@ class DeepseekOCRRule(TwoPathRule):
 class DeepseekOCREncoder(TwoPathEncoder):
     """`UnlimitedOcrVisionModel` (SAM, then CLIP on SAM's features), a linear projector and the view tokens."""
 
-    rule_class: ClassVar[type[GeometryRule]] = DeepseekOCRRule
+    rule_class = DeepseekOCRRule
     rule: DeepseekOCRRule
-    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv_proj.": (".q_proj.", ".k_proj.", ".v_proj.")}
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.sam_encoder.patch_embed.projection",)
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv_proj.": QKV}
+    tokens = ("image_newline", "view_separator")
+    checkpoint_keys = CHECKPOINT_KEYS
+    extra_fields = (("projector_config.n_embed", "text_hidden_size"),)
+    fixed: ClassVar[Mapping[str, Any]] = {"projector_config.projector_type": "linear", "tile_tag": "2D"}
+    image_settings = PROCESSOR_FIELDS
+    patch_convolutions = ("visual.sam_encoder.patch_embed.projection",)
 
     def __init__(self, modules: nn.ModuleDict, rule: DeepseekOCRRule, attention: AttentionBackend) -> None:
         from vitgraph.models.families.deepseek_ocr_modules import position_tables
@@ -215,64 +200,41 @@ class DeepseekOCREncoder(TwoPathEncoder):
                 layer.attn.prepare(layer.window_size or grid)
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.unlimited_ocr import UnlimitedOcrVisionConfig, UnlimitedOcrVisionModel
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
+        from vitgraph.models.families.deepseek_ocr_modules import TabledSamAttention
 
-        from vitgraph.models.families.deepseek_ocr_modules import TabledSamAttention, ViewTokens
-
-        config = UnlimitedOcrVisionConfig(**vision_config)
-        features = (
-            vision_config["encoder_config"]["hidden_size"] + vision_config["sam_config"]["downsample_channels"][-1]
-        )
-        with device:
-            # SAM has its attention class from here on and never asks for an implementation again.
-            tower: Any = UnlimitedOcrVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            for layer in tower.sam_encoder.layers:
-                layer.attn = TabledSamAttention(config.sam_config, layer.window_size).to(dtype)
-            projector = nn.Linear(features, extra["text_hidden_size"]).to(dtype)
-            tokens = ViewTokens(extra["text_hidden_size"]).to(dtype)
-        return nn.ModuleDict({"visual": tower, "projector": projector, "tokens": tokens})
+        # SAM has its attention class from here on and never asks for an implementation again.
+        tower = TOWER.build(vision_config, dtype)
+        for layer in tower.sam_encoder.layers:
+            layer.attn = TabledSamAttention(tower.config.sam_config, layer.window_size).to(dtype)
+        return tower
 
     @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, CHECKPOINT_KEYS, prefix=r"^(?:model\.)?")
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        from torch import nn
+
+        features = config.encoder_config.hidden_size + config.sam_config.downsample_channels[-1]
+        projector = nn.Linear(features, extra["text_hidden_size"])
+        return {"projector": projector, **super().following_modules(config, extra)}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        projector = config.get("projector_config") or {}
-        if projector.get("projector_type", "linear") != "linear" or config.get("tile_tag", "2D") != "2D":
-            raise ModelError(
-                f"projector_type is {projector.get('projector_type')!r} and tile_tag {config.get('tile_tag')!r}; only "
-                "'linear' and '2D', the published model's, are supported"
-            )
-        found = config["vision_config"]
+        found, extra = super().read_model_config(config)
         widths = found.get("width") or {}
         vision = {
             "sam_config": _tower_config(SAM_CONSTANTS, widths.get("sam_vit_b"), found.get("sam_config")),
             "encoder_config": _tower_config(CLIP_CONSTANTS, widths.get("clip-l-14-224"), found.get("encoder_config")),
         }
-        text = config.get("language_config") or config.get("text_config") or config
-        width = projector.get("n_embed") or text.get("hidden_size")
-        return vision, {"text_hidden_size": width} if width else {}
+        return vision, extra
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
-        resolutions = processor.get("candidate_resolutions")
-        if resolutions:
-            found["global_size"] = int(resolutions[0][0])
-        if (size := processor.get("size")) and size.get("height"):
-            found["global_size"] = size["height"]
         for name, value in CONSTANTS.items():
             if processor.get(name) not in (None, value):
                 raise ModelError(f"its processor sets {name} to {processor[name]}; only {value} is followed here")
-        found.update(
-            {ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None}
-        )
-        return found
+        resolutions = processor.get("candidate_resolutions")
+        size = {"global_size": int(resolutions[0][0])} if resolutions else {}
+        return {**size, **super().read_processor_config(processor)}
 
     @classmethod
     def head_width(cls, vision_config: Mapping[str, Any]) -> int:
@@ -355,8 +317,7 @@ class DeepseekOCREncoder(TwoPathEncoder):
         crops = torch.empty(0, 3, rule.local_side, rule.local_side)
         if item.crops:
             resized = image.resize((item.columns * rule.local_side, item.rows * rule.local_side))
-            grid = normalized(resized, mean, std).unflatten(2, (item.columns, -1)).unflatten(1, (item.rows, -1))
-            crops = grid.permute(1, 3, 0, 2, 4).flatten(0, 1)
+            crops = cut_patches(normalized(resized, mean, std), rule.local_side)
         return normalized(view, mean, std), crops
 
 
@@ -364,5 +325,5 @@ def _tower_config(
     constants: Mapping[str, Any], published: Mapping[str, Any] | None, saved: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """A tower's fields: what the code has, what the original files restate, what files of transformers say."""
-    restated = {ours: (published or {})[theirs] for theirs, ours in WIDTH_FIELDS.items() if theirs in (published or {})}
-    return {**constants, **restated, **{name: value for name, value in (saved or {}).items() if name in constants}}
+    own = {name: value for name, value in (saved or {}).items() if name in constants}
+    return {**constants, **given(published or {}, WIDTH_FIELDS), **own}

@@ -1,4 +1,4 @@
-"""DeepSeek-OCR's own modules: SAM attention with ready tables of relative positions, and its two special tokens.
+"""DeepSeek-OCR's own modules: SAM attention with ready tables of relative positions.
 
 The towers are transformers' `unlimited_ocr` classes, which are the same network.
 """
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrSamVisionSdpaAttention
 
 GLOBAL_BIAS_BYTES = 4 << 30
@@ -58,19 +57,6 @@ def stock_lookup(attentions: Sequence[TabledSamAttention]) -> Iterator[None]:
     finally:
         for attention, tables in zip(attentions, kept, strict=True):
             attention.tables = tables
-
-
-class ViewTokens(nn.Module):
-    """The learned rows between patches: one ends each row of a grid, one ends the image.
-
-    Args:
-        width: The language model's width.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.image_newline = nn.Parameter(torch.zeros(width))
-        self.view_separator = nn.Parameter(torch.zeros(width))
 
 
 def sam_features(sam: Any, pixels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import EncoderInputs, MetadataField
-from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
-from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
+from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, Tensors
+from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
+from vitgraph.models.family import CHANNELS
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
@@ -25,15 +28,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINT_KEYS = (
-    (r"^(?:model\.)?vision\.patch_embed\.proj\.", "visual.patch_embed."),
-    (r"^(?:model\.)?vision\.norm\.", "visual.norm."),
-    (r"^(?:model\.)?vision\.blocks\.(\d+)\.attn\.wqkv\.", r"visual.blocks.\1.attn.qkv."),
-    (r"^(?:model\.)?vision\.blocks\.(\d+)\.attn\.wo\.", r"visual.blocks.\1.attn.proj."),
-    (r"^(?:model\.)?vision\.blocks\.(\d+)\.mlp\.w1\.", r"visual.blocks.\1.mlp.gate_up."),
-    (r"^(?:model\.)?vision\.blocks\.(\d+)\.mlp\.w2\.", r"visual.blocks.\1.mlp.down_proj."),
-    (r"^(?:model\.)?vision\.blocks\.", "visual.blocks."),
-    (r"^(?:model\.)?aligner\.", "aligner."),
-    (r"^(?:model\.)?image_(start|newline|end)$", r"tokens.\1"),
+    (r"vision\.patch_embed\.proj\.", "visual.patch_embed."),
+    (r"vision\.norm\.", "visual.norm."),
+    (r"vision\.blocks\.(\d+)\.attn\.wqkv\.", r"visual.blocks.\1.attn.qkv."),
+    (r"vision\.blocks\.(\d+)\.attn\.wo\.", r"visual.blocks.\1.attn.proj."),
+    (r"vision\.blocks\.(\d+)\.mlp\.w1\.", r"visual.blocks.\1.mlp.gate_up."),
+    (r"vision\.blocks\.(\d+)\.mlp\.w2\.", r"visual.blocks.\1.mlp.down_proj."),
+    (r"vision\.blocks\.", "visual.blocks."),
+    (r"aligner\.", "aligner."),
+    (r"image_(start|newline|end)$", r"tokens.\1"),
 )
 """Published key to module name; the first match holds."""
 
@@ -74,7 +77,7 @@ def merge_squares(h: int, w: int, ratio: int) -> tuple[np.ndarray, np.ndarray]:
 class DeepseekV41Rule(MergedGridRule):
     """Images are enlarged to a floor of pixels, rounded up to patches and shrunk to a limit of tokens."""
 
-    modalities: tuple[str, ...] = (IMAGE,)
+    modalities = (IMAGE,)
 
     @property
     def merge(self) -> int:
@@ -137,67 +140,51 @@ class DeepseekV41Rule(MergedGridRule):
 class DeepseekV41Encoder(GridTowerEncoder):
     """Qwen2.5-VL's blocks, the aligner, and the vectors that begin, break and end an image's lines."""
 
-    rule_class: ClassVar[type[GeometryRule]] = DeepseekV41Rule
+    rule_class = DeepseekV41Rule
     rule: DeepseekV41Rule
-    image_processor: ClassVar[str | None] = None
-    follows_pixels: ClassVar[bool] = False
-    resize_switch: ClassVar[tuple[str, ...]] = ()
-    position_merge: ClassVar[int | None] = 1
-    patch_convolutions: ClassVar[Sequence[str]] = ()
+    image_processor = None
+    image_settings = ("patch_size", "temporal_patch_size", "merge_size", *CHANNELS)
+    position_merge = 1
+    patch_convolutions = ()
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".gate_up.": (".gate_proj.", ".up_proj.")}
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
+    checkpoint_keys = CHECKPOINT_KEYS
+    vision_fields = ("num_hidden_layers", *TOWER_DEFAULTS)
+    vision_defaults = TOWER_DEFAULTS
+    tokens = ("start", "newline", "end")
 
     @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
-        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
-
-        return Qwen2_5_VLVisionConfig, Qwen2_5_VisionTransformerPretrainedModel
-
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        return None
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        import torch
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
         from torch import nn
 
-        config_class, model_class = cls.tower_class()
-        width, text, patch = vision_config["hidden_size"], extra["text_hidden_size"], vision_config["patch_size"]
-        config = config_class(
-            depth=vision_config["num_hidden_layers"],
-            hidden_size=width,
-            num_heads=vision_config["num_attention_heads"],
-            intermediate_size=vision_config["intermediate_size"],
-            hidden_act="silu",
-            patch_size=patch,
-            temporal_patch_size=1,
-            rope_parameters={"rope_type": "axial", "rope_theta": vision_config["rope_theta"]},
-        )
-        with device:
-            tower: Any = model_class._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            tower.patch_embed = nn.Linear(3 * patch**2, width).to(dtype)
-            tower.norm = type(tower.blocks[0].norm1)(width, eps=1e-6).to(dtype)
-            for block in tower.blocks:
-                for name in ("gate_proj", "up_proj", "down_proj"):
-                    getattr(block.mlp, name).bias = None
-            merged = width * vision_config["downsample_ratio"] ** 2
-            aligner = nn.ModuleDict({"w1": nn.Linear(merged, text), "w2": nn.Linear(text, text)}).to(dtype)
-            tokens = nn.ParameterDict({name: torch.zeros(text, dtype=dtype) for name in ("start", "newline", "end")})
+        width, patch = vision_config["hidden_size"], vision_config["patch_size"]
+        fields = {
+            "depth": vision_config["num_hidden_layers"],
+            "hidden_size": width,
+            "num_heads": vision_config["num_attention_heads"],
+            "intermediate_size": vision_config["intermediate_size"],
+            "hidden_act": "silu",
+            "patch_size": patch,
+            "temporal_patch_size": 1,
+            "rope_parameters": {"rope_type": "axial", "rope_theta": vision_config["rope_theta"]},
+        }
+        tower = Qwen2_5VLEncoder.tower.build(fields, dtype)
+        tower.patch_embed = nn.Linear(3 * patch**2, width).to(dtype)
+        tower.norm = type(tower.blocks[0].norm1)(width, eps=1e-6).to(dtype)
+        for block in tower.blocks:
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                getattr(block.mlp, name).bias = None
+        # The aligner takes more than the merger's squares.
+        tower.config.downsample_ratio = vision_config["downsample_ratio"]
         del tower.merger
-        return nn.ModuleDict({"visual": tower, "aligner": aligner, "tokens": tokens})
+        return tower
 
     @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        found, extra = super().read_model_config(config)
-        names = ("num_hidden_layers", *TOWER_DEFAULTS)
-        return {name: {**TOWER_DEFAULTS, **found}[name] for name in names}, extra
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        from torch import nn
 
-    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (3 * self.rule.patch**2,)
+        merged, text = config.hidden_size * config.downsample_ratio**2, extra["text_hidden_size"]
+        aligner = nn.ModuleDict({"w1": nn.Linear(merged, text), "w2": nn.Linear(text, text)})
+        return {"aligner": aligner, **super().following_modules(config, extra)}
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # A padded token reads row 0, which always is finite, and takes nothing of it.
@@ -205,10 +192,8 @@ class DeepseekV41Encoder(GridTowerEncoder):
         squares = {"merge_rows": MetadataField(shape, "int32"), "merge_mask": MetadataField(shape, "float32")}
         return {**super().metadata_fields(capacity), **squares}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        found, rows, masks = super().compute_metadata(items, path, axis_key), [], []
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
+        found, rows, masks = super().compute_metadata(items), [], []
         for grid, start in zip(self.grids(items), found["cu_seqlens"], strict=False):
             patches, is_there = merge_squares(grid.h, grid.w, self.rule.merge)
             rows.append(patches + start)
@@ -236,9 +221,7 @@ class DeepseekV41Encoder(GridTowerEncoder):
         layers: Any = self.modules["aligner"]
         return layers["w2"](functional.gelu(layers["w1"](merged)))
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         hidden = self._encoded(
             inputs["pixel_values"], inputs["position_ids"], inputs["cu_seqlens"], scalars["max_seqlen"]
         )
@@ -256,9 +239,7 @@ class DeepseekV41Encoder(GridTowerEncoder):
         lines = torch.cat([rows.unflatten(0, (down, across)), newline], dim=1).flatten(0, 1)
         return torch.cat([tokens["start"][None], lines, tokens["end"][None]])
 
-    def postprocess_encoder_output(
-        self, mm_kwargs: EncoderInputs, outputs: Mapping[str, Sequence[torch.Tensor | None]]
-    ) -> list[torch.Tensor]:
+    def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
         pairs = zip(mm_kwargs.chosen, outputs[DEFAULT_PATH], strict=True)
         return [self._span(self.rule.checked_grid(item), rows) for item, rows in pairs if rows is not None]
 
@@ -280,20 +261,12 @@ class DeepseekV41Encoder(GridTowerEncoder):
             spans.append(self._span(grid, self._aligned(unfolded)))
         return torch.cat(spans)
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         """The published processor's rule with PIL; transformers has none for this model."""
-        import torch
         from PIL import ImageOps
 
-        items: list[ItemGeometry] = []
-        parts, patch, longest = [], self.rule.patch, self.rule.vision_config["max_wh_ratio"]
-        for image in images:
-            grid = self.rule.image_geometry(*image.size)
-            size = (grid.w * patch, grid.h * patch)
-            is_stretched = longest is not None and image.width >= longest * image.height
-            image = image.convert("RGB")
-            view = image.resize(size) if is_stretched else ImageOps.pad(image, size, color=(127, 127, 127))
-            values = torch.from_numpy(np.array(view, dtype=np.float32)).permute(2, 0, 1) / 255
-            items.append(grid)
-            parts.append(cut_patches((values - 0.5) / 0.5, patch).flatten(1))
-        return items, {"pixel_values": torch.cat(parts).to(self.device, self.dtype)}
+        grid, patch, longest = self.rule.checked_grid(item), self.rule.patch, self.rule.vision_config["max_wh_ratio"]
+        size, rgb = (grid.w * patch, grid.h * patch), image.convert("RGB")
+        is_stretched = longest is not None and image.width >= longest * image.height
+        view = rgb.resize(size) if is_stretched else ImageOps.pad(rgb, size, color=(127, 127, 127))
+        return {"pixel_values": cut_patches(normalized(view, (0.5,) * 3, (0.5,) * 3), patch).flatten(1)}

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.errors import InputError, ModelError
+from vitgraph.errors import InputError
+from vitgraph.models.base import Tensors
 from vitgraph.models.families.siglip import SiglipTileEncoder
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
+from vitgraph.models.family import CHANNELS, QKV
+from vitgraph.models.geometry import ItemGeometry, TileGeometry
+from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.models.tiles import TileRule, best_resolution
-from vitgraph.models.two_path import normalized
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -22,19 +25,32 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINT_KEYS = (
-    (r"^vision\.patch_embed\.proj\.", "visual.embeddings.patch_embedding."),
-    (r"^vision\.pos_embed$", "visual.embeddings.position_embedding.weight"),
-    (r"^vision\.norm\.", "visual.post_layernorm."),
-    (r"^vision\.blocks\.(\d+)\.norm([12])\.", r"visual.encoder.layers.\1.layer_norm\2."),
-    (r"^vision\.blocks\.(\d+)\.attn\.proj\.", r"visual.encoder.layers.\1.self_attn.out_proj."),
-    (r"^vision\.blocks\.(\d+)\.attn\.qkv\.", r"visual.encoder.layers.\1.self_attn.qkv."),
-    (r"^vision\.blocks\.(\d+)\.mlp\.", r"visual.encoder.layers.\1.mlp."),
-    (r"^projector\.layers\.", "projector."),
-    (r"^image_newline$", "tokens.image_newline"),
+    (r"vision\.patch_embed\.proj\.", "visual.embeddings.patch_embedding."),
+    (r"vision\.pos_embed$", "visual.embeddings.position_embedding.weight"),
+    (r"vision\.norm\.", "visual.post_layernorm."),
+    (r"vision\.blocks\.(\d+)\.norm([12])\.", r"visual.encoder.layers.\1.layer_norm\2."),
+    (r"vision\.blocks\.(\d+)\.attn\.proj\.", r"visual.encoder.layers.\1.self_attn.out_proj."),
+    (r"vision\.blocks\.(\d+)\.attn\.qkv\.", r"visual.encoder.layers.\1.self_attn.qkv."),
+    (r"vision\.blocks\.(\d+)\.mlp\.", r"visual.encoder.layers.\1.mlp."),
+    (r"projector\.layers\.", "projector."),
+    (r"image_newline$", "tokens.image_newline"),
     # The published name has the typing error.
-    (r"^view_seperator$", "tokens.view_separator"),
+    (r"view_seperator$", "tokens.view_separator"),
 )
 """Published key to module name; the first match holds."""
+
+
+SIGLIP_SO400M: Mapping[str, Any] = {
+    "hidden_size": 1152,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 384,
+    "patch_size": 14,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-6,
+}
+"""The tower of all published sizes; its config.json restates a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +64,8 @@ class ViewsGeometry(TileGeometry):
 class DeepseekVL2Rule(TileRule):
     """The candidate resolution that keeps most of the image's pixels, cut into tiles, and the whole image."""
 
-    fewest_tiles_per_item: ClassVar[int] = 2
-    has_whole_cells: ClassVar[bool] = False
+    fewest_tiles_per_item = 2
+    has_whole_cells = False
 
     @property
     def merge(self) -> int:
@@ -108,26 +124,32 @@ class DeepseekVL2Rule(TileRule):
 class DeepseekVL2Encoder(SiglipTileEncoder):
     """`SiglipVisionModel` without its head, the projector and the view tokens."""
 
-    rule_class: ClassVar[type[GeometryRule]] = DeepseekVL2Rule
+    rule_class = DeepseekVL2Rule
     rule: DeepseekVL2Rule
-    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": (".q_proj.", ".k_proj.", ".v_proj.")}
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
-
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        return None
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": QKV}
+    tokens = ("image_newline", "view_separator")
+    vision_defaults = SIGLIP_SO400M
+    vision_fields = (
+        *("image_size", "patch_size"),
+        *(("width", "hidden_size"), ("layers", "num_hidden_layers"), ("heads", "num_attention_heads")),
+    )
+    extra_fields = (
+        *(("projector_config.n_embed", "text_hidden_size"), ("projector_config.depth", "projector_depth")),
+        ("projector_config.downsample_ratio", "downsample_ratio"),
+    )
+    fixed: ClassVar[Mapping[str, Any]] = {"tile_tag": "2D", "global_view_pos": "head", "projector_config.mlp_ratio": 1}
+    image_settings = ("candidate_resolutions", *CHANNELS)
+    checkpoint_keys = CHECKPOINT_KEYS
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from torch import nn
 
-        from vitgraph.models.families.deepseek_ocr_modules import ViewTokens
-
         text = extra["text_hidden_size"]
         layers: list[nn.Module] = [nn.Linear(config.hidden_size * extra["downsample_ratio"] ** 2, text)]
         for _ in range(1, extra["projector_depth"]):
             layers += [nn.GELU(), nn.Linear(text, text)]
-        return {"projector": nn.Sequential(*layers), "tokens": ViewTokens(text)}
+        return {"projector": nn.Sequential(*layers), **super().following_modules(config, extra)}
 
     @classmethod
     def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
@@ -140,40 +162,12 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        projector, found = config["projector_config"], config["vision_config"]
-        if config.get("tile_tag", "2D") != "2D" or config.get("global_view_pos", "head") != "head":
-            raise ModelError(
-                f"tile_tag is {config.get('tile_tag')!r} and global_view_pos {config.get('global_view_pos')!r}; only "
-                "'2D' and 'head', the published models', are supported"
-            )
-        if projector.get("mlp_ratio", 1) != 1:
-            raise ModelError(
-                f"the projector's mlp_ratio is {projector['mlp_ratio']}; only the published 1 is supported"
-            )
-        width = found.get("width", SIGLIP_SO400M["hidden_size"])
-        vision = {
-            **SIGLIP_SO400M,
-            "hidden_size": width,
-            "intermediate_size": int(width * found.get("mlp_ratio", 4304 / 1152)),
-            "num_hidden_layers": found.get("layers", SIGLIP_SO400M["num_hidden_layers"]),
-            "num_attention_heads": found.get("heads", SIGLIP_SO400M["num_attention_heads"]),
-            "image_size": found.get("image_size", SIGLIP_SO400M["image_size"]),
-            "patch_size": found.get("patch_size", SIGLIP_SO400M["patch_size"]),
-        }
-        extra = {
-            "text_hidden_size": projector["n_embed"],
-            "downsample_ratio": projector.get("downsample_ratio", 2),
-            "projector_depth": projector.get("depth", 2),
-        }
-        return vision, extra
+        found, extra = super().read_model_config(config)
+        ratio = config["vision_config"].get("mlp_ratio", 4304 / 1152)
+        return {**found, "intermediate_size": int(found["hidden_size"] * ratio)}, extra
 
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("candidate_resolutions", "image_mean", "image_std")
-        return {name: processor[name] for name in names if processor.get(name) is not None}
-
-    def dummy_items(self, capacity: Any) -> list[ItemGeometry]:
-        tiles = self._tiles(capacity)
+    def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
+        tiles = self.buffer_rows(capacity)
         return [ViewsGeometry(IMAGE, tiles, tiles - 1, 1 if tiles > 1 else 0)]
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -212,30 +206,15 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
         unfolded = functional.unfold(grid.permute(0, 3, 1, 2), kernel_size=merge, stride=merge)
         return self.modules["projector"](unfolded.permute(0, 2, 1))
 
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         import torch
         from PIL import ImageOps
 
-        rule, parts = self.rule, []
+        rule, image = self.rule, image.convert("RGB")
         mean, std, side = rule.processor["image_mean"], rule.processor["image_std"], rule.tile_side
         color = tuple(int(value * 255) for value in mean)
-        for image in images:
-            whole = ImageOps.pad(image, (side, side), color=color)
-            padded = normalized(ImageOps.pad(image, rule.resolution(*image.size), color=color), mean, std)
-            grid = padded.unflatten(2, (-1, side)).unflatten(1, (-1, side)).permute(1, 3, 0, 2, 4).flatten(0, 1)
-            parts += [normalized(whole, mean, std)[None], grid]
-        return torch.cat(parts)
-
-
-SIGLIP_SO400M: Mapping[str, Any] = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 384,
-    "patch_size": 14,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-}
-"""The tower of all published sizes; its config.json restates a part of it."""
+        whole, padded = (
+            normalized(ImageOps.pad(image, size, color=color), mean, std)
+            for size in ((side, side), rule.resolution(*image.size))
+        )
+        return {"pixel_values": torch.cat([whole[None], cut_patches(padded, side)])}

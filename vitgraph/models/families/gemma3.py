@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import ModelError
 from vitgraph.models.families.siglip import SiglipTileEncoder
-from vitgraph.models.geometry import GeometryRule
+from vitgraph.models.family import CHANNELS
 from vitgraph.models.tiles import TileRule
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 PAN_AND_SCAN = (
     "do_pan_and_scan",
@@ -59,42 +53,10 @@ class Gemma3Rule(TileRule):
 class Gemma3Encoder(SiglipTileEncoder):
     """`SiglipVisionModel` without its head, and `Gemma3MultiModalProjector`."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Gemma3Rule
+    projector = "gemma3:Gemma3MultiModalProjector"
+    projector_fields = ("mm_tokens_per_image",)
+    extra_fields = projector_fields
+    rule_class = Gemma3Rule
     rule: Gemma3Rule
-    image_processor: ClassVar[str | None] = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
-    follows_pixels: ClassVar[bool] = True
-
-    @classmethod
-    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from transformers.models.gemma3 import Gemma3Config, Gemma3TextConfig
-        from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
-
-        text = Gemma3TextConfig(hidden_size=extra["text_hidden_size"])
-        full = Gemma3Config(vision_config=config, text_config=text, mm_tokens_per_image=extra["mm_tokens_per_image"])
-        return {"projector": Gemma3MultiModalProjector(full)}
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        vision, extra = super().read_model_config(config)
-        for name in ("model_type", "torch_dtype", "dtype"):
-            vision.pop(name, None)
-        if config.get("mm_tokens_per_image") is not None:
-            extra["mm_tokens_per_image"] = config["mm_tokens_per_image"]
-        return vision, extra
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = (*PAN_AND_SCAN, "image_mean", "image_std")
-        return {name: processor[name] for name in wanted if processor.get(name) is not None}
-
-    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
-
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-
-        settings = {name: self.rule.processor[name] for name in (*PAN_AND_SCAN, "image_mean", "image_std")}
-        side = self.rule.tile_side
-        settings |= {"size": {"height": side, "width": side}, **self.rule.processor.get("pixels", {})}
-        processor = Gemma3ImageProcessorPil(**settings)
-        return processor(images=list(images), return_tensors="pt")["pixel_values"]
+    image_processor = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
+    image_settings = (*PAN_AND_SCAN, *CHANNELS)

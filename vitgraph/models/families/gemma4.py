@@ -11,27 +11,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import PAD_MINUS_ONE, PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
-from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    GridGeometry,
-    ItemGeometry,
-    MergedGridRule,
-    TowerShape,
-    tower_shape,
-)
-from vitgraph.models.grid_metadata import block_positions, grid_positions, segment_offsets
+from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, Tensors
+from vitgraph.models.family import Tower, modeling_class
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import block_positions
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
 
 if TYPE_CHECKING:
     import torch
@@ -83,10 +75,7 @@ class Gemma4Rule(MergedGridRule):
         ModelError: The processor's `max_soft_tokens` is not one of its supported values.
     """
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
         supported = self.processor["supported_soft_tokens"]
         for modality in (IMAGE, VIDEO):
             if self.row_tokens(modality) not in supported:
@@ -107,10 +96,6 @@ class Gemma4Rule(MergedGridRule):
     @property
     def max_row_tokens(self) -> int:
         return max(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
-
-    @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
 
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         return self._row_geometry(IMAGE, width, height, 1)
@@ -159,17 +144,16 @@ class Gemma4Rule(MergedGridRule):
     def upstream_smallest_budget(self) -> int:
         return self.budget_range(0)[0]
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        smallest = min(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(smallest)},
-            max_frames_per_video=int(self.processor["video"]["num_frames"]),
-            # The worst rounding is one cell by half of the tokens: the short side drops from just below two cells to
-            # one. Longer short sides lose less. One token is left for floating-point rounding of the long side.
-            min_tokens_per_segment=max(1, smallest // 2 - 1),
-        )
+    def min_token_budget(self) -> int:
+        return min(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
+
+    def most_segments(self) -> int:
+        return int(self.processor["video"]["num_frames"])
+
+    def min_tokens_per_segment(self) -> int:
+        # The worst rounding is one cell by half of the tokens: the short side drops from just below two cells to one.
+        # Longer short sides lose less. One token is left for floating-point rounding of the long side.
+        return max(1, self.min_token_budget() // 2 - 1)
 
     @property
     def tower_shape(self) -> TowerShape:
@@ -179,84 +163,56 @@ class Gemma4Rule(MergedGridRule):
         return 2.0 * (grid.patches // self.merge**2) * self.tower_shape.width * self.output_width
 
 
-class Gemma4Encoder(VisionEncoder):
+class Gemma4Encoder(GridTowerEncoder):
     """`Gemma4VisionModel` and `Gemma4MultimodalEmbedder`.
 
     Pixels are `[N, 768]`, (y, x, channel) in 0 to 1, and patches come in pooling-block order.
     """
 
-    rule_class: ClassVar[type[GeometryRule]] = Gemma4Rule
+    tower = Tower("gemma4", "Gemma4VisionConfig", "Gemma4VisionModel")
+    rule_class = Gemma4Rule
     rule: Gemma4Rule
-    image_processor: ClassVar[str | None] = "gemma4.image_processing_pil_gemma4:Gemma4ImageProcessorPil"
-    video_processor: ClassVar[str | None] = "gemma4.video_processing_gemma4:Gemma4VideoProcessor"
-    follows_pixels: ClassVar[bool] = True
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ((r"^(?:model\.)?(vision_tower|embed_vision)\.", r"\1."),)
-    blocks: ClassVar[str | None] = "vision_tower.encoder.layers"
+    image_processor = "gemma4.image_processing_pil_gemma4:Gemma4ImageProcessorPil"
+    image_settings = ("patch_size", "pooling_kernel_size", "max_soft_tokens")
+    video_processor = "gemma4.video_processing_gemma4:Gemma4VideoProcessor"
+    video_settings = ("max_soft_tokens", "num_frames", "patch_size", "pooling_kernel_size")
+    sized_by_pixels = False
+    patch_convolutions = ()
+    checkpoint_keys = ((r"vision_tower\.", "visual."), (r"embed_vision\.", "projector."))
+    blocks = "visual.encoder.layers"
 
     @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
-
-        return Gemma4VisionConfig
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
-        from transformers.models.gemma4.modeling_gemma4 import Gemma4MultimodalEmbedder, Gemma4VisionModel
-
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
         # Published files name the rotary type `default`; the class knows it as `axial`.
         rotary = {"rope_type": "axial", "rope_theta": extra.get("rope_theta", DEFAULT_ROPE_THETA)}
-        config = Gemma4VisionConfig(**{**vision_config, "rope_parameters": rotary})
-        with device:
-            tower = Gemma4VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            # The embedder reads nothing but the width of the text config.
-            text_config: Any = SimpleNamespace(hidden_size=extra["text_hidden_size"])
-            embedder = Gemma4MultimodalEmbedder(config, text_config)
-        return nn.ModuleDict({"vision_tower": tower, "embed_vision": embedder.to(dtype)})
+        return super().build_tower({**vision_config, "rope_parameters": rotary}, extra, dtype)
+
+    @classmethod
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        # The embedder reads nothing but the width of the text config.
+        text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
+        return {"projector": modeling_class("gemma4:Gemma4MultimodalEmbedder")(config, text)}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         vision_config, extra = super().read_model_config(config)
         rotary = vision_config.pop("rope_parameters", None) or {}
-        extra["rope_theta"] = rotary.get("rope_theta", DEFAULT_ROPE_THETA)
-        return vision_config, extra
+        return vision_config, {**extra, "rope_theta": rotary.get("rope_theta", DEFAULT_ROPE_THETA)}
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("patch_size", "pooling_kernel_size", "max_soft_tokens")
         processor.get("size")  # has no effect, whatever it is
-        return {name: processor[name] for name in names if processor.get(name) is not None}
-
-    @classmethod
-    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("max_soft_tokens", "num_frames", "patch_size", "pooling_kernel_size")
-        return {name: processor[name] for name in names if processor.get(name) is not None}
-
-    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (3 * self.rule.patch**2,)
-
-    def _patches(self, capacity: GraphKey) -> int:
-        return capacity.token_budget * self.rule.merge**2
-
-    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
+        return super().read_processor_config(processor)
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        return {
-            "cu_seqlens": MetadataField((capacity.segment_slots + 1,), "int32", PAD_REPEAT_LAST),
-            # As in transformers, -1 marks padding.
-            "position_ids": MetadataField((self._patches(capacity), 2), "int32", PAD_MINUS_ONE),
-        }
+        # As in transformers, -1 marks padding.
+        positions = MetadataField((self.buffer_rows(capacity), 2), "int32", PAD_MINUS_ONE)
+        return {**super().metadata_fields(capacity), "position_ids": positions}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        grids = [self.rule.checked_grid(item) for item in items]
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
+        found = super().compute_metadata(items)
         # The tower's positions are (x, y).
-        return {"cu_seqlens": segment_offsets(grids), "position_ids": grid_positions(grids, self.rule.merge)[:, ::-1]}
+        return {**found, "position_ids": found["position_ids"][:, ::-1]}
 
     def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A row never has more tokens than the processor's limit, which `checked_grid` enforces, nor than the budget.
@@ -267,10 +223,8 @@ class Gemma4Encoder(VisionEncoder):
         tokens = min(capacity.token_budget, self.rule.row_tokens(IMAGE))
         return [GridGeometry(IMAGE, 1, merge, merge * tokens)]
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
-        tower: Any = self.modules["vision_tower"]
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
+        tower: Any = self.modules["visual"]
         positions = inputs["position_ids"].unsqueeze(0)
         hidden = tower.patch_embedder(inputs["pixel_values"].unsqueeze(0), positions, positions[..., 0] < 0)
         rotary = tower.encoder.rotary_emb(hidden, positions)
@@ -283,13 +237,13 @@ class Gemma4Encoder(VisionEncoder):
                 cu_seq_lens_q=inputs["cu_seqlens"],
                 max_length_q=scalars["max_seqlen"],
             )
-        return [self.modules["embed_vision"](self._pool(hidden[0]))]
+        return [self.modules["projector"](self._pool(hidden[0]))]
 
     def _pool(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[N, width]` patches to `[M, width]` soft tokens, rounded where the stock pooler rounds."""
         import torch
 
-        tower: Any = self.modules["vision_tower"]
+        tower: Any = self.modules["visual"]
         cells = hidden.view(-1, self.rule.merge**2, hidden.shape[-1])
         pooled = cells.mean(dim=1, dtype=torch.float32).to(hidden.dtype).float() * tower.pooler.root_hidden_size
         if tower.config.standardize:
@@ -300,7 +254,7 @@ class Gemma4Encoder(VisionEncoder):
         """transformers' padded rows, images and frames apart as `get_image_features` and `get_video_features` do."""
         import torch
 
-        grids = [self.rule.checked_grid(item) for item in mm_kwargs.chosen]
+        grids = self.grids(mm_kwargs.chosen)
         pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
         outputs: list[torch.Tensor | None] = [None] * len(grids)
         for modality in (IMAGE, VIDEO):
@@ -308,8 +262,8 @@ class Gemma4Encoder(VisionEncoder):
             if not chosen:
                 continue
             rows, positions = self._padded_rows([(grids[index], pixels[index]) for index in chosen], modality)
-            features = self.modules["vision_tower"](rows, positions).last_hidden_state
-            projected = self.modules["embed_vision"](features)
+            features = self.modules["visual"](rows, positions).last_hidden_state
+            projected = self.modules["projector"](features)
             tokens = [self.rule.item_spec(grids[index]).output_tokens for index in chosen]
             for index, part in zip(chosen, projected.split(tokens), strict=True):
                 outputs[index] = part
@@ -335,25 +289,19 @@ class Gemma4Encoder(VisionEncoder):
             first += grid.t
         return rows, positions
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         import torch
-        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-        rule = self.rule
-        processor = Gemma4ImageProcessorPil(
+        rule, processor_class = self.rule, self.image_processor_class()
+        assert processor_class is not None
+        processor = processor_class(
             max_soft_tokens=rule.row_tokens(IMAGE),
             patch_size=rule.patch,
             pooling_kernel_size=rule.merge,
             **rule.processor.get("pixels", {}),
         )
-        items = [rule.image_geometry(*image.size) for image in images]
-        rows = processor(list(images), return_tensors="np")["pixel_values"]
-        packed = [_block_order(padded, item, rule.merge) for padded, item in zip(rows, items, strict=True)]
-        values = torch.from_numpy(np.concatenate(packed))
-        return list(items), {"pixel_values": values.to(self.device, self.dtype)}
-
-
-def _block_order(padded: np.ndarray, grid: GridGeometry, merge: int) -> np.ndarray:
-    """Real patches of a padded raster row, in pooling-block order."""
-    positions = block_positions(grid.h, grid.w, merge)
-    return padded[positions[:, 0] * grid.w + positions[:, 1]]
+        (padded,) = processor([image], return_tensors="np")["pixel_values"]
+        grid = rule.checked_grid(item)
+        # Real patches of the padded raster row, in pooling-block order.
+        order = block_positions(grid.h, grid.w, rule.merge) @ np.array([grid.w, 1])
+        return {"pixel_values": torch.from_numpy(padded[order])}

@@ -1,4 +1,8 @@
-"""GLM-4.1V and GLM-4.6V-Flash: transformers' own tower modules, with position taps computed on the host."""
+"""GLM-4.1V, GLM-4.6V-Flash, GLM-OCR and GLM-5.3-Flash: transformers' own tower modules.
+
+The position taps of the first two are computed on the host; the others have no position table, and norms of queries and
+keys.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule, TowerShape
+from vitgraph.models.base import Tensors
+from vitgraph.models.family import Tower
+from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape, tower_shape
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, cubic_axis
 from vitgraph.models.resizing import smart_resize_video
@@ -104,10 +110,11 @@ class Glm4vRule(MergedGridRule):
             return falling_rate_frames(frames, file_fps, self.temporal)
         return constant_rate_frames(frames, file_fps, video["fps"], video["max_duration"])
 
-    def max_frames_per_video(self) -> int:
+    def most_frames(self) -> int:
         video = self.processor["video"]
-        constant = int(video["fps"] * video["max_duration"])
-        return -(-(FALLING_RATE_MOST_FRAMES if video["sampling"] == FALLING_RATE else constant) // self.temporal)
+        if video["sampling"] == FALLING_RATE:
+            return FALLING_RATE_MOST_FRAMES
+        return int(video["fps"] * video["max_duration"])
 
     @property
     def table_side(self) -> int:
@@ -138,12 +145,14 @@ class Glm4vEncoder(GridTowerEncoder):
     table at run time; here each patch brings the 16 taps and weights that the sampling comes to.
     """
 
-    rule_class: ClassVar[type[GeometryRule]] = Glm4vRule
+    tower = Tower("glm4v", "Glm4vVisionConfig", "Glm4vVisionModel")
+    rule_class = Glm4vRule
     rule: Glm4vRule
     table: ClassVar[PositionTable | None] = PositionTable(lambda rule: rule.table_side, cubic_axis, sampled_coordinates)
-    image_processor: ClassVar[str | None] = "glm4v.image_processing_pil_glm4v:Glm4vImageProcessorPil"
-    video_processor: ClassVar[str | None] = "glm4v.video_processing_glm4v:Glm4vVideoProcessor"
-    processor_names: ClassVar[Sequence[str]] = ("Glm46VImageProcessor", "Glm46VVideoProcessor")
+    image_processor = "glm4v.image_processing_pil_glm4v:Glm4vImageProcessorPil"
+    video_processor = "glm4v.video_processing_glm4v:Glm4vVideoProcessor"
+    video_settings = (*GridTowerEncoder.video_settings, "max_duration")
+    processor_names = ("Glm46VImageProcessor", "Glm46VVideoProcessor")
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_act": "silu",
         "attention_bias": False,
@@ -158,25 +167,14 @@ class Glm4vEncoder(GridTowerEncoder):
     }
 
     @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.glm4v.configuration_glm4v import Glm4vVisionConfig
-        from transformers.models.glm4v.modeling_glm4v import Glm4vVisionModel
-
-        return Glm4vVisionConfig, Glm4vVisionModel
-
-    @classmethod
     def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
         found = super().read_video_processor_config(processor)
-        if processor.get("max_duration"):
-            found["max_duration"] = processor["max_duration"]
         kind = processor.get("video_processor_type")
         if kind is not None:
             found["sampling"] = FALLING_RATE if kind.startswith("Glm46V") else CONSTANT_RATE
         return found
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         tower: Any = self.modules["visual"]
         hidden = self.embedded_patches(tower, inputs)
         position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
@@ -192,7 +190,7 @@ class Glm4vEncoder(GridTowerEncoder):
         groups = hidden.view(-1, merge, merge, hidden.shape[-1]).permute(0, 3, 1, 2)
         return [tower.merger(tower.downsample(groups).view(-1, self.rule.output_width))]
 
-    def embedded_patches(self, tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def embedded_patches(self, tower: Any, inputs: Tensors) -> torch.Tensor:
         """Patches with their position embeddings, `[N, C]`; the tower samples in float32 whatever its dtype."""
         import torch
 
@@ -209,3 +207,58 @@ class Glm4vEncoder(GridTowerEncoder):
     def grid_rows(self, grid: GridGeometry) -> list[list[int]]:
         # The tower wants a row a frame; transformers' own video features expand their grids so.
         return [[1, grid.h, grid.w]] * grid.t
+
+
+class GlmOcrRule(Glm4vRule):
+    """Sizes as in GLM-4.1V; the blocks' MLP has `intermediate_size`, the merger's three times the output's width."""
+
+    @property
+    def tower_shape(self) -> TowerShape:
+        return tower_shape(self.vision_config, mlp_matrices=3)
+
+    @property
+    def merger_width(self) -> int:
+        return self.output_width * int(self.vision_config["in_channels"])
+
+
+class GlmOcrEncoder(Glm4vEncoder):
+    """The modules of `GlmOcrVisionModel`; output `[M, D]`."""
+
+    tower = Tower("glm_ocr", "GlmOcrVisionConfig", "GlmOcrVisionModel")
+    rule_class = GlmOcrRule
+    table = None
+    vision_defaults: ClassVar[Mapping[str, Any]] = {
+        **Glm4vEncoder.vision_defaults,
+        "attention_bias": True,
+        "hidden_size": 1024,
+        "depth": 24,
+        "num_heads": 16,
+        "out_hidden_size": 1536,
+        "intermediate_size": 4096,
+    }
+
+    def embedded_patches(self, tower: Any, inputs: Tensors) -> torch.Tensor:
+        return tower.patch_embed(inputs["pixel_values"])
+
+
+class Glm5NextRule(GlmOcrRule):
+    """As in GLM-OCR; the merger's inner width is a field of its own."""
+
+    @property
+    def merger_width(self) -> int:
+        return int(self.vision_config["projection_intermediate_size"])
+
+
+class Glm5NextEncoder(GlmOcrEncoder):
+    """The modules of `Glm5NextVisionModel`, whose gated MLPs are clamped.
+
+    vLLM norms with 1e-6 whatever the checkpoint says; here, as in transformers, the checkpoint's `rms_norm_eps` holds.
+    """
+
+    tower = Tower("glm5_next", "Glm5NextVisionConfig", "Glm5NextVisionModel")
+    rule_class = Glm5NextRule
+    vision_defaults: ClassVar[Mapping[str, Any]] = {
+        **GlmOcrEncoder.vision_defaults,
+        "projection_intermediate_size": 10240,
+        "swiglu_limit": 10.0,
+    }

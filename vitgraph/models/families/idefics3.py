@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
-from vitgraph.models.geometry import GeometryRule
+from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.tiles import TileEncoder, TileRule
 
 if TYPE_CHECKING:
@@ -20,20 +19,13 @@ if TYPE_CHECKING:
 LONGEST_SIDE = 4096
 """Pixels above which the processor never enlarges."""
 
-CHECKPOINT_KEYS = (
-    (r"^(?:model\.)?vision_model\.", "visual."),
-    (r"^(?:model\.)?connector\.", "connector."),
-)
-
 
 class Idefics3Rule(TileRule):
     """The image at a fixed longest side, stretched to whole tiles, and the whole image as one more tile where there
     are several."""
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
+        super().prepare()
         tile = self.processor.get("tile_size", self.tile_side)
         if tile != self.tile_side:
             raise ModelError(
@@ -91,20 +83,20 @@ class Idefics3Rule(TileRule):
 class Idefics3Encoder(TileEncoder):
     """`Idefics3VisionTransformer` and `Idefics3Connector`; every tile is whole, so nothing is masked."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Idefics3Rule
+    tower = Tower("idefics3", "Idefics3VisionConfig", "Idefics3VisionTransformer")
+    projector = "idefics3:Idefics3Connector"
+    projector_fields = ("scale_factor",)
+    rule_class = Idefics3Rule
     rule: Idefics3Rule
-    image_processor: ClassVar[str | None] = "idefics3.image_processing_pil_idefics3:Idefics3ImageProcessorPil"
-    processor_names: ClassVar[Sequence[str]] = ("SmolVLMImageProcessor",)
-    follows_pixels: ClassVar[bool] = True
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
-    blocks: ClassVar[str | None] = "visual.encoder.layers"
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
-
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        from transformers.models.idefics3 import Idefics3VisionConfig
-
-        return Idefics3VisionConfig
+    image_processor = "idefics3.image_processing_pil_idefics3:Idefics3ImageProcessorPil"
+    image_settings = (
+        *("do_image_splitting", *CHANNELS),
+        *(("size.longest_edge", "longest_edge"), ("max_image_size.longest_edge", "tile_size")),
+    )
+    processor_names = ("SmolVLMImageProcessor",)
+    patch_convolutions = ("visual.embeddings.patch_embedding",)
+    blocks = "visual.encoder.layers"
+    checkpoint_keys = ((r"vision_model\.", "visual."), (r"connector\.", "projector."))
 
     def __init__(self, modules: nn.ModuleDict, rule: Idefics3Rule, attention: AttentionBackend) -> None:
         import torch
@@ -119,34 +111,9 @@ class Idefics3Encoder(TileEncoder):
         self._positions = (cells[:, None] * side + cells).flatten().to(self.device)
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.idefics3 import Idefics3VisionConfig
-        from transformers.models.idefics3.modeling_idefics3 import Idefics3Connector, Idefics3VisionTransformer
-
-        config = Idefics3VisionConfig(**vision_config)
-        text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
-        full: Any = SimpleNamespace(vision_config=config, text_config=text, scale_factor=extra["scale_factor"])
-        with device:
-            tower = Idefics3VisionTransformer._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            connector = Idefics3Connector(full).to(dtype)
-        return nn.ModuleDict({"visual": tower, "connector": connector})
-
-    @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         found, extra = super().read_model_config(config)
         return found, {**extra, "scale_factor": config.get("scale_factor", 2)}
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("do_image_splitting", "image_mean", "image_std")
-        found = {name: processor[name] for name in names if processor.get(name) is not None}
-        for setting, ours in (("size", "longest_edge"), ("max_image_size", "tile_size")):
-            side = (processor.get(setting) or {}).get("longest_edge")
-            found |= {ours: side} if side else {}
-        return found
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         tower: Any = self.modules["visual"]
@@ -154,21 +121,12 @@ class Idefics3Encoder(TileEncoder):
         hidden = embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
         hidden = hidden + embeddings.position_embedding(self._positions)
         hidden = tower.encoder(inputs_embeds=hidden, attention_mask=None).last_hidden_state
-        return self.modules["connector"](tower.post_layernorm(hidden))
+        return self.modules["projector"](tower.post_layernorm(hidden))
 
-    def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.modules["connector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
-
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        import torch
-        from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-
-        settings = {name: self.rule.processor[name] for name in ("do_image_splitting", "image_mean", "image_std")}
-        settings |= self.rule.processor.get("pixels", {})
-        processor = Idefics3ImageProcessorPil(
-            size={"longest_edge": self.rule.processor["longest_edge"]},
-            max_image_size={"longest_edge": self.rule.tile_side},
-            **settings,
-        )
-        # Image by image: the processor pads a batch to the most tiles of any image.
-        return torch.cat([processor(images=[image], return_tensors="pt")["pixel_values"][0] for image in images])
+    def processor_settings(self) -> dict[str, Any]:
+        processor = self.rule.processor
+        sides = {"size": processor["longest_edge"], "max_image_size": self.rule.tile_side}
+        return {
+            **{name: processor[name] for name in ("do_image_splitting", *CHANNELS)},
+            **{name: {"longest_edge": side} for name, side in sides.items()},
+        }

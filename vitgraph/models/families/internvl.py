@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.errors import ModelError
-from vitgraph.models.geometry import GeometryRule, TileGeometry
+from vitgraph.models.family import CHANNELS, QKV, Tower
+from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule
 from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 VISION_FIELDS = (
     "hidden_size",
@@ -33,50 +32,39 @@ VISION_FIELDS = (
     "use_absolute_position_embeddings",
     "layer_scale_init_value",
     "use_mean_pooling",
+    ("qkv_bias", "attention_bias"),
+    ("qk_normalization", "use_qk_norm"),
 )
-"""Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
+"""Fields of transformers' vision config that a checkpoint's `vision_config` may set, and the original files' names."""
 
 EXTRA_FIELDS = (
-    "downsample_ratio",
-    "projector_hidden_act",
-    "vision_feature_layer",
-    "vision_feature_select_strategy",
-    "ps_version",
-    "min_dynamic_patch",
-    "max_dynamic_patch",
-    "use_thumbnail",
+    *("downsample_ratio", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
+    *("ps_version", "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail"),
+    ("select_layer", "vision_feature_layer"),
 )
 """Fields at the top of config.json that the projector and the tiling need."""
 
-ORIGINAL_VISION_FIELDS = {"qkv_bias": "attention_bias", "qk_normalization": "use_qk_norm"}
-"""Names that the original repositories' config.json has for them."""
-
-PROCESSOR_FIELDS = {
-    "image_mean": "image_mean",
-    "image_std": "image_std",
-    "min_patches": "min_dynamic_patch",
-    "max_patches": "max_dynamic_patch",
-    "min_dynamic_patch": "min_dynamic_patch",
-    "max_dynamic_patch": "max_dynamic_patch",
-    "use_thumbnail": "use_thumbnail",
-}
+PROCESSOR_FIELDS = (
+    *(*CHANNELS, ("min_patches", "min_dynamic_patch"), ("max_patches", "max_dynamic_patch")),
+    *("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail"),
+)
 """Settings of transformers' processor, and of the original repositories and vLLM, and the presets' names."""
 
 ORIGINAL_KEYS = (
-    (r"^vision_model\.embeddings\.class_embedding$", "visual.embeddings.cls_token"),
-    (r"^vision_model\.embeddings\.position_embedding$", "visual.embeddings.position_embeddings"),
-    (r"^vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.patch_embeddings.projection."),
-    (r"^vision_model\.encoder\.layers\.(\d+)\.norm1\.", r"visual.encoder.layer.\1.layernorm_before."),
-    (r"^vision_model\.encoder\.layers\.(\d+)\.norm2\.", r"visual.encoder.layer.\1.layernorm_after."),
-    (r"^vision_model\.encoder\.layers\.(\d+)\.ls([12])$", r"visual.encoder.layer.\1.lambda_\2"),
-    (r"^vision_model\.encoder\.layers\.(\d+)\.attn\.proj\.", r"visual.encoder.layer.\1.attention.projection_layer."),
-    (r"^vision_model\.encoder\.layers\.(\d+)\.attn\.", r"visual.encoder.layer.\1.attention."),
-    (r"^vision_model\.encoder\.layers\.(\d+)\.mlp\.", r"visual.encoder.layer.\1.mlp."),
-    (r"^mlp1\.0\.", "projector.layer_norm."),
-    (r"^mlp1\.1\.", "projector.linear_1."),
-    (r"^mlp1\.3\.", "projector.linear_2."),
-    (r"^(?:model\.)?vision_tower\.", "visual."),
-    (r"^(?:model\.)?multi_modal_projector\.", "projector."),
+    (r"vision_model\.embeddings\.class_embedding$", "visual.embeddings.cls_token"),
+    (r"vision_model\.embeddings\.position_embedding$", "visual.embeddings.position_embeddings"),
+    (r"vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.patch_embeddings.projection."),
+    (r"vision_model\.encoder\.layers\.(\d+)\.norm1\.", r"visual.encoder.layer.\1.layernorm_before."),
+    (r"vision_model\.encoder\.layers\.(\d+)\.norm2\.", r"visual.encoder.layer.\1.layernorm_after."),
+    (r"vision_model\.encoder\.layers\.(\d+)\.ls([12])$", r"visual.encoder.layer.\1.lambda_\2"),
+    (r"vision_model\.encoder\.layers\.(\d+)\.attn\.proj\.", r"visual.encoder.layer.\1.attention.projection_layer."),
+    (r"vision_model\.encoder\.layers\.(\d+)\.attn\.", r"visual.encoder.layer.\1.attention."),
+    (r"vision_model\.encoder\.layers\.(\d+)\.mlp\.", r"visual.encoder.layer.\1.mlp."),
+    (r"mlp1\.0\.", "projector.layer_norm."),
+    (r"mlp1\.1\.", "projector.linear_1."),
+    (r"mlp1\.3\.", "projector.linear_2."),
+    (r"vision_tower\.", "visual."),
+    (r"multi_modal_projector\.", "projector."),
 )
 """Published key (both the original repositories and the `-HF` ones) to module name; the first match holds."""
 
@@ -111,7 +99,7 @@ class InternVLRule(TileRule):
     tile a frame."""
 
     modalities = (IMAGE, VIDEO)
-    class_rows: ClassVar[int] = 1
+    class_rows = 1
 
     @property
     def merge(self) -> int:
@@ -150,75 +138,45 @@ class InternVLRule(TileRule):
 class InternVLEncoder(TileEncoder):
     """`InternVLVisionModel`, pixel shuffle and `InternVLMultiModalProjector`."""
 
-    rule_class: ClassVar[type[GeometryRule]] = InternVLRule
+    tower = Tower("internvl", "InternVLVisionConfig", "InternVLVisionModel")
+    projector = "internvl:InternVLMultiModalProjector"
+    projector_fields = ("downsample_ratio", "projector_hidden_act")
+    vision_fields = VISION_FIELDS
+    extra_fields = EXTRA_FIELDS
+    # The class token is dropped, which leaves a square of patches to merge; there is no norm after the tower.
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "vision_feature_layer": -1,
+        "select_layer": -1,
+        "vision_feature_select_strategy": "default",
+        "ps_version": "v2",
+        "vision_config.use_mean_pooling": True,
+    }
+    image_settings = PROCESSOR_FIELDS
+    video_settings = ("num_frames",)
+    rule_class = InternVLRule
     rule: InternVLRule
-    image_processor: ClassVar[str | None] = "got_ocr2.image_processing_pil_got_ocr2:GotOcr2ImageProcessorPil"
-    video_processor: ClassVar[str | None] = "internvl.video_processing_internvl:InternVLVideoProcessor"
-    follows_pixels: ClassVar[bool] = True
+    image_processor = "got_ocr2.image_processing_pil_got_ocr2:GotOcr2ImageProcessorPil"
+    video_processor = "internvl.video_processing_internvl:InternVLVideoProcessor"
     spellings: ClassVar[Mapping[str, str]] = {"crop_to_patches": "dynamic_image_size"}
-    block_scale: ClassVar[str | None] = "lambda_2"
-    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": (".q_proj.", ".k_proj.", ".v_proj.")}
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embeddings.projection",)
-    blocks: ClassVar[str | None] = "visual.encoder.layer"
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = ORIGINAL_KEYS
-
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        from transformers.models.internvl import InternVLVisionConfig
-
-        return InternVLVisionConfig
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.internvl import InternVLConfig, InternVLVisionConfig, InternVLVisionModel
-        from transformers.models.internvl.modeling_internvl import InternVLMultiModalProjector
-
-        _check_supported(vision_config, extra)
-        config = InternVLVisionConfig(**vision_config)
-        full = InternVLConfig(
-            vision_config=config,
-            text_config={"model_type": "qwen2", "hidden_size": extra["text_hidden_size"]},
-            downsample_ratio=extra.get("downsample_ratio", 0.5),
-            projector_hidden_act=extra.get("projector_hidden_act", "gelu"),
-        )
-        with device:
-            tower = InternVLVisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            projector = InternVLMultiModalProjector(full).to(dtype)
-        return nn.ModuleDict({"visual": tower, "projector": projector})
+    block_scale = "lambda_2"
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": QKV}
+    patch_convolutions = ("visual.embeddings.patch_embeddings.projection",)
+    blocks = "visual.encoder.layer"
+    checkpoint_keys = ORIGINAL_KEYS
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        found = dict(config["vision_config"])
-        for theirs, ours in ORIGINAL_VISION_FIELDS.items():
-            if theirs in found:
-                found[ours] = found[theirs]
-        vision = {name: found[name] for name in VISION_FIELDS if found.get(name) is not None}
-        text = config.get("text_config") or config.get("llm_config") or {}
-        extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
-        extra.update({name: config[name] for name in EXTRA_FIELDS if config.get(name) is not None})
-        if "select_layer" in config:
-            extra["vision_feature_layer"] = config["select_layer"]
-        if config.get("dynamic_image_size") is False:
-            extra["max_dynamic_patch"] = 1
-        return vision, extra
+        vision, extra = super().read_model_config(config)
+        return vision, {**extra, **({"max_dynamic_patch": 1} if config.get("dynamic_image_size") is False else {})}
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        found = {
-            ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None
-        }
+        found = super().read_processor_config(processor)
         # transformers' processor of the model cuts images whatever the file says.
         processor.get("crop_to_patches")
         if processor.get("dynamic_image_size") is False:
             found["min_dynamic_patch"] = found["max_dynamic_patch"] = 1
         return found
-
-    @classmethod
-    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        return {"num_frames": processor["num_frames"]} if processor.get("num_frames") else {}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         from vitgraph.models.compile.residual import ResidualStream
@@ -245,35 +203,11 @@ class InternVLEncoder(TileEncoder):
         shuffled = shuffle(None, grid, scale_factor=1 / self.rule.merge)
         return self.modules["projector"](shuffled.reshape(len(pixels), -1, shuffled.shape[-1]))
 
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-
-        rule = self.rule
-        processor = GotOcr2ImageProcessorPil(
-            size={"height": rule.tile_side, "width": rule.tile_side},
-            crop_to_patches=True,
-            min_patches=rule.setting("min_dynamic_patch"),
-            max_patches=rule.setting("max_dynamic_patch"),
-            **{
-                "image_mean": rule.processor["image_mean"],
-                "image_std": rule.processor["image_std"],
-                **rule.processor.get("pixels", {}),
-            },
-        )
-        return processor(images=list(images), return_tensors="pt")["pixel_values"]
-
-
-def _check_supported(vision_config: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-    if extra.get("vision_feature_layer", -1) != -1:
-        raise ModelError(
-            f"vision_feature_layer (select_layer) is {extra['vision_feature_layer']}; only -1, the last, is supported"
-        )
-    if extra.get("vision_feature_select_strategy", "default") != "default":
-        raise ModelError(
-            f"vision_feature_select_strategy is {extra['vision_feature_select_strategy']!r}; only 'default', "
-            "which drops the class token, leaves a square of patches to merge"
-        )
-    if extra.get("ps_version", "v2") != "v2":
-        raise ModelError(f"ps_version is {extra['ps_version']!r}; only the pixel shuffle of InternVL 2 and later, 'v2'")
-    if not vision_config.get("use_mean_pooling", True):
-        raise ModelError("use_mean_pooling is false: the checkpoint has a final norm that InternVL towers do not have")
+    def processor_settings(self) -> dict[str, Any]:
+        rule, names = self.rule, {"min_patches": "min_dynamic_patch", "max_patches": "max_dynamic_patch"}
+        return {
+            "size": {"height": rule.tile_side, "width": rule.tile_side},
+            "crop_to_patches": True,
+            **{name: rule.setting(ours) for name, ours in names.items()},
+            **{name: rule.processor[name] for name in CHANNELS},
+        }

@@ -1,23 +1,25 @@
-"""Kimi-VL: MoonViT and projector on transformers' Kimi K2.5 classes, which are the same network for single frames."""
+"""Kimi-VL, Kimi-K2.5, K2.6 and K3: MoonViT and projector on transformers' Kimi K2.5 classes, for single frames.
+
+Video chunks of the later models, which vLLM 0.33 encodes eagerly, are left to it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import PAD_IDENTITY, EncoderInputs, MetadataField
-from vitgraph.models.geometry import (
-    GeometryRule,
-    GridGeometry,
-    ItemGeometry,
-    MergedGridRule,
-)
-from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
-from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis
+from vitgraph.models.base import PAD_IDENTITY, MetadataField, Tensors
+from vitgraph.models.family import CHANNELS, QKV, Names, Tower, named_pairs
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis, linear_axis
+from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
@@ -28,44 +30,54 @@ if TYPE_CHECKING:
 SIDE_LIMIT = 512
 """Patches on a side at which the model's rotary table ends; the processor refuses such images."""
 
-VISION_FIELDS = {
-    "patch_size": "patch_size",
-    "init_pos_emb_height": "pos_emb_height",
-    "init_pos_emb_width": "pos_emb_width",
-    "num_attention_heads": "num_attention_heads",
-    "num_hidden_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "merge_kernel_size": "merge_kernel_size",
-}
-"""Fields of the published vision config, and of transformers' class."""
+VISION_FIELDS = (
+    *("patch_size", "merge_kernel_size", "pos_emb_height", "pos_emb_width", "num_attention_heads"),
+    *("num_hidden_layers", "hidden_size", "intermediate_size"),
+    *(("init_pos_emb_height", "pos_emb_height"), ("init_pos_emb_width", "pos_emb_width")),
+)
+"""Fields of transformers' vision config, and the published ones that it calls otherwise."""
 
 PUBLISHED_KEYS = (
-    (r"^vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
-    (r"^vision_tower\.(?:encoder\.)?patch_embed\.proj\.", "visual.patch_embed.proj."),
-    (r"^vision_tower\.encoder\.final_layernorm\.", "visual.final_layernorm."),
-    (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"visual.layers.\1.norm1."),
-    (r"^vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"visual.layers.\1.norm2."),
-    (r"^vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc0\.", r"visual.layers.\1.mlp.fc1."),
-    (r"^vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc1\.", r"visual.layers.\1.mlp.fc2."),
-    (r"^vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"visual.layers.\1.attn.proj."),
-    (r"^vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"visual.layers.\1.attn.wqkv."),
-    (r"^multi_modal_projector\.pre_norm\.", "projector.pre_norm."),
-    (r"^multi_modal_projector\.linear_1\.", "projector.in_proj."),
-    (r"^multi_modal_projector\.linear_2\.", "projector.out_proj."),
+    (r"vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
+    (r"vision_tower\.(?:encoder\.)?patch_embed\.proj\.", "visual.patch_embed.proj."),
+    (r"vision_tower\.encoder\.final_layernorm\.", "visual.final_layernorm."),
+    (r"vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"visual.layers.\1.norm1."),
+    (r"vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"visual.layers.\1.norm2."),
+    (r"vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc0\.", r"visual.layers.\1.mlp.fc1."),
+    (r"vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc1\.", r"visual.layers.\1.mlp.fc2."),
+    (r"vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"visual.layers.\1.attn.proj."),
+    (r"vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"visual.layers.\1.attn.wqkv."),
+    (r"multi_modal_projector\.pre_norm\.", "projector.pre_norm."),
+    (r"multi_modal_projector\.linear_1\.", "projector.in_proj."),
+    (r"multi_modal_projector\.linear_2\.", "projector.out_proj."),
 )
 """Published key to module name; the first match holds."""
+
+K25_PROJECTOR_KEYS = (
+    (r"mm_projector\.(pre_norm|post_norm)\.", r"projector.\1."),
+    (r"mm_projector\.(?:proj\.0|in_proj)\.", "projector.in_proj."),
+    (r"mm_projector\.(?:proj\.2|out_proj)\.", "projector.out_proj."),
+)
+"""Those of the later models' projector; the tower's names are Kimi-VL's."""
+
+K25_PROCESSOR_NAMES: Names = (
+    *("patch_size", *CHANNELS, ("in_patch_limit", "in_token_limit"), ("max_patches", "in_token_limit")),
+    ("patch_limit_on_one_side", "side_limit"),
+)
+K25_PROCESSOR_FIELDS: Names = (
+    *K25_PROCESSOR_NAMES,
+    *((f"media_proc_cfg.{name}", ours) for name, ours in named_pairs(K25_PROCESSOR_NAMES)),
+    ("size.max_height", "side_limit"),
+)
+"""Settings of the published processor (in `media_proc_cfg`) and of transformers', and the presets' names."""
 
 
 class KimiVLRule(MergedGridRule):
     """Images are shrunk to a limit of patches, never enlarged, and padded to whole output tokens."""
 
-    modalities: tuple[str, ...] = (IMAGE,)
+    modalities = (IMAGE,)
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
         height, width = self.vision_config["merge_kernel_size"]
         if height != width:
             raise ModelError(f"merge_kernel_size is {[height, width]}; only square merges are supported")
@@ -110,132 +122,168 @@ class KimiVLRule(MergedGridRule):
 class KimiVLEncoder(GridTowerEncoder):
     """`Kimi_K25VisionModel` and `Kimi_K25MultimodalProjection`; patches are in raster order."""
 
-    rule_class: ClassVar[type[GeometryRule]] = KimiVLRule
+    tower = Tower("kimi_k25", "Kimi_K25VisionConfig", "Kimi_K25VisionModel")
+    rule_class = KimiVLRule
     rule: KimiVLRule
-    table: ClassVar[PositionTable | None] = PositionTable(
-        lambda rule: int(rule.vision_config["pos_emb_height"]), cubic_axis, center_coordinates
-    )
-    position_merge: ClassVar[int | None] = 1
-    image_processor: ClassVar[str | None] = None
-    follows_pixels: ClassVar[bool] = False
-    resize_switch: ClassVar[tuple[str, ...]] = ()
-    blocks: ClassVar[str | None] = "visual.layers"
+    table = PositionTable(lambda rule: int(rule.vision_config["pos_emb_height"]), cubic_axis, center_coordinates)
+    position_merge = 1
+    image_processor = None
+    image_settings: ClassVar[Names] = ("patch_size", "in_token_limit", "pad_input", "merge_kernel_size", *CHANNELS)
+    sized_by_pixels = False
+    blocks = "visual.layers"
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".wqkv.": QKV}
+    paired = (".wqkv.",)
+    vision_fields = VISION_FIELDS
+    # The published code has it as a constant.
+    vision_defaults: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_pytorch_tanh"}
+    projector = "kimi_k25:Kimi_K25MultimodalProjection"
+    projector_fields = ("projection_layer_norm_eps",)
 
     @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.kimi_k25 import Kimi_K25VisionConfig, Kimi_K25VisionModel
-
-        return Kimi_K25VisionConfig, Kimi_K25VisionModel
-
-    @classmethod
-    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from transformers.models.kimi_k25 import Kimi_K25Config
-        from transformers.models.kimi_k25.modeling_kimi_k25 import Kimi_K25MultimodalProjection
-
-        full = Kimi_K25Config(
-            vision_config=config,
-            text_config={"model_type": "deepseek_v3", "hidden_size": extra["text_hidden_size"]},
-            projection_hidden_size=config.hidden_size,
-            projection_layer_norm_eps=extra.get("projection_layer_norm_eps", 1e-5),
-        )
-        return {"projector": Kimi_K25MultimodalProjection(full)}
-
-    @classmethod
-    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        name = cls.map_checkpoint_key(key)
-        if name is None:
-            return {}
-        if ".attn.wqkv." not in name:
-            return {name: tensor}
-        tower: Any = modules["visual"]
-        heads = tower.config.num_attention_heads
-        query, key_part, value = tensor.chunk(3)
-        parts = {"q": _pairs_to_halves(query, heads), "k": _pairs_to_halves(key_part, heads), "v": value}
-        return {name.replace(".wqkv.", f".{part}_proj."): rows for part, rows in parts.items()}
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        found, extra = super().read_model_config(config)
-        vision = {ours: found.get(theirs, found.get(ours)) for theirs, ours in VISION_FIELDS.items()}
-        vision = {name: value for name, value in vision.items() if value is not None}
-        # The published code has it as a constant.
-        return {**vision, "hidden_act": "gelu_pytorch_tanh"}, extra
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = ("patch_size", "in_token_limit", "pad_input", "merge_kernel_size", "image_mean", "image_std")
-        return {name: processor[name] for name in wanted if processor.get(name) is not None}
+    def build_projector(cls, config: Any, extra: Mapping[str, Any], **fields: Any) -> nn.Module:
+        return super().build_projector(config, extra, projection_hidden_size=config.hidden_size, **fields)
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (3, self.rule.patch, self.rule.patch)
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # Real patches fill the head of the merged rows, so a padded patch goes to the row of its own number.
-        rows = MetadataField((self.patch_rows(capacity),), "int32", PAD_IDENTITY)
+        rows = MetadataField((self.buffer_rows(capacity),), "int32", PAD_IDENTITY)
         return {**super().metadata_fields(capacity), "merge_rows": rows}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        found = super().compute_metadata(items, path, axis_key)
-        grids = [self.rule.checked_grid(item) for item in items]
-        rows = [block_ranks(grid.h, grid.w, self.rule.merge) for grid in grids]
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
+        found = super().compute_metadata(items)
+        rows = [block_ranks(grid.h, grid.w, self.rule.merge) for grid in self.grids(items)]
         starts = found["cu_seqlens"][:-1]
         return {**found, "merge_rows": np.concatenate([start + own for start, own in zip(starts, rows, strict=True)])}
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
-        positions = inputs["position_ids"]
-        pooled = self.modules["visual"](
-            inputs["pixel_values"],
-            # Everything that the tower would derive from the grid is passed in; it must not look at it.
-            grid_thw=None,
-            cu_seqlens=inputs["cu_seqlens"],
-            max_seqlen=scalars["max_seqlen"],
-            position_ids=positions,
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
+        positions, weights = inputs["position_ids"], inputs["interp_weights"]
+        count = len(positions)
+        output = self.tower_output(
+            inputs,
+            scalars,
             interp_indices=inputs["interp_indices"],
-            interp_weights=inputs["interp_weights"],
+            interp_weights=weights,
             # Single frames: entry 0 of the time table, which is zero, and a mean over one frame.
-            frame_index=positions.new_zeros(len(positions)),
-            temporal_merge_index=(
-                inputs["merge_rows"],
-                inputs["interp_weights"].new_ones(len(positions)),
-                len(positions) // self.rule.merge**2,
-            ),
-        ).pooler_output
-        return [self.projected(pooled)]
+            frame_index=positions.new_zeros(count),
+            temporal_merge_index=(inputs["merge_rows"], weights.new_ones(count), count // self.rule.merge**2),
+        )
+        return [self.projected(output)]
 
-    def projected(self, pooled: torch.Tensor) -> torch.Tensor:
-        """`[M, merge * merge, K]` patches of each output token to `[M, D]`."""
-        return self.modules["projector"](pooled).squeeze(1)
+    def projected(self, output: Any) -> torch.Tensor:
+        """From `[M, merge * merge, K]`, the patches of each output token."""
+        return self.modules["projector"](output.pooler_output).squeeze(1)
 
-    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        return self.projected(super().stock_rows(mm_kwargs))
-
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         """The published processor's rule with PIL; transformers has none for this model."""
-        import torch
-        from PIL.Image import Resampling
+        from PIL import Image
+
+        grid, size, processor = self.rule.checked_grid(item), self.rule.resized(*image.size), self.rule.processor
+        image = image.convert("RGB")
+        padded = Image.new("RGB", (grid.w * self.rule.patch, grid.h * self.rule.patch))
+        padded.paste(image.resize(size, Image.Resampling.BICUBIC) if size != image.size else image)
+        pixels = normalized(padded, processor["image_mean"], processor["image_std"])
+        return {"pixel_values": cut_patches(pixels, self.rule.patch)}
+
+
+class KimiK25Rule(KimiVLRule):
+    """Images are shrunk to a limit of patches and of each side, never enlarged, and padded to whole output tokens."""
+
+    @property
+    def side_limit(self) -> int:
+        return int(self.processor["side_limit"])
+
+    def resized(self, width: int, height: int) -> tuple[int, int]:
+        patches = max(1.0, width // self.patch) * max(1.0, height // self.patch)
+        longest = self.side_limit * self.patch
+        scale = min(1.0, math.sqrt(int(self.processor["in_token_limit"]) / patches), longest / width, longest / height)
+        return max(1, int(width * scale)), max(1, int(height * scale))
+
+
+class KimiK25Encoder(KimiVLEncoder):
+    """`Kimi_K25VisionModel` and `Kimi_K25MultimodalProjection`."""
+
+    rule_class = KimiK25Rule
+    rule: KimiK25Rule
+    checkpoint_keys = (*K25_PROJECTOR_KEYS, *PUBLISHED_KEYS)
+    image_settings = K25_PROCESSOR_FIELDS
+    extra_fields = ("projection_layer_norm_eps", ("vision_config.projector_ln_eps", "projection_layer_norm_eps"))
+
+    @classmethod
+    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = config["vision_config"]
+        # The original file marks the tower's numbers, which stand beside the projector's, with a prefix.
+        tower = {name.removeprefix("vt_"): value for name, value in found.items() if name.startswith("vt_")}
+        vision, extra = super().read_model_config({**config, "vision_config": {**found, **tower}})
+        if found.get("qkv_hidden_size"):
+            vision["head_dim"] = found["qkv_hidden_size"] // vision["num_attention_heads"]
+        return vision, extra
+
+    def processor_settings(self) -> dict[str, Any]:
+        side, processor = self.rule.side_limit, self.rule.processor
+        limits = {"max_patches": processor["in_token_limit"], "size": {"max_height": side, "max_width": side}}
+        return {**super().processor_settings(), "merge_size": self.rule.merge, **limits}
+
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        processor_class = transformers_class("kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor")
+        return self.processed(processor_class, image, item)
+
+
+class KimiK3Rule(KimiK25Rule):
+    """Sizes as in Kimi-K2.5; attention is wider than the tower."""
+
+    def block_flops(self, grid: GridGeometry) -> float:
+        config, shape = self.vision_config, self.tower_shape
+        inner = config["num_attention_heads"] * config["head_dim"]
+        products = 2.0 * grid.patches * shape.width * (4 * inner + 2 * shape.mlp_width)
+        return shape.depth * (products + 4.0 * float(grid.patches) ** 2 * inner)
+
+
+class KimiK3Encoder(KimiK25Encoder):
+    """`Kimi_K25VisionModel` with wider attention, RMS norms and no biases, and a projector that norms last.
+
+    transformers has no class for it. The position table is sampled linearly.
+    """
+
+    rule_class = KimiK3Rule
+    rule: KimiK3Rule
+    table = replace(KimiVLEncoder.table, axis=linear_axis)
+
+    @classmethod
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
+        from torch import nn
+
+        tower = super().build_tower(vision_config, extra, dtype)
+        width, heads, head = tower.config.hidden_size, tower.config.num_attention_heads, vision_config["head_dim"]
+        tower.patch_embed.proj.bias = None
+        tower.patch_embed.pos_emb.interpolation_mode = "bilinear"
+        tower.final_layernorm = nn.RMSNorm(width)
+        for layer in tower.layers:
+            layer.norm1, layer.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+            layer.mlp.fc1.bias = layer.mlp.fc2.bias = None
+            layer.attn.head_dim, layer.attn.scaling = head, head**-0.5
+            for name in ("q_proj", "k_proj", "v_proj"):
+                setattr(layer.attn, name, nn.Linear(width, heads * head, bias=False))
+            layer.attn.proj = nn.Linear(heads * head, width, bias=False)
+        return tower.to(dtype)
+
+    @classmethod
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        from torch import nn
+
+        merged, text = config.hidden_size * config.merge_kernel_size[0] ** 2, extra["text_hidden_size"]
+        layers = {
+            "in_proj": nn.Linear(merged, merged, bias=False),
+            "out_proj": nn.Linear(merged, text, bias=False),
+            "post_norm": nn.RMSNorm(text, eps=extra["projection_layer_norm_eps"]),
+        }
+        return {"projector": nn.ModuleDict(layers)}
+
+    def projected(self, output: Any) -> torch.Tensor:
         from torch.nn import functional
 
-        items: list[ItemGeometry] = []
-        patches, patch, processor = [], self.rule.patch, self.rule.processor
-        for image in images:
-            grid, size = self.rule.image_geometry(*image.size), self.rule.resized(*image.size)
-            image = image.convert("RGB")
-            image = image.resize(size, Resampling.BICUBIC) if size != image.size else image
-            pixels = torch.from_numpy(np.array(image, dtype=np.float32)).permute(2, 0, 1) / 255
-            padded = functional.pad(pixels, (0, grid.w * patch - image.width, 0, grid.h * patch - image.height))
-            mean, std = (torch.tensor(processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
-            items.append(grid)
-            patches.append(cut_patches((padded - mean) / std, patch))
-        return items, {"pixel_values": torch.cat(patches).to(self.device, self.dtype)}
-
-
-def _pairs_to_halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a query or key projection (or its bias) reordered in each head: the published rotary turns neighbouring
-    pairs, transformers' turns the two halves."""
-    paired = tensor.unflatten(0, (heads, -1, 2))
-    return paired.transpose(1, 2).flatten(0, 2)
+        layers: Any = self.modules["projector"]
+        hidden = functional.gelu(layers["in_proj"](output.pooler_output.flatten(1)))
+        return layers["post_norm"](layers["out_proj"](hidden))

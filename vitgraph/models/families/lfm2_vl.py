@@ -9,49 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import EncoderInputs, MetadataField
-from vitgraph.models.checkpoints import rename_key
+from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.families.internvl import nearest_layout
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    GridGeometry,
-    ItemGeometry,
-    MergedGridRule,
-)
+from vitgraph.models.families.siglip import packed_siglip
+from vitgraph.models.family import CHANNELS, Tower
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, block_ranks
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
-
-CHECKPOINT_KEYS = (
-    (r"^(?:model\.)?vision_tower\.(?:vision_model\.)?", "visual."),
-    (r"^(?:model\.)?multi_modal_projector\.", "projector."),
-)
-PROCESSOR_FIELDS = (
-    "do_image_splitting",
-    "min_tiles",
-    "max_tiles",
-    "use_thumbnail",
-    "min_image_tokens",
-    "max_image_tokens",
-    "tile_size",
-    "max_pixels_tolerance",
-    "image_mean",
-    "image_std",
-)
 
 
 @lru_cache(maxsize=8)
@@ -80,7 +55,7 @@ def axis_weights(size: int, side: int) -> np.ndarray:
 class Lfm2VLRule(MergedGridRule):
     """An image within the token limits, or tiles of a fixed size and the resized image; every part is a segment."""
 
-    modalities: tuple[str, ...] = (IMAGE,)
+    modalities = (IMAGE,)
 
     @property
     def merge(self) -> int:
@@ -137,17 +112,13 @@ class Lfm2VLRule(MergedGridRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {"pixel_values": sum(part.patches for part in self.parts(geometry))}
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
+    def most_segments(self) -> int:
+        return self.setting("max_tiles") + 1
+
+    def min_tokens_per_segment(self) -> int:
         # A part that is shrunk keeps at least half of each side that the limit would leave it.
         fewest = min(self.setting("min_image_tokens"), self.setting("max_image_tokens") // 4)
-        tile = (self.setting("tile_size") // self.factor) ** 2
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.min_token_budget())},
-            max_frames_per_video=self.setting("max_tiles") + 1,
-            min_tokens_per_segment=max(1, min(fewest, tile)),
-        )
+        return max(1, min(fewest, (self.setting("tile_size") // self.factor) ** 2))
 
     @property
     def upstream_smallest_budget(self) -> int:
@@ -169,63 +140,37 @@ class Lfm2VLRule(MergedGridRule):
 class Lfm2VLEncoder(GridTowerEncoder):
     """SigLIP 2 and `Lfm2VlMultiModalProjector`; pixels `[N, 768]` as (y, x, channel), patches in merge-block order."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Lfm2VLRule
+    tower = Tower("siglip2", "Siglip2VisionConfig", "Siglip2VisionModel")
+    projector = "lfm2_vl:Lfm2VlMultiModalProjector"
+    projector_fields = (
+        *("downsample_factor", "projector_hidden_act", "projector_hidden_size", "projector_bias"),
+        "projector_use_layernorm",
+    )
+    extra_fields = projector_fields
+    rule_class = Lfm2VLRule
     rule: Lfm2VLRule
-    image_processor: ClassVar[str | None] = "lfm2_vl.image_processing_lfm2_vl:Lfm2VlImageProcessor"
-    processor_names: ClassVar[Sequence[str]] = ("Lfm2VlImageProcessor",)
-    follows_pixels: ClassVar[bool] = True
-    resize_switch: ClassVar[tuple[str, ...]] = ()
-    patch_convolutions: ClassVar[Sequence[str]] = ()
-    blocks: ClassVar[str | None] = "visual.encoder.layers"
+    image_processor = "lfm2_vl.image_processing_lfm2_vl:Lfm2VlImageProcessor"
+    processor_names = ("Lfm2VlImageProcessor",)
+    image_settings = (
+        *("do_image_splitting", "min_tiles", "max_tiles", "use_thumbnail", "min_image_tokens", "max_image_tokens"),
+        *("tile_size", "max_pixels_tolerance", *CHANNELS),
+    )
+    sized_by_pixels = False
+    patch_convolutions = ()
+    blocks = "visual.encoder.layers"
+    checkpoint_keys = (
+        (r"vision_tower\.(?!(?:vision_model\.)?head\.)(?:vision_model\.)?", "visual."),
+        (r"multi_modal_projector\.", "projector."),
+    )
 
     @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.siglip2 import Siglip2VisionConfig, Siglip2VisionModel
-
-        return Siglip2VisionConfig, Siglip2VisionModel
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.lfm2_vl.modeling_lfm2_vl import Lfm2VlMultiModalProjector
-        from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
-        from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
-        from transformers.models.siglip2 import Siglip2VisionConfig
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
         from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
-        config = Siglip2VisionConfig(**{**vision_config, "vision_use_head": False})
-        # The merger of that tower is not part of this one; a window of one patch keeps it small until it is dropped.
-        packed = MiniCPMV4_6VisionConfig(**{**vision_config, "window_kernel_size": (1, 1)})
-        full: Any = SimpleNamespace(
-            vision_config=config,
-            text_config=SimpleNamespace(hidden_size=extra["text_hidden_size"]),
-            **{name: extra[name] for name in PROJECTOR_FIELDS},
-        )
-        with device:
-            tower: Any = MiniCPMV4_6VisionModel._from_config(packed, attn_implementation="sdpa", dtype=dtype)
-            tower.embeddings = Siglip2VisionEmbeddings(config).to(dtype)
-            projector = Lfm2VlMultiModalProjector(full).to(dtype)
-        del tower.vit_merger
-        return nn.ModuleDict({"visual": tower, "projector": projector})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        name = rename_key(key, CHECKPOINT_KEYS)
-        return None if name is None or name.startswith("visual.head.") else name
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        found, extra = super().read_model_config(config)
-        return found, {**extra, **{name: config[name] for name in PROJECTOR_FIELDS if config.get(name) is not None}}
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: processor[name] for name in PROCESSOR_FIELDS if processor.get(name) is not None}
-
-    def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (int(self.rule.vision_config.get("num_channels", 3)) * self.rule.patch**2,)
+        tower = packed_siglip(vision_config, dtype)
+        config = cls.tower.config_class()(**{**vision_config, "vision_use_head": False})
+        tower.embeddings = Siglip2VisionEmbeddings(config).to(dtype)
+        return tower
 
     @property
     def table_side(self) -> int:
@@ -237,13 +182,11 @@ class Lfm2VLEncoder(GridTowerEncoder):
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         found = super().metadata_fields(capacity)
-        weights = MetadataField((self.patch_rows(capacity), self.table_side), "float32")
+        weights = MetadataField((self.buffer_rows(capacity), self.table_side), "float32")
         return {"cu_seqlens": found["cu_seqlens"], "row_weights": weights, "column_weights": weights}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        found, side = super().compute_metadata(items, path, axis_key), self.table_side
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
+        found, side = super().compute_metadata(items), self.table_side
         rows, columns = [], []
         for grid in self.grids(items):
             positions = block_positions(grid.h, grid.w, self.rule.merge)
@@ -256,9 +199,7 @@ class Lfm2VLEncoder(GridTowerEncoder):
         merge = self.rule.merge
         return [SliceGeometry(IMAGE, ((merge, merge * capacity.token_budget),))]
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         tower: Any = self.modules["visual"]
         hidden = tower.embeddings.patch_embedding(inputs["pixel_values"])
         table = tower.embeddings.position_embedding.weight
@@ -281,10 +222,8 @@ class Lfm2VLEncoder(GridTowerEncoder):
         from torch.nn.utils.rnn import pad_sequence
 
         tower: Any = self.modules["visual"]
-        config_class, model_class = self.tower_class()
         with torch.device("meta"):
-            config = config_class(**{**self.rule.vision_config, "vision_use_head": False})
-            stock = model_class._from_config(config, attn_implementation="sdpa", dtype=self.dtype)
+            stock = self.tower.build({**self.rule.vision_config, "vision_use_head": False}, self.dtype)
         grids = self.grids(mm_kwargs.chosen)
         pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
         ranks = [block_ranks(grid.h, grid.w, self.rule.merge) for grid in grids]
@@ -297,16 +236,15 @@ class Lfm2VLEncoder(GridTowerEncoder):
         parts = zip(output.last_hidden_state, grids, strict=True)
         return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         import torch
 
-        items: list[ItemGeometry] = [self.rule.image_geometry(*image.size) for image in images]
-        grids, merge = self.grids(items), self.rule.merge
+        grids, merge = self.grids([item]), self.rule.merge
         processor_class: Any = self.image_processor_class()
-        settings = {name: self.rule.processor[name] for name in PROCESSOR_FIELDS}
+        settings = {name: self.rule.processor[name] for name in self.image_settings}
         settings |= {"encoder_patch_size": self.rule.patch, "downsample_factor": merge}
         processor = processor_class(**settings, **self.rule.processor.get("pixels", {}))
-        batch = processor(images=list(images), return_tensors="pt")
+        batch = processor(images=[image], return_tensors="pt")
         shapes = [[grid.h, grid.w] for grid in grids]
         if batch["spatial_shapes"].tolist() != shapes:
             raise ModelError(
@@ -315,14 +253,4 @@ class Lfm2VLEncoder(GridTowerEncoder):
             )
         orders = [block_positions(grid.h, grid.w, merge) @ np.array([grid.w, 1]) for grid in grids]
         rows = [part[order] for part, order in zip(batch["pixel_values"], orders, strict=True)]
-        return items, {"pixel_values": torch.cat(rows).to(self.device, self.dtype)}
-
-
-PROJECTOR_FIELDS = (
-    "downsample_factor",
-    "projector_hidden_act",
-    "projector_hidden_size",
-    "projector_bias",
-    "projector_use_layernorm",
-)
-"""Fields at the top of config.json that the projector reads."""
+        return {"pixel_values": torch.cat(rows)}

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.geometry import GeometryRule
+from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.tiles import TileEncoder, TileRule
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 VISION_FIELDS = (
     "hidden_size",
@@ -35,9 +29,6 @@ VISION_FIELDS = (
 )
 """Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
 
-PROCESSOR_FIELDS = ("max_patches", "resize_to_max_canvas", "image_mean", "image_std")
-"""Settings of transformers' processor that the rule and the processor take from a preset."""
-
 
 @lru_cache(maxsize=32)
 def canvases(most_tiles: int) -> np.ndarray:
@@ -51,7 +42,7 @@ class Llama4Rule(TileRule):
     """The canvas that keeps most of the image's pixels, cut into tiles, and the whole image as one more tile where
     there are several."""
 
-    class_rows: ClassVar[int] = 1
+    class_rows = 1
 
     @property
     def merge(self) -> int:
@@ -94,56 +85,12 @@ class Llama4Rule(TileRule):
 class Llama4Encoder(TileEncoder):
     """`Llama4VisionModel`, which holds the pixel-shuffle adapter, and `Llama4MultiModalProjector`."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Llama4Rule
+    tower = Tower("llama4", "Llama4VisionConfig", "Llama4VisionModel")
+    projector = "llama4:Llama4MultiModalProjector"
+    vision_fields = VISION_FIELDS
+    rule_class = Llama4Rule
     rule: Llama4Rule
-    image_processor: ClassVar[str | None] = "llama4.image_processing_llama4:Llama4ImageProcessor"
-    follows_pixels: ClassVar[bool] = True
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
-        (r"^(?:model\.)?vision_model\.", "visual."),
-        (r"^(?:model\.)?multi_modal_projector\.", "projector."),
-    )
-    blocks: ClassVar[str | None] = "visual.model.layers"
-
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        from transformers.models.llama4 import Llama4VisionConfig
-
-        return Llama4VisionConfig
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.llama4 import Llama4Config, Llama4TextConfig, Llama4VisionConfig, Llama4VisionModel
-        from transformers.models.llama4.modeling_llama4 import Llama4MultiModalProjector
-
-        config = Llama4VisionConfig(**vision_config)
-        full = Llama4Config(vision_config=config, text_config=Llama4TextConfig(hidden_size=extra["text_hidden_size"]))
-        with device:
-            # The dtype is given here because casting the module afterwards would drop the imaginary part of its
-            # complex rotary table.
-            tower = Llama4VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            projector = Llama4MultiModalProjector(full).to(dtype)
-        return nn.ModuleDict({"visual": tower, "projector": projector})
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        vision, extra = super().read_model_config(config)
-        return {name: vision[name] for name in VISION_FIELDS if vision.get(name) is not None}, extra
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: processor[name] for name in PROCESSOR_FIELDS if processor.get(name) is not None}
-
-    def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
-
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        processor_class: Any = self.image_processor_class()
-        processor = processor_class(
-            size={"height": self.rule.tile_side, "width": self.rule.tile_side},
-            **{name: self.rule.processor[name] for name in PROCESSOR_FIELDS},
-            **self.rule.processor.get("pixels", {}),
-        )
-        return processor(images=list(images), return_tensors="pt")["pixel_values"]
+    image_processor = "llama4.image_processing_llama4:Llama4ImageProcessor"
+    image_settings = ("max_patches", "resize_to_max_canvas", *CHANNELS)
+    checkpoint_keys = ((r"vision_model\.", "visual."), (r"multi_modal_projector\.", "projector."))
+    blocks = "visual.model.layers"

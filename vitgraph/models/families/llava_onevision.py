@@ -6,15 +6,15 @@ An image is cut where it is the only one of its prompt; sizes here are of that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.families.siglip import SiglipTileEncoder
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry
+from vitgraph.models.family import CHANNELS
+from vitgraph.models.geometry import ItemGeometry, TileGeometry
 from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-FIXED = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
-"""Fields of config.json that all published models have so."""
-
-EXTRA_FIELDS = ("vision_aspect_ratio", "projector_hidden_act", "multimodal_projector_bias", "image_grid_pinpoints")
 FEW = 1.1
 """How many times the side of the largest grid may be that of the whole image's cells before it is shrunk."""
 
@@ -52,13 +48,11 @@ class LlavaOnevisionRule(TileRule):
     """An image: the pinpoint that keeps most of its pixels, and the image whole. A video: a tile for each frame."""
 
     modalities = (IMAGE, VIDEO)
-    fewest_tiles_per_item: ClassVar[int] = 2
-    has_whole_cells: ClassVar[bool] = False
+    fewest_tiles_per_item = 2
+    has_whole_cells = False
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
+        super().prepare()
         known = self.extra.get("image_grid_pinpoints", self.processor["image_grid_pinpoints"])
         if [list(pair) for pair in known] != [list(pair) for pair in self.processor["image_grid_pinpoints"]]:
             raise ModelError(
@@ -125,48 +119,23 @@ class LlavaOnevisionRule(TileRule):
 class LlavaOnevisionEncoder(SiglipTileEncoder):
     """`SiglipVisionModel` without its last norm, `LlavaOnevisionMultiModalProjector` and the newline."""
 
-    rule_class: ClassVar[type[GeometryRule]] = LlavaOnevisionRule
+    rule_class = LlavaOnevisionRule
     rule: LlavaOnevisionRule
-    image_processor: ClassVar[str | None] = (
-        "llava_onevision.image_processing_pil_llava_onevision:LlavaOnevisionImageProcessorPil"
-    )
-    video_processor: ClassVar[str | None] = (
-        "llava_onevision.video_processing_llava_onevision:LlavaOnevisionVideoProcessor"
-    )
-    follows_pixels: ClassVar[bool] = True
+    projector = "llava_onevision:LlavaOnevisionMultiModalProjector"
+    tokens = ("image_newline",)
+    projector_fields = ("projector_hidden_act", "multimodal_projector_bias")
+    extra_fields = ("vision_aspect_ratio", *projector_fields, "image_grid_pinpoints")
+    fixed: ClassVar[Mapping[str, Any]] = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
+    image_processor = "llava_onevision.image_processing_pil_llava_onevision:LlavaOnevisionImageProcessorPil"
+    image_settings = ("image_grid_pinpoints", *CHANNELS)
+    video_processor = "llava_onevision.video_processing_llava_onevision:LlavaOnevisionVideoProcessor"
 
     @classmethod
-    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        import torch
-        from torch import nn
-        from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionMultiModalProjector
-
-        text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
-        names = ("projector_hidden_act", "multimodal_projector_bias")
-        fields = {**FIXED, **{name: extra[name] for name in names}}
-        full: Any = SimpleNamespace(vision_config=config, text_config=text, **fields)
-        tokens = nn.ParameterDict({"image_newline": torch.zeros(extra["text_hidden_size"])})
-        return {"projector": LlavaOnevisionMultiModalProjector(full), "tokens": tokens}
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        for name, value in FIXED.items():
-            if config.get(name, value) != value:
-                raise ModelError(f"{name} is {config[name]!r}; only {value!r}, the published models', is supported")
-        found, extra = super().read_model_config(config)
-        return found, {**extra, **{name: config[name] for name in EXTRA_FIELDS if config.get(name) is not None}}
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("image_grid_pinpoints", "image_mean", "image_std")
-        return {name: processor[name] for name in names if processor.get(name) is not None}
-
-    @classmethod
-    def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
+    def build_projector(cls, config: Any, extra: Mapping[str, Any], **fields: Any) -> nn.Module:
+        return super().build_projector(config, extra, **cls.fixed, **fields)
 
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
-        return [TileGeometry(VIDEO, self._tiles(capacity))]
+        return [TileGeometry(VIDEO, self.buffer_rows(capacity))]
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         tower: Any = self.modules["visual"]
@@ -175,7 +144,7 @@ class LlavaOnevisionEncoder(SiglipTileEncoder):
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         states = self.modules["visual"](pixel_values=pixels, output_hidden_states=True).hidden_states
-        return self.modules["projector"](states[FIXED["vision_feature_layer"]])
+        return self.modules["projector"](states[self.fixed["vision_feature_layer"]])
 
     def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding from the rows of its tiles."""
@@ -197,14 +166,3 @@ class LlavaOnevisionEncoder(SiglipTileEncoder):
             grid = interpolate(grid[None], size=list(layout.shown), mode="bilinear")[0]
         grid = torch.cat([grid, newline[:, None, None].expand(-1, grid.shape[1], 1)], dim=-1)
         return torch.cat([rows[: side * side], grid.flatten(1).T])
-
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        import torch
-
-        processor_class, rule = self.image_processor_class(), self.rule
-        assert processor_class is not None
-        settings = {name: rule.processor[name] for name in ("image_grid_pinpoints", "image_mean", "image_std")}
-        settings |= {"size": {"height": rule.tile_side, "width": rule.tile_side}, **rule.processor.get("pixels", {})}
-        processor = processor_class(**settings)
-        # Image by image: the processor pads a batch to the most tiles of any image.
-        return torch.cat([processor(images=[image], return_tensors="pt")["pixel_values"][0] for image in images])

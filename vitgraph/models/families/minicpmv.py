@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
-from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, PixelField
+from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVImageRule, MiniCPMVRule, SliceGeometry
-from vitgraph.models.geometry import GeometryRule, ItemGeometry
+from vitgraph.models.families.siglip import packed_siglip
+from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
     from torch import nn
 
 TOWER_DEFAULTS = {
@@ -59,54 +60,34 @@ def nearest_positions(rows: int, columns: int, side: int) -> np.ndarray:
     return (row_cells[:, None] * side + column_cells).reshape(-1).astype(np.int32)
 
 
-def patch_rows(image: Image, patch: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
-    """Normalised patches of an RGB image in raster order: `[rows * columns, 3 * patch * patch]` float32."""
-    pixels: np.ndarray = np.asarray(image, dtype=np.float32) / np.float32(255)
-    pixels = (pixels - np.asarray(mean, dtype=np.float32)) / np.asarray(std, dtype=np.float32)
-    height, width, channels = pixels.shape
-    cells = pixels.reshape(height // patch, patch, width // patch, patch, channels).transpose(0, 2, 4, 1, 3)
-    return np.ascontiguousarray(cells).reshape(-1, channels * patch * patch)
-
-
 class MiniCPMVEncoder(VisionEncoder):
     """`MiniCPMV4_6VisionModel` without its merger, and the resampler; pixels `[N, 588]` as (channel, y, x)."""
 
-    rule_class: ClassVar[type[GeometryRule]] = MiniCPMVRule
+    rule_class = MiniCPMVRule
     rule: MiniCPMVRule
     versions: ClassVar[tuple[str, ...]] = ("2.6", "4.0")
-    blocks: ClassVar[str | None] = "vpm.encoder.layers"
+    blocks = "visual.encoder.layers"
+
+    image_settings = ("patch_size", "scale_resolution", "max_slice_nums", "norm_mean", "norm_std")
+    video_settings = ("fps", "max_frames")
+    checkpoint_keys = (
+        (r"vpm\.", "visual."),
+        (r"resampler\.ln_q\.", "resampler.query_norm."),
+        (r"resampler\.ln_(kv|post)\.", r"resampler.\1_norm."),
+        # A stored position table is made anew.
+        (r"resampler\.(?!pos_embed$)", "resampler."),
+    )
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.minicpmv4_6.configuration_minicpmv4_6 import MiniCPMV4_6VisionConfig
-        from transformers.models.minicpmv4_6.modeling_minicpmv4_6 import MiniCPMV4_6VisionModel
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
+        return packed_siglip(vision_config, dtype)
 
+    @classmethod
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         from vitgraph.models.families.minicpmv_modules import Resampler
 
-        # The merger of 4.6 is not part of these models; a window of one patch keeps it small until it is dropped.
-        config = MiniCPMV4_6VisionConfig(**vision_config, window_kernel_size=(1, 1))
-        with device:
-            tower = MiniCPMV4_6VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            resampler = Resampler(
-                extra["query_num"], extra["text_hidden_size"], extra["resampler_heads"], vision_config["hidden_size"]
-            )
-        del tower.vit_merger
-        return nn.ModuleDict({"vpm": tower, "resampler": resampler.to(device, dtype)})
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        if key.startswith("vpm."):
-            return key
-        # A stored position table is made anew.
-        if not key.startswith("resampler.") or key == "resampler.pos_embed":
-            return None
-        for published, name in (("ln_q.", "query_norm."), ("ln_kv.", "kv_norm."), ("ln_post.", "post_norm.")):
-            if key.startswith("resampler." + published):
-                return "resampler." + name + key.removeprefix("resampler." + published)
-        return key
+        sizes = (extra["query_num"], extra["text_hidden_size"], extra["resampler_heads"], config.hidden_size)
+        return {"resampler": Resampler(*sizes)}
 
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
@@ -134,11 +115,6 @@ class MiniCPMVEncoder(VisionEncoder):
             "resampler_heads": width // 128,
         }
 
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("patch_size", "scale_resolution", "max_slice_nums", "norm_mean", "norm_std")
-        return {name: processor[name] for name in names if processor.get(name) is not None}
-
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (self.rule.vision_config["num_channels"] * self.rule.patch**2,)
 
@@ -146,23 +122,18 @@ class MiniCPMVEncoder(VisionEncoder):
         """Slices of a graph; a budget that is no multiple of a slice's tokens is rounded up to whole slices."""
         return max(capacity.segment_slots, -(-capacity.token_budget // self.rule.queries))
 
-    def _patches(self, capacity: GraphKey) -> int:
+    def buffer_rows(self, capacity: GraphKey) -> int:
         return self._slices(capacity) * self.rule.slice_capacity(capacity.axis_key)
 
-    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        return {"pixel_values": PixelField(self._patches(capacity), self.pixel_row_shape("pixel_values"))}
-
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        patches = self._patches(capacity)
+        patches = self.buffer_rows(capacity)
         return {
             "cu_seqlens": MetadataField((self._slices(capacity) + 1,), "int32", PAD_REPEAT_LAST),
             "position_ids": MetadataField((patches,), "int32"),
             "grid_positions": MetadataField((patches, 2), "int32"),
         }
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         grids = [grid for item in items for grid in self.rule.checked_slices(item).grids]
         side = int(self.rule.vision_config["image_size"]) // self.rule.patch
         offsets = np.zeros(len(grids) + 1, dtype=np.int32)
@@ -190,12 +161,10 @@ class MiniCPMVEncoder(VisionEncoder):
         slices = max(1, capacity.token_budget // self.rule.queries)
         return [SliceGeometry(IMAGE, (self.rule.largest_grid(capacity.axis_key),) * slices)]
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         from torch.nn import functional
 
-        tower: Any = self.modules["vpm"]
+        tower: Any = self.modules["visual"]
         resampler: Any = self.modules["resampler"]
         # A convolution whose kernel is its stride is a product with the flattened kernel.
         kernel = tower.embeddings.patch_embedding
@@ -227,29 +196,19 @@ class MiniCPMVEncoder(VisionEncoder):
         )
         # The processor hands sizes over on the host, where the tower loops over them.
         sizes = torch.tensor([self.rule.tower_grid(grid) for grid in grids], dtype=torch.int32)
-        hidden = self.modules["vpm"](strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
+        hidden = self.modules["visual"](strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
         return self.modules["resampler"](hidden.split([rows * columns for rows, columns in grids]), grids)
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        """Patches of the overview and of each cut; transformers has no processor for these models."""
         import torch
-
-        items: list[ItemGeometry] = []
-        parts: list[np.ndarray] = []
-        for image in images:
-            items.append(self.rule.image_geometry(*image.size))
-            parts += self._slice_pixels(image.convert("RGB"))
-        values = torch.from_numpy(np.concatenate(parts))
-        return items, {"pixel_values": values.to(self.device, self.dtype)}
-
-    def _slice_pixels(self, image: Image) -> list[np.ndarray]:
-        """Patch rows of the overview and of each cut; transformers has no processor for these models."""
         from PIL.Image import Resampling
 
-        rule = self.rule
+        rule, image = self.rule, image.convert("RGB")
         cuts = rule.cut_grid(*image.size)
         slices = [image.resize(rule.slice_size(*image.size, upscale=cuts is None), Resampling.BICUBIC)]
         if cuts is not None:
-            width, height = rule.cut_size(*image.size, cuts)
+            width, height = rule.cut_size(image.width, image.height, cuts)
             refined = image.resize((width * cuts[0], height * cuts[1]), Resampling.BICUBIC)
             slices += [
                 refined.crop((column * width, row * height, (column + 1) * width, (row + 1) * height))
@@ -257,21 +216,22 @@ class MiniCPMVEncoder(VisionEncoder):
                 for column in range(cuts[0])
             ]
         mean, std = rule.processor["norm_mean"], rule.processor["norm_std"]
-        return [patch_rows(part, rule.patch, mean, std) for part in slices]
+        patches = [cut_patches(normalized(part, mean, std), rule.patch).flatten(1) for part in slices]
+        return {"pixel_values": torch.cat(patches)}
 
 
 class MiniCPMV25Encoder(MiniCPMVEncoder):
     """MiniCPM-V 2.5: the same modules; only the tower's positions differ."""
 
-    rule_class: ClassVar[type[GeometryRule]] = MiniCPMV25Rule
+    rule_class = MiniCPMV25Rule
     versions: ClassVar[tuple[str, ...]] = ("2.5",)
 
 
 class MiniCPMV45Encoder(MiniCPMVEncoder):
     """MiniCPM-V 4.5 and MiniCPM-o 4.5, images: the same modules."""
 
-    rule_class: ClassVar[type[GeometryRule]] = MiniCPMVImageRule
-    versions: ClassVar[tuple[str, ...]] = ("4.5",)
+    rule_class = MiniCPMVImageRule
+    versions = ("4.5",)
 
 
 def model_version(config: Mapping[str, Any]) -> str:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
 
 from vitgraph.errors import InputError
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    ItemGeometry,
-    transformer_flops,
-)
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
 from vitgraph.models.resizing import sampled_frames
 from vitgraph.planning.budgets import CaptureAxis
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
 
 PATCH_GRID_AXIS = "patch_grid"
 CAPACITY_ALIGNMENT = 8
@@ -47,6 +39,9 @@ def _nearest_multiple(length: float, divisor: int) -> int:
 class MiniCPMVRule(GeometryRule):
     """MiniCPM-V 2.6 and 4.0: up to `max_slice_nums` cuts and an overview; a video frame is one slice."""
 
+    # Tokens say exactly how many slices there are, so a budget needs one slot count only.
+    has_segments = False
+
     @property
     def patch(self) -> int:
         return int(self.vision_config["patch_size"])
@@ -55,10 +50,6 @@ class MiniCPMVRule(GeometryRule):
     def queries(self) -> int:
         """Output tokens of one slice."""
         return int(self.extra["query_num"])
-
-    @property
-    def output_width(self) -> int:
-        return int(self.extra["text_hidden_size"])
 
     @property
     def resolution(self) -> int:
@@ -157,11 +148,11 @@ class MiniCPMVRule(GeometryRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {"pixel_values": self.checked_slices(geometry).patches}
 
-    @cached_property
-    def capture_axis(self) -> CaptureAxis:
+    @property
+    def axes(self) -> tuple[CaptureAxis, ...]:
         """Square slices, then any slice whose longer side is at most `LONGEST_SIDE` times the square's."""
         side = self.resolution // self.patch
-        return CaptureAxis(PATCH_GRID_AXIS, ((side, side), (LONGEST_SIDE * side, LONGEST_SIDE * side)))
+        return (CaptureAxis(PATCH_GRID_AXIS, ((side, side), (LONGEST_SIDE * side, LONGEST_SIDE * side))),)
 
     @property
     def upstream_axes(self) -> tuple[CaptureAxis, ...]:
@@ -180,20 +171,14 @@ class MiniCPMVRule(GeometryRule):
         grids = [(int(min(rows, self._most_rows(width))), width) for width in range(1, columns + 1)]
         return max(grids, key=lambda grid: grid[0] * grid[1])
 
-    def most_slices(self) -> int:
-        """Slices of the largest item that the processor makes."""
+    def most_segments(self) -> int:
         return max(1 + self.max_cuts, int(self.processor.get("video", {}).get("max_frames", 1)))
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            # Tokens say exactly how many slices there are, so a budget needs one slot count only.
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(self.queries, has_segments=False)},
-            axes=(self.capture_axis,),
-            max_frames_per_video=self.most_slices(),
-            min_tokens_per_segment=self.queries,
-        )
+    def min_token_budget(self) -> int:
+        return self.queries
+
+    def min_tokens_per_segment(self) -> int:
+        return self.queries
 
     def flops(self, geometry: ItemGeometry) -> float:
         item = self.checked_slices(geometry)
@@ -217,8 +202,8 @@ class MiniCPMVRule(GeometryRule):
 class MiniCPMVImageRule(MiniCPMVRule):
     """MiniCPM-V 4.5: images as in 2.6 and 4.0; its resampler joins frames of a video, which is not here."""
 
-    modalities: tuple[str, ...] = (IMAGE,)
-    without_videos: ClassVar[str] = (
+    modalities = (IMAGE,)
+    without_videos = (
         "videos of MiniCPM-V 4.5 are not yet encoded here: its resampler joins several frames by their times, in a "
         "part that transformers does not have; give it images"
     )
@@ -227,7 +212,7 @@ class MiniCPMVImageRule(MiniCPMVRule):
 class MiniCPMV25Rule(MiniCPMVImageRule):
     """MiniCPM-V 2.5: images only, and the tower takes every slice for a single row of patches."""
 
-    without_videos: ClassVar[str] = MiniCPMVRule.without_videos
+    without_videos = MiniCPMVRule.without_videos
 
     def tower_grid(self, grid: PatchGrid) -> PatchGrid:
         return 1, grid[0] * grid[1]

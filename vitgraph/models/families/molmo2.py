@@ -8,30 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, PixelField
+from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.geometry import (
-    EncoderCudaGraphConfig,
-    EncoderCudaGraphPathConfig,
-    GeometryRule,
-    ItemGeometry,
-    tower_shape,
-)
-from vitgraph.models.grid_encoder import cut_patches
+from vitgraph.models.family import CHANNELS, Tower
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, tower_shape
+from vitgraph.models.pixels import cut_patches
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-TOWER, ADAPTER = r"^(?:model\.)?vision_backbone\.image_vit\.", r"^(?:model\.)?vision_backbone\."
+TOWER, ADAPTER = r"vision_backbone\.image_vit\.", r"vision_backbone\."
 BLOCK = TOWER + r"transformer\.resblocks\.(\d+)\."
 CHECKPOINT_KEYS = (
     (BLOCK + r"attention\.w([qkvo])\.", r"visual.layers.\1.self_attn.\2_proj."),
@@ -43,8 +38,8 @@ CHECKPOINT_KEYS = (
     (ADAPTER + r"image_projector\.w1\.", "adapter.image_projector.gate_proj."),
     (ADAPTER + r"image_projector\.w2\.", "adapter.image_projector.down_proj."),
     (ADAPTER + r"image_projector\.w3\.", "adapter.image_projector.up_proj."),
-    (r"^(?:model\.)?vision_tower\.", "visual."),
-    (r"^(?:model\.)?multi_modal_projector\.", "adapter."),
+    (r"vision_tower\.", "visual."),
+    (r"multi_modal_projector\.", "adapter."),
 )
 """Published key (the original's or transformers') to module name; the first match holds."""
 
@@ -77,12 +72,10 @@ def pooled(patches: np.ndarray, pool: int) -> np.ndarray:
 class Molmo2Rule(GeometryRule):
     """The whole image as one crop, then overlapping crops of it stretched to the best-fitting canvas."""
 
-    modalities: tuple[str, ...] = (IMAGE,)
+    modalities = (IMAGE,)
+    has_segments = False
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
         self.patch = int(self.vision_config["patch_size"])
         self.side = int(self.vision_config["image_size"][0]) // self.patch
         self.left, self.right = (int(margin) for margin in self.processor["overlap_margins"])
@@ -150,14 +143,11 @@ class Molmo2Rule(GeometryRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {"pixel_values": 1 + self.checked_crops(geometry).crops}
 
-    def graph_config(self) -> EncoderCudaGraphConfig:
-        fewest = min(self.known.values())
-        return EncoderCudaGraphConfig(
-            modalities=self.modalities,
-            output_width=self.output_width,
-            paths={DEFAULT_PATH: EncoderCudaGraphPathConfig(fewest, has_segments=False)},
-            min_tokens_per_segment=fewest,
-        )
+    def min_token_budget(self) -> int:
+        return min(self.known.values())
+
+    def min_tokens_per_segment(self) -> int:
+        return self.min_token_budget()
 
     def most_crops(self, tokens: int) -> int:
         """Crops of any items that have so many tokens together."""
@@ -178,29 +168,23 @@ class Molmo2Rule(GeometryRule):
 class Molmo2Encoder(VisionEncoder):
     """`Molmo2VisionModel` and `Molmo2Adapter`; pixels `[crops, patches, P * P * 3]`, channels fastest."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Molmo2Rule
+    tower = Tower("molmo2", "Molmo2VisionConfig", "Molmo2VisionModel")
+    rule_class = Molmo2Rule
     rule: Molmo2Rule
-    calls_varlen: ClassVar[bool] = False
-    image_processor: ClassVar[str | None] = "molmo2.image_processing_molmo2:Molmo2ImageProcessor"
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
-    blocks: ClassVar[str | None] = "visual.layers"
-    resample: ClassVar[int] = 2
+    calls_varlen = False
+    image_processor = "molmo2.image_processing_molmo2:Molmo2ImageProcessor"
+    checkpoint_keys = CHECKPOINT_KEYS
+    blocks = "visual.layers"
+    image_settings = ("max_crops", "overlap_margins", "pooling_size", *CHANNELS)
+    makes_pixels = True
+    resample = 2
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.molmo2.configuration_molmo2 import Molmo2AdapterConfig, Molmo2VisionConfig
-        from transformers.models.molmo2.modeling_molmo2 import Molmo2Adapter, Molmo2VisionModel
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        from torch import get_default_dtype
 
-        tower, adapter = Molmo2VisionConfig(**vision_config), Molmo2AdapterConfig(**extra["adapter_config"])
-        with device:
-            modules = {
-                "visual": Molmo2VisionModel._from_config(tower, attn_implementation="sdpa", dtype=dtype),
-                "adapter": Molmo2Adapter._from_config(adapter, attn_implementation="sdpa", dtype=dtype),
-            }
-        return nn.ModuleDict(modules)
+        adapter = Tower("molmo2", "Molmo2AdapterConfig", "Molmo2Adapter")
+        return {"adapter": adapter.build(extra["adapter_config"], get_default_dtype())}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -213,24 +197,16 @@ class Molmo2Encoder(VisionEncoder):
         vision = {name: getattr(full.vision_config, name) for name in VISION_FIELDS}
         return vision, {"adapter_config": {name: getattr(full.adapter_config, name) for name in ADAPTER_FIELDS}}
 
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("max_crops", "overlap_margins", "pooling_size", "image_mean", "image_std")
-        return {name: processor[name] for name in names if processor.get(name) is not None}
-
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (self.rule.side**2, int(self.rule.vision_config["num_channels"]) * self.rule.patch**2)
 
-    def pixel_fields(self, capacity: GraphKey) -> dict[str, PixelField]:
-        crops = self.rule.most_crops(capacity.token_budget)
-        return {"pixel_values": PixelField(crops, self.pixel_row_shape("pixel_values"))}
+    def buffer_rows(self, capacity: GraphKey) -> int:
+        return self.rule.most_crops(capacity.token_budget)
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         return {"patches": MetadataField((capacity.token_budget, self.rule.pool**2), "int32", PAD_MINUS_ONE)}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         parts, first = [], 0
         for item in items:
             own = self.rule.item_patches(self.rule.checked_crops(item))
@@ -238,15 +214,10 @@ class Molmo2Encoder(VisionEncoder):
             first += self.rule.item_spec(item).input_size * self.rule.side**2
         return {"patches": np.concatenate(parts)}
 
-    def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
-        return {}
-
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         return [min(self.rule.known, key=lambda item: self.rule.known[item])]
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
 
         adapter: Any = self.modules["adapter"]
         features = self._features(inputs["pixel_values"]).flatten(0, 1)
@@ -273,29 +244,25 @@ class Molmo2Encoder(VisionEncoder):
         import torch
 
         pixels = mm_kwargs.rows("pixel_values").materialize()
-        patches = torch.from_numpy(self.compute_metadata(mm_kwargs.chosen, DEFAULT_PATH, ())["patches"]).long()
+        patches = torch.from_numpy(self.compute_metadata(mm_kwargs.chosen)["patches"]).long()
         levels = self.rule.extra["adapter_config"]["vision_feature_layer"]
         states = self.modules["visual"](pixels, output_hidden_states=True).hidden_states
         features = torch.cat([states[level + 1 if level >= 0 else level] for level in levels], dim=-1)
         return self.modules["adapter"](features, patches.to(self.device)).last_hidden_state
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         """The processor's rule: bilinear without antialiasing, rounded to whole values, cut with overlaps."""
         import torch
 
-        items: list[ItemGeometry] = []
-        crops: list[torch.Tensor] = []
-        side, step = self.rule.side * self.rule.patch, self.rule.window * self.rule.patch
-        for image in images:
-            item = self.rule.image_geometry(*image.size)
-            items.append(item)
-            whole = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
-            rows, columns = self.rule.canvas(item)
-            canvas = self._resized(whole, (rows * self.rule.patch, columns * self.rule.patch))
-            cut = canvas.unfold(1, side, step).unfold(2, side, step).permute(1, 2, 0, 3, 4).flatten(0, 1)
-            crops += [self._resized(whole, (side, side)), *cut]
-        patches = [cut_patches(crop, self.rule.patch).permute(0, 2, 3, 1).flatten(1) for crop in crops]
-        return items, {"pixel_values": torch.stack(patches).to(self.device, self.dtype)}
+        rule = self.rule
+        side, step = rule.side * rule.patch, rule.window * rule.patch
+        whole = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
+        rows, columns = rule.canvas(rule.checked_crops(item))
+        canvas = self._resized(whole, (rows * rule.patch, columns * rule.patch))
+        cut = canvas.unfold(1, side, step).unfold(2, side, step).permute(1, 2, 0, 3, 4).flatten(0, 1)
+        crops = (self._resized(whole, (side, side)), *cut)
+        patches = [cut_patches(crop, rule.patch).permute(0, 2, 3, 1).flatten(1) for crop in crops]
+        return {"pixel_values": torch.stack(patches)}
 
     def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
         import torch

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.errors import ModelError
 from vitgraph.models.families.internvl import nearest_layout, tile_layouts
-from vitgraph.models.geometry import GeometryRule, TowerShape, tower_shape
+from vitgraph.models.family import CHANNELS, Tower, modeling_class
+from vitgraph.models.geometry import TowerShape, tower_shape
 from vitgraph.models.tiles import TileEncoder, TileRule
 
 if TYPE_CHECKING:
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 
 ENOUGH = 0.9
 """Share of an image that its tiles should show at full resolution."""
-
-PROCESSOR_FIELDS = (
-    "crop_to_patches",
-    "min_patches",
-    "max_patches",
-    "use_covering_area_grid",
-    "image_mean",
-    "image_std",
-)
 
 
 @lru_cache(maxsize=4096)
@@ -86,44 +77,20 @@ class Ovis2Rule(TileRule):
 class Ovis2Encoder(TileEncoder):
     """`Ovis2VisionModel` and the table of visual words; the words that mark an image's parts are never looked up."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Ovis2Rule
+    tower = Tower("ovis2", "Ovis2VisionConfig", "Ovis2VisionModel")
+    fixed: ClassVar[Mapping[str, Any]] = {"vision_config.tokenize_function": "softmax"}
+    rule_class = Ovis2Rule
     rule: Ovis2Rule
-    image_processor: ClassVar[str | None] = "ovis2.image_processing_pil_ovis2:Ovis2ImageProcessorPil"
-    follows_pixels: ClassVar[bool] = True
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.transformer.embeddings.patch_embedding",)
-    blocks: ClassVar[str | None] = "visual.transformer.encoder.layers"
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
-        (r"^(?:model\.)?vision_tower\.", "visual."),
-        (r"^(?:model\.)?visual_embeddings_table\.", "table."),
-    )
+    image_processor = "ovis2.image_processing_pil_ovis2:Ovis2ImageProcessorPil"
+    image_settings = ("crop_to_patches", "min_patches", "max_patches", "use_covering_area_grid", *CHANNELS)
+    patch_convolutions = ("visual.transformer.embeddings.patch_embedding",)
+    blocks = "visual.transformer.encoder.layers"
+    checkpoint_keys = ((r"vision_tower\.", "visual."), (r"visual_embeddings_table\.", "table."))
 
     @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
-
-        return Ovis2VisionConfig
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.ovis2.configuration_ovis2 import Ovis2VisionConfig
-        from transformers.models.ovis2.modeling_ovis2 import Ovis2VisionModel, Ovis2VisualEmbeddingTable
-
-        config = Ovis2VisionConfig(**vision_config)
-        if config.tokenize_function != "softmax":
-            raise ModelError(
-                f"tokenize_function is {config.tokenize_function!r}; only 'softmax', as published, is supported"
-            )
-        with device:
-            tower = Ovis2VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-            table = Ovis2VisualEmbeddingTable(config.vocab_size, extra["text_hidden_size"]).to(dtype)
-        return nn.ModuleDict({"visual": tower, "table": table})
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: processor[name] for name in PROCESSOR_FIELDS if processor.get(name) is not None}
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        table_class = modeling_class("ovis2:Ovis2VisualEmbeddingTable")
+        return {"table": table_class(config.vocab_size, extra["text_hidden_size"])}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         words = self.modules["visual"](pixel_values=pixels).pooler_output
@@ -136,10 +103,3 @@ class Ovis2Encoder(TileEncoder):
 
         words = self.modules["visual"](pixel_values=pixels).pooler_output
         return self.modules["table"](pad(words, (0, self.rule.vision_config["num_visual_indicator_tokens"])))
-
-    def image_pixels(self, images: Sequence[Any]) -> torch.Tensor:
-        processor_class, rule = self.image_processor_class(), self.rule
-        assert processor_class is not None
-        settings = {name: rule.processor[name] for name in PROCESSOR_FIELDS} | rule.processor.get("pixels", {})
-        processor = processor_class(size={"height": rule.tile_side, "width": rule.tile_side}, **settings)
-        return processor(images=list(images), return_tensors="pt")["pixel_values"]

@@ -6,11 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.errors import ModelError
-from vitgraph.models.base import EncoderInputs
-from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
-from vitgraph.models.grid_encoder import GridTowerEncoder, cut_patches
+from vitgraph.models.base import EncoderInputs, Tensors
+from vitgraph.models.family import CHANNELS, Tower, modeling_class
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_ranks
+from vitgraph.models.pixels import cut_patches
 from vitgraph.planning.items import IMAGE
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 CHECKPOINT_KEYS = (
-    (r"^(?:model\.)?(?:vision_tower|vision_encoder)\.", "visual."),
-    (r"^(?:model\.)?(?:multi_modal_projector|vision_projection)\.", "projector."),
+    (r"(?:vision_tower|vision_encoder)\.", "visual."),
+    (r"(?:multi_modal_projector|vision_projection)\.", "projector."),
 )
 PROJECTOR_FIELDS = ("spatial_merge_size", "projector_hidden_act", "multimodal_projector_bias")
 """Fields at the top of config.json that the projector reads; without a merge size it is the LLaVA models'."""
@@ -28,7 +29,7 @@ PROJECTOR_FIELDS = ("spatial_merge_size", "projector_hidden_act", "multimodal_pr
 class PixtralRule(MergedGridRule):
     """Images are shrunk until both sides are within a limit, never enlarged, and stretched to whole output tokens."""
 
-    modalities: tuple[str, ...] = (IMAGE,)
+    modalities = (IMAGE,)
 
     @property
     def merge(self) -> int:
@@ -57,60 +58,39 @@ class PixtralRule(MergedGridRule):
 class PixtralEncoder(GridTowerEncoder):
     """`PixtralVisionModel` and the projector of Mistral 3 or LLaVA; `[N, 3, P, P]` patches in merge-block order."""
 
-    rule_class: ClassVar[type[GeometryRule]] = PixtralRule
+    rule_class = PixtralRule
     rule: PixtralRule
-    image_processor: ClassVar[str | None] = "pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = CHECKPOINT_KEYS
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.patch_conv",)
-    blocks: ClassVar[str | None] = "visual.transformer.layers"
+    image_processor = "pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
+    checkpoint_keys = CHECKPOINT_KEYS
+    patch_convolutions = ("visual.patch_conv",)
+    blocks = "visual.transformer.layers"
+    image_settings = ("do_resize", *CHANNELS, ("size.longest_edge", "longest_edge"))
+    sized_by_pixels = False
+    extra_fields = (*PROJECTOR_FIELDS, ("text_config.rms_norm_eps", "rms_norm_eps"))
+    fixed: ClassVar[Mapping[str, Any]] = {"vision_feature_layer": -1}
 
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.pixtral import PixtralVisionConfig, PixtralVisionModel
-
-        return PixtralVisionConfig, PixtralVisionModel
+    tower = Tower("pixtral", "PixtralVisionConfig", "PixtralVisionModel")
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
         from transformers.models.mistral3 import Mistral3Config
-        from transformers.models.mistral3.modeling_mistral3 import Mistral3MultiModalProjector
 
         text = {"hidden_size": extra["text_hidden_size"], "rms_norm_eps": extra.get("rms_norm_eps", 1e-5)}
         fields = {name: extra[name] for name in PROJECTOR_FIELDS if name in extra}
         full = Mistral3Config(vision_config=config, text_config={"model_type": "mistral", **text}, **fields)
-        projector: Any = Mistral3MultiModalProjector if "spatial_merge_size" in extra else LlavaMultiModalProjector
-        return {"projector": projector(full)}
+        merges = "spatial_merge_size" in extra
+        projector = "mistral3:Mistral3MultiModalProjector" if merges else "llava:LlavaMultiModalProjector"
+        return {"projector": modeling_class(projector)(full)}
 
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
         """LLaVA's other towers have the same architecture."""
         return (config.get("vision_config") or {}).get("model_type", "pixtral") == "pixtral"
 
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        if config.get("vision_feature_layer", -1) != -1:
-            raise ModelError(
-                f"vision_feature_layer is {config['vision_feature_layer']}; only -1, the last, is supported"
-            )
-        found, extra = super().read_model_config(config)
-        text = config.get("text_config") or {}
-        given = {name: config[name] for name in PROJECTOR_FIELDS if config.get(name) is not None}
-        return found, {**extra, **given, **({"rms_norm_eps": text["rms_norm_eps"]} if "rms_norm_eps" in text else {})}
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        names = ("image_mean", "image_std", *cls.resize_switch)
-        found = {name: processor[name] for name in names if processor.get(name) is not None}
-        size = processor.get("size")
-        return {**found, **({"longest_edge": size["longest_edge"]} if size else {})}
-
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (int(self.rule.vision_config.get("num_channels", 3)), self.rule.patch, self.rule.patch)
+        return (self.rule.channels, self.rule.patch, self.rule.patch)
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         tower: Any = self.modules["visual"]
         hidden = tower.ln_pre(tower.patch_conv(inputs["pixel_values"]).flatten(1))[None]
         offsets, longest = inputs["cu_seqlens"], scalars["max_seqlen"]
@@ -147,16 +127,14 @@ class PixtralEncoder(GridTowerEncoder):
         projector: Any = self.modules["projector"]
         return projector(hidden, sizes) if hasattr(projector, "patch_merger") else projector(hidden)
 
-    def preprocess(self, images: Sequence[Any]) -> tuple[list[ItemGeometry], dict[str, torch.Tensor]]:
-        import torch
+    def processor_settings(self) -> dict[str, Any]:
+        side, processor = self.rule.factor, self.rule.processor
+        size = {"patch_size": {"height": side, "width": side}, "size": {"longest_edge": processor["longest_edge"]}}
+        return {"do_resize": processor["do_resize"], **{name: processor[name] for name in CHANNELS}, **size}
 
-        rule, processor_class = self.rule, self.image_processor_class()
-        assert processor_class is not None
-        settings = {name: rule.processor[name] for name in ("image_mean", "image_std", "do_resize")}
-        settings |= {"size": {"longest_edge": rule.processor["longest_edge"]}, **rule.processor.get("pixels", {})}
-        processor = processor_class(patch_size={"height": rule.factor, "width": rule.factor}, **settings)
-        items: list[ItemGeometry] = [rule.image_geometry(*image.size) for image in images]
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        processor_class: Any = self.image_processor_class()
+        processor = processor_class(**{**self.processor_settings(), **self.rule.processor.get("pixels", {})})
         # Image by image: the processor pads a batch to one size.
-        pixels = [processor(images=[image], return_tensors="pt")["pixel_values"][0] for image in images]
-        patches = torch.cat([cut_patches(image, rule.patch, rule.merge) for image in pixels])
-        return items, {"pixel_values": patches.to(self.device, self.dtype)}
+        pixels = processor(images=[image], return_tensors="pt")["pixel_values"][0]
+        return {"pixel_values": cut_patches(pixels, self.rule.patch, self.rule.merge)}

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, MetadataField
+from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, MetadataField, Tensors
 from vitgraph.models.families.qwen2_vl import Qwen2VLEncoder, Qwen2VLRule
-from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry, TowerShape, tower_shape
+from vitgraph.models.family import Tower
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, TowerShape, tower_shape
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, segment_offsets
 from vitgraph.planning.budgets import GraphKey
@@ -104,22 +105,16 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     window order and the inverse is given, so the graph holds two gathers and no sort.
     """
 
-    rule_class: ClassVar[type[GeometryRule]] = Qwen2_5VLRule
+    tower = Tower("qwen2_5_vl", "Qwen2_5_VLVisionConfig", "Qwen2_5_VisionTransformerPretrainedModel")
+    rule_class = Qwen2_5VLRule
     rule: Qwen2_5VLRule
-    video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
+    video_processor = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         **Qwen2VLEncoder.vision_defaults,
         "hidden_act": "silu",
         "window_size": 112,
         "fullatt_block_indexes": (7, 15, 23, 31),
     }
-
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
-        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
-
-        return Qwen2_5_VLVisionConfig, Qwen2_5_VisionTransformerPretrainedModel
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         windows = most_windows(capacity.token_budget, capacity.segment_slots, self.rule.window_side)
@@ -134,12 +129,10 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A window is at most window_side x window_side tokens of merge x merge patches, whatever the frame's shape.
         window = (self.rule.window_side * self.rule.merge) ** 2
-        return {**super().capture_scalars(capacity), "max_window_seqlen": min(window, self.patch_rows(capacity))}
+        return {**super().capture_scalars(capacity), "max_window_seqlen": min(window, self.buffer_rows(capacity))}
 
-    def compute_metadata(
-        self, items: Sequence[ItemGeometry], path: str, axis_key: tuple[int, ...]
-    ) -> dict[str, np.ndarray]:
-        grids = [self.rule.checked_grid(item) for item in items]
+    def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
+        grids = self.grids(items)
         merge, side = self.rule.merge, self.rule.window_side
         orders, inverses, positions, lengths = [], [], [], []
         start = 0
@@ -161,9 +154,7 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
             "inverse_index": np.concatenate(inverses),
         }
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         from vitgraph.models.compile.residual import ResidualStream
 
         tower: Any = self.modules["visual"]
@@ -187,25 +178,13 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
 class Exaone45Encoder(Qwen2_5VLEncoder):
     """`Exaone4_5_VisionModel`: groups of heads share keys and values."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Exaone45Rule
+    tower = Tower("exaone4_5", "Exaone4_5_VisionConfig", "Exaone4_5_VisionModel")
+    rule_class = Exaone45Rule
     vision_defaults: ClassVar[Mapping[str, Any]] = {**Qwen2_5VLEncoder.vision_defaults, "num_key_value_heads": 8}
-
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.exaone4_5.configuration_exaone4_5 import Exaone4_5_VisionConfig
-        from transformers.models.exaone4_5.modeling_exaone4_5 import Exaone4_5_VisionModel
-
-        return Exaone4_5_VisionConfig, Exaone4_5_VisionModel
 
 
 class Qwen2_5OmniEncoder(Qwen2_5VLEncoder):  # noqa: N801
     """`Qwen2_5OmniVisionEncoder`: the same network with projections apart."""
 
-    whole_processor: ClassVar[str | None] = "qwen2_5_omni.processing_qwen2_5_omni:Qwen2_5OmniProcessor"
-
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniVisionEncoderConfig
-        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniVisionEncoder
-
-        return Qwen2_5OmniVisionEncoderConfig, Qwen2_5OmniVisionEncoder
+    tower = Tower("qwen2_5_omni", "Qwen2_5OmniVisionEncoderConfig", "Qwen2_5OmniVisionEncoder")
+    whole_processor = "qwen2_5_omni.processing_qwen2_5_omni:Qwen2_5OmniProcessor"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from vitgraph.errors import InputError
-from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule, TowerShape
+from vitgraph.models.family import Tower
+from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.items import VIDEO
-
-if TYPE_CHECKING:
-    import torch
 
 
 class FrameSizedVideos(MergedGridRule):
@@ -62,9 +60,10 @@ class Qwen2VLRule(FrameSizedVideos):
 class Qwen2VLEncoder(GridTowerEncoder):
     """`Qwen2VisionTransformerPretrainedModel` as it is; output `[M, D]`."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Qwen2VLRule
+    rule_class = Qwen2VLRule
     rule: Qwen2VLRule
-    video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
+    tower = Tower("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel")
+    video_processor = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
     vision_defaults: ClassVar[Mapping[str, Any]] = {
         "hidden_act": "quick_gelu",
         "in_channels": 3,
@@ -72,23 +71,3 @@ class Qwen2VLEncoder(GridTowerEncoder):
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
-        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
-
-        return Qwen2VLVisionConfig, Qwen2VisionTransformerPretrainedModel
-
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
-        output = self.modules["visual"](
-            inputs["pixel_values"],
-            # Everything that the tower would derive from the grid is passed in; it must not look at it.
-            grid_thw=None,
-            cu_seqlens=inputs["cu_seqlens"],
-            max_seqlen=scalars["max_seqlen"],
-            position_ids=inputs["position_ids"],
-        )
-        return [output.pooler_output]

@@ -1,4 +1,4 @@
-"""Qwen3-VL and Qwen3-VL-MoE: transformers' own tower, deepstack features joined to the output."""
+"""Qwen3-VL, Qwen3-Omni and Qwen3.5: transformers' own tower, deepstack features joined to the output."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.models.base import EncoderInputs
+from vitgraph.models.base import Tensors
 from vitgraph.models.families.qwen2_vl import FrameSizedVideos
-from vitgraph.models.geometry import GeometryRule, GridGeometry, MergedGridRule
+from vitgraph.models.family import Tower
+from vitgraph.models.geometry import GridGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, corner_coordinates, linear_axis
 from vitgraph.models.resizing import sampled_frames, smart_resize_video
@@ -16,10 +17,6 @@ from vitgraph.planning.items import VIDEO
 
 if TYPE_CHECKING:
     import torch
-
-
-FLAT_NAMES = ("blocks.", "merger.", "patch_embed.", "pos_embed.", "deepstack_merger_list.")
-"""Modules of the tower, which Cosmos 3 publishes without a prefix."""
 
 
 class Qwen3VLRule(MergedGridRule):
@@ -62,26 +59,20 @@ class Qwen3VLEncoder(GridTowerEncoder):
     The loop over blocks is here so that their sums and the position embeddings can be compiled together with them.
     """
 
-    rule_class: ClassVar[type[GeometryRule]] = Qwen3VLRule
+    tower = Tower("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel")
+    rule_class = Qwen3VLRule
     rule: Qwen3VLRule
     video_processor: ClassVar[str | None] = "qwen3_vl.video_processing_qwen3_vl:Qwen3VLVideoProcessor"
-    has_deepstack: ClassVar[bool] = True
-    table: ClassVar[PositionTable | None] = PositionTable(
+    has_deepstack = True
+    # Cosmos 3 publishes the modules of the tower without a prefix.
+    checkpoint_keys = (
+        (r"(blocks|merger|patch_embed|pos_embed|deepstack_merger_list)\.", r"visual.\1."),
+        *GridTowerEncoder.checkpoint_keys,
+    )
+    table = PositionTable(
         lambda rule: math.isqrt(rule.vision_config["num_position_embeddings"]), linear_axis, corner_coordinates
     )
-    compiled_functions: ClassVar[Sequence[str]] = ("position_rows",)
-
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
-
-        return Qwen3VLVisionConfig, Qwen3VLVisionModel
-
-    @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        if key.startswith(FLAT_NAMES):
-            return "visual." + key
-        return super().map_checkpoint_key(key)
+    compiled_functions = ("position_rows",)
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -105,9 +96,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
         """
         return (table[indices] * weights[:, :, None]).sum(1).to(dtype)
 
-    def forward_packed(
-        self, inputs: Mapping[str, torch.Tensor], scalars: Mapping[str, int], path: str
-    ) -> Sequence[torch.Tensor]:
+    def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         from vitgraph.models.compile.residual import ResidualStream
 
         tower: Any = self.modules["visual"]
@@ -128,16 +117,10 @@ class Qwen3VLEncoder(GridTowerEncoder):
                 levels.append(merger(stream.whole()))
         return [tower.merger(stream.whole()), *levels]
 
-    def _output_parts(self, output: Any) -> list[torch.Tensor]:
-        return [output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())]
-
-    def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
+    def projected(self, output: Any) -> torch.Tensor:
         import torch
 
-        grids = [self.rule.checked_grid(item) for item in mm_kwargs.chosen]
-        grid_thw = torch.tensor([[grid.t, grid.h, grid.w] for grid in grids], device=self.device)
-        output = self.modules["visual"](mm_kwargs.rows("pixel_values").materialize(), grid_thw=grid_thw)
-        return torch.cat(self._output_parts(output), dim=-1)
+        return torch.cat([output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())], dim=-1)
 
 
 class Qwen3OmniRule(FrameSizedVideos, Qwen3VLRule):
@@ -147,29 +130,39 @@ class Qwen3OmniRule(FrameSizedVideos, Qwen3VLRule):
 class Qwen3OmniEncoder(Qwen3VLEncoder):
     """`Qwen3OmniMoeVisionEncoder`: the same network under other names."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Qwen3OmniRule
-    whole_processor: ClassVar[str | None] = "qwen3_omni_moe.processing_qwen3_omni_moe:Qwen3OmniMoeProcessor"
-    video_processor: ClassVar[str | None] = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
-
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeVisionEncoderConfig
-        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
-
-        return Qwen3OmniMoeVisionEncoderConfig, Qwen3OmniMoeVisionEncoder
+    tower = Tower("qwen3_omni_moe", "Qwen3OmniMoeVisionEncoderConfig", "Qwen3OmniMoeVisionEncoder")
+    rule_class = Qwen3OmniRule
+    whole_processor = "qwen3_omni_moe.processing_qwen3_omni_moe:Qwen3OmniMoeProcessor"
+    video_processor = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
 
 
 class CohereCompassEncoder(Qwen3VLEncoder):
     """`CohereCompassVisionModel`, the same network; images only, as vLLM 0.33 captures them."""
 
-    image_processor: ClassVar[str | None] = (
-        "cohere_compass.image_processing_pil_cohere_compass:CohereCompassImageProcessorPil"
-    )
-    video_processor: ClassVar[str | None] = None
+    tower = Tower("cohere_compass", "CohereCompassVisionConfig", "CohereCompassVisionModel")
+    image_processor = "cohere_compass.image_processing_pil_cohere_compass:CohereCompassImageProcessorPil"
+    video_processor = None
 
-    @classmethod
-    def tower_class(cls) -> tuple[type[Any], type[Any]]:
-        from transformers.models.cohere_compass.configuration_cohere_compass import CohereCompassVisionConfig
-        from transformers.models.cohere_compass.modeling_cohere_compass import CohereCompassVisionModel
 
-        return CohereCompassVisionConfig, CohereCompassVisionModel
+class Qwen3_5Rule(Qwen3VLRule):  # noqa: N801
+    """Sizes as in Qwen3-VL; the output has the language model's plain width."""
+
+    @property
+    def deepstack_levels(self) -> int:
+        # Published files carry the key, and the tower ignores it.
+        return 0
+
+
+class Qwen3_5Encoder(Qwen3VLEncoder):  # noqa: N801
+    """`Qwen3_5VisionModel`; output `[M, D]`."""
+
+    tower = Tower("qwen3_5", "Qwen3_5VisionConfig", "Qwen3_5VisionModel")
+    rule_class = Qwen3_5Rule
+    rule: Qwen3_5Rule
+    has_deepstack = False
+
+
+class Qwen3_5MoeEncoder(Qwen3_5Encoder):  # noqa: N801
+    """`Qwen3_5MoeVisionModel`, the same network under another name."""
+
+    tower = Tower("qwen3_5_moe", "Qwen3_5MoeVisionConfig", "Qwen3_5MoeVisionModel")

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.checkpoints import rename_key
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
-from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule, normalized
+from vitgraph.models.family import CHANNELS, QKV, Tower, given
+from vitgraph.models.geometry import transformer_flops
+from vitgraph.models.pixels import normalized
+from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from vitgraph.attention.base import AttentionBackend
-
-PUBLISHED_FIELDS = {
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "ls_init_value": "layer_scale_init_value",
-}
-"""Names of the 10B model's config.json for fields of transformers' vision config."""
 
 VISION_DEFAULTS: Mapping[str, Any] = {
     "num_channels": 3,
@@ -57,17 +49,6 @@ FIXED_SWITCHES = {
     "use_ln_post": False,
 }
 """Switches of the 10B model's perception encoder that its published config leaves as they are here."""
-
-PROCESSOR_FIELDS = {
-    "global_size": "global_size",
-    "local_size": "local_size",
-    "patch_size": "local_size",
-    "max_image_size": "max_image_side",
-    "max_image_side": "max_image_side",
-    "image_mean": "image_mean",
-    "image_std": "image_std",
-}
-"""Settings of transformers' processor for this family, and the presets' own names."""
 
 CHECKPOINT_KEYS = (
     (r"vision_model\.conv1\.", "visual.embeddings.patch_embedding."),
@@ -104,12 +85,9 @@ class Step3VLRule(TwoPathRule):
         ModelError: A side is no whole number of patches, or too small for the two downsampling convolutions.
     """
 
-    local_pixels: ClassVar[str] = "patch_pixel_values"
+    local_pixels = "patch_pixel_values"
 
-    def __init__(
-        self, vision_config: Mapping[str, Any], processor: Mapping[str, Any], extra: Mapping[str, Any] | None = None
-    ) -> None:
-        super().__init__(vision_config, processor, extra)
+    def prepare(self) -> None:
         self.patch = int(self.vision_config["patch_size"])
         self.is_perception = is_perception(self.vision_config)
         for name, side in (("global", self.global_side), ("local", self.local_side)):
@@ -134,9 +112,6 @@ class Step3VLRule(TwoPathRule):
     @cached_property
     def path_tokens(self) -> Mapping[str, int]:
         return {path: self.downsampled(grid)[1] ** 2 for path, grid in self.patches_per_side.items()}
-
-    def final_tokens(self, geometry: ItemGeometry) -> int:
-        return self.item_spec(geometry).output_tokens
 
     def is_squared(self, width: int, height: int) -> bool:
         """True for thin strips, which are padded to a square before anything else."""
@@ -217,11 +192,20 @@ def windows_on_side(side: int, window: int) -> int:
 class Step3VLEncoder(TwoPathEncoder):
     """`Step3p7VisionModel`'s modules with ready positions, or the 321B model's own tower, and the projector."""
 
-    rule_class: ClassVar[type[GeometryRule]] = Step3VLRule
+    rule_class = Step3VLRule
     rule: Step3VLRule
-    resample: ClassVar[int] = 2
-    patch_convolutions: ClassVar[Sequence[str]] = ("visual.embeddings.patch_embedding",)
-    blocks: ClassVar[str | None] = "visual.layers"
+    resample = 2
+    patch_convolutions = ("visual.embeddings.patch_embedding",)
+    blocks = "visual.layers"
+    checkpoint_keys = CHECKPOINT_KEYS
+    fused: ClassVar[Mapping[str, Sequence[str]]] = {".rotary_qkv.": QKV, ".qkv_proj.": QKV}
+    paired = (".rotary_qkv.",)
+    extra_fields = ("projector_bias", "understand_projector_stride")
+    fixed: ClassVar[Mapping[str, Any]] = {f"vision_config.{name}": value for name, value in FIXED_SWITCHES.items()}
+    image_settings = (
+        *(("size.height", "global_size"), "global_size", "local_size", ("patch_size", "local_size")),
+        *(("max_image_size", "max_image_side"), "max_image_side", *CHANNELS),
+    )
 
     def __init__(self, modules: nn.ModuleDict, rule: Step3VLRule, attention: AttentionBackend) -> None:
         from vitgraph.models.families.step3_vl_modules import perception_positions
@@ -234,71 +218,32 @@ class Step3VLEncoder(TwoPathEncoder):
         }
 
     @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        from torch import nn
-        from transformers.models.step3p7 import Step3p7VisionConfig, Step3p7VisionModel
-
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
         from vitgraph.models.families.step3_vl_modules import Step3Tower
 
-        with device:
-            if is_perception(vision_config):
-                config = Step3p7VisionConfig(**vision_config)
-                tower: Any = Step3p7VisionModel._from_config(config, attn_implementation="sdpa", dtype=dtype)
-                features = 4 * config.hidden_size
-            else:
-                tower = Step3Tower(vision_config, extra["understand_projector_stride"]).to(dtype)
-                features = 2 * vision_config["output_hidden_size"]
-            bias = bool(extra.get("projector_bias", False))
-            projector = nn.Linear(features, extra["text_hidden_size"], bias=bias).to(dtype)
-        return nn.ModuleDict({"visual": tower, "projector": projector})
+        if is_perception(vision_config):
+            return Tower("step3p7", "Step3p7VisionConfig", "Step3p7VisionModel").build(vision_config, dtype)
+        return Step3Tower(vision_config, extra["understand_projector_stride"]).to(dtype)
 
     @classmethod
-    def map_checkpoint_key(cls, key: str) -> str | None:
-        return rename_key(key, CHECKPOINT_KEYS, prefix=r"^(?:model\.)?")
+    def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
+        from torch import nn
 
-    @classmethod
-    def convert_tensor(cls, key: str, tensor: torch.Tensor, modules: nn.ModuleDict) -> dict[str, torch.Tensor]:
-        name = cls.map_checkpoint_key(key)
-        if name is None:
-            return {}
-        fused = re.search(r"\.(rotary_qkv|qkv_proj)\.", name)
-        if fused is None:
-            return {name: tensor}
-        parts = dict(zip("qkv", tensor.chunk(3), strict=True))
-        if fused[1] == "rotary_qkv":
-            tower: Any = modules["visual"]
-            for part in "qk":
-                parts[part] = _halves(parts[part], tower.config.num_attention_heads)
-        return {name.replace(fused[0], f".{part}_proj."): value for part, value in parts.items()}
+        features = 2 * getattr(config, "output_hidden_size", 2 * config.hidden_size)
+        bias = bool(extra.get("projector_bias", False))
+        return {"projector": nn.Linear(features, extra["text_hidden_size"], bias=bias)}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        found = {PUBLISHED_FIELDS.get(name, name): value for name, value in config["vision_config"].items()}
-        for name, value in FIXED_SWITCHES.items():
-            if found.get(name, value) != value:
-                raise ModelError(f"vision_config has {name}={found[name]}; only the published {value} is supported")
+        found, extra = super().read_model_config(config)
         is_10b = config.get("model_type") != "step3_vl" and is_perception(found)
         defaults = {**VISION_DEFAULTS, **(PERCEPTION_DEFAULTS if is_10b else STEP3_DEFAULTS)}
-        vision = {name: found.get(name, default) for name, default in defaults.items()}
+        names = (("width", "hidden_size"), ("layers", "num_hidden_layers"), ("heads", "num_attention_heads"))
+        restated = given(found, (*names, ("ls_init_value", "layer_scale_init_value"), *defaults))
+        vision = {**defaults, **{name: value for name, value in restated.items() if name in defaults}}
         if is_10b:
             vision["max_position_embeddings"] = (vision["image_size"] // vision["patch_size"]) ** 2
-        text = config.get("text_config") or config
-        extra = {"text_hidden_size": text["hidden_size"]} if "hidden_size" in text else {}
-        for name in ("projector_bias", "understand_projector_stride"):
-            if config.get(name) is not None:
-                extra[name] = config[name]
         return vision, extra
-
-    @classmethod
-    def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        size = processor.get("size") or {}
-        found = {"global_size": size["height"]} if "height" in size else {}
-        found.update(
-            {ours: processor[theirs] for theirs, ours in PROCESSOR_FIELDS.items() if processor.get(theirs) is not None}
-        )
-        return found
 
     def encode_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         from vitgraph.models.families.step3_vl_modules import perception_features
@@ -362,9 +307,3 @@ class Step3VLEncoder(TwoPathEncoder):
 
         pixels = normalized(image, self.rule.processor["image_mean"], self.rule.processor["image_std"])
         return interpolate(pixels[None], size=(side, side), mode="bilinear", antialias=True, align_corners=False)
-
-
-def _halves(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of q or k per head from rotary pairs side by side to first halves, then second halves."""
-    half = tensor.shape[0] // heads // 2
-    return tensor.unflatten(0, (heads, half, 2)).transpose(1, 2).flatten(0, 2).contiguous()

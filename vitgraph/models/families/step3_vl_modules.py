@@ -108,18 +108,7 @@ class Step3Tower(nn.Module):
 
     def __init__(self, vision_config: Mapping[str, Any], stride: int) -> None:
         super().__init__()
-        names = (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_channels",
-            "image_size",
-            "patch_size",
-            "hidden_act",
-            "layer_norm_eps",
-        )
-        config = CLIPVisionConfig(**{name: vision_config[name] for name in names})
+        self.config = config = CLIPVisionConfig(**vision_config)
         config._attn_implementation = "sdpa"
         inner = int(vision_config["output_hidden_size"])
         self.embeddings = Step3Embeddings(config)
