@@ -113,17 +113,12 @@ def _source_from_files(
 
 def _filled(encoder: type[VisionEncoder], vision_config: Mapping[str, Any]) -> dict[str, Any]:
     """The tower's config with the defaults of transformers' config class for what it leaves out."""
-    config_class = encoder.vision_config_class()
-    if config_class is None:
+    if encoder.tower is None:
         return dict(vision_config)
-    from transformers import PreTrainedConfig
-
     given = {field: value for field, value in vision_config.items() if value is not None}
-    filled = config_class(**given)
-    own = {field for parent in config_class.__mro__ for field in vars(parent).get("__annotations__", ())}
-    own -= {field for parent in PreTrainedConfig.__mro__ for field in vars(parent).get("__annotations__", ())}
-    defaults = {field: value for field in own if (value := getattr(filled, field, None)) is not None}
-    return {**defaults, **given}
+    filled = encoder.tower.config_class()(**given)
+    values = {field: getattr(filled, field, None) for field in encoder.tower.fields()}
+    return {**{field: value for field, value in values.items() if value is not None}, **given}
 
 
 def _check_counts(name: str, config: Mapping[str, Any]) -> None:

@@ -81,6 +81,17 @@ def halves_of_pairs(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
+def own_fields(config_class: type[Any]) -> list[str]:
+    """Fields of a config class beside those of every config of transformers."""
+    from transformers import PreTrainedConfig
+
+    own, every = (
+        {field for parent in known.__mro__ for field in vars(parent).get("__annotations__", ())}
+        for known in (config_class, PreTrainedConfig)
+    )
+    return sorted(own - every)
+
+
 class Tower(NamedTuple):
     """transformers' classes of a tower.
 
@@ -97,6 +108,10 @@ class Tower(NamedTuple):
     def config_class(self) -> type[Any]:
         module = import_module(f"transformers.models.{self.folder}.configuration_{self.folder}")
         return getattr(module, self.config)
+
+    def fields(self) -> list[str]:
+        """Fields of the config class."""
+        return own_fields(self.config_class())
 
     def build(self, vision_config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         """The tower with the parameters of its own constructor; buffers that it keeps in float32 stay so."""
@@ -119,7 +134,7 @@ class Family:
     vision_defaults: ClassVar[Mapping[str, Any]] = {}
     """Fields of `vision_config` that published files leave out."""
     vision_fields: ClassVar[Names] = ()
-    """The fields of `vision_config` that count, where not all of them do."""
+    """Fields of `vision_config` that count beside those of the tower's config class; all do where neither is given."""
     extra_fields: ClassVar[Names] = ()
     """Fields of config.json outside `vision_config` that the rule or the modules read."""
     fixed: ClassVar[Mapping[str, Any]] = {}
@@ -199,11 +214,6 @@ class Family:
         text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
         return modeling_class(cls.projector)(SimpleNamespace(vision_config=config, text_config=text, **fields))
 
-    @classmethod
-    def vision_config_class(cls) -> type[Any] | None:
-        """transformers' config class of the tower, whose defaults fill what `vision_config` leaves out."""
-        return cls.tower.config_class() if cls.tower else None
-
     # -- published tensors -----------------------------------------------------------------------------------------
 
     @classmethod
@@ -254,7 +264,8 @@ class Family:
             if (found := setting_at(config, name)) not in (None, value):
                 raise ModelError(f"{name} is {found!r}; only {value!r}, the published models', is supported")
         width = given(text_part(config), [("hidden_size", "text_hidden_size")])
-        vision = given(config["vision_config"], cls.vision_fields) if cls.vision_fields else config["vision_config"]
+        names = (*cls.vision_fields, *(cls.tower.fields() if cls.tower else ()))
+        vision = given(config["vision_config"], names) if names else config["vision_config"]
         return {**cls.vision_defaults, **vision}, {**width, **given(config, cls.extra_fields)}
 
     @classmethod

@@ -7,8 +7,9 @@ rules here are shared by several families; the tests compare every rule with the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 from vitgraph.errors import InputError
@@ -105,6 +106,8 @@ class GeometryRule(ABC):
     modalities: tuple[str, ...] = (IMAGE, VIDEO)
     without_videos: ClassVar[str] = "this model takes images only"
     """Why a video is refused where `modalities` has none."""
+    mlp_matrices: ClassVar[int] = 2
+    """Matrices of a block's MLP: 3 where it is gated."""
     has_segments: ClassVar[bool] = True
     """Attention takes a segment list, which tokens alone do not bound."""
 
@@ -127,6 +130,23 @@ class GeometryRule(ABC):
     def output_width(self) -> int:
         """Columns of one output row, as the language model takes it."""
         return int(self.extra["text_hidden_size"])
+
+    @property
+    def merge(self) -> int:
+        """Patches on a side of one output token."""
+        return 1
+
+    @property
+    def merged_width(self) -> int:
+        """Columns of the patches of one output token side by side."""
+        return self.tower_shape.width * self.merge**2
+
+    @property
+    def tower_shape(self) -> TowerShape:
+        """What the operations of the tower's blocks depend on, by the names that most vision configs have."""
+        config = self.vision_config
+        depth = config.get("depth") or config["num_hidden_layers"]
+        return TowerShape(depth, config["hidden_size"], config["intermediate_size"], self.mlp_matrices)
 
     @abstractmethod
     def image_geometry(self, width: int, height: int) -> ItemGeometry:
@@ -324,18 +344,18 @@ class MergedGridRule(GeometryRule):
         """Frames of the longest video that the processor makes."""
         return int(self.processor["video"].get("max_frames", 768))
 
-    @property
-    def tower_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config)
-
     def embedding_flops(self, patches: int) -> float:
         """Operations of the patch embedding."""
         return 2.0 * patches * self.channels * self.temporal * self.patch**2 * self.tower_shape.width
 
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        """Widths before, between and after the linear layers that follow the blocks, over merged patches."""
+        return self.merged_width, self.merged_width, self.output_width
+
     def merger_flops(self, grid: GridGeometry) -> float:
-        """Operations after the blocks: of two linear layers over merged patches, where a family has no others."""
-        merged = self.tower_shape.width * self.merge**2
-        return 2.0 * (grid.patches // self.merge**2) * (merged * merged + merged * self.output_width)
+        """Operations after the blocks."""
+        return linear_flops(grid.patches // self.merge**2, *self.projector_widths)
 
     def block_flops(self, grid: GridGeometry) -> float:
         """Operations of the blocks, which attend within a frame where a family's do not differ."""
@@ -346,10 +366,9 @@ class MergedGridRule(GeometryRule):
         return self.embedding_flops(grid.patches) + self.block_flops(grid) + self.merger_flops(grid)
 
 
-def tower_shape(config: Mapping[str, Any], mlp_matrices: int = 2) -> TowerShape:
-    """The shape by the names that most vision configs have."""
-    depth = config.get("depth") or config["num_hidden_layers"]
-    return TowerShape(depth, config["hidden_size"], config["intermediate_size"], mlp_matrices)
+def linear_flops(rows: int, *widths: int) -> float:
+    """Operations of linear layers one after the other over `rows`."""
+    return 2.0 * rows * sum(before * after for before, after in pairwise(widths))
 
 
 def transformer_flops(

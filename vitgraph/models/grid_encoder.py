@@ -12,7 +12,7 @@ import numpy as np
 from vitgraph.errors import ModelError
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.family import CHANNELS, Names, given
+from vitgraph.models.family import CHANNELS, Names
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_metadata import PositionTable, grid_positions, segment_offsets, table_taps
 from vitgraph.planning.budgets import GraphKey
@@ -49,11 +49,8 @@ class GridTowerEncoder(VisionEncoder):
     patch_convolutions: ClassVar[Sequence[str]] = ("visual.patch_embed.proj",)
     blocks: ClassVar[str | None] = "visual.blocks"
 
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        vision_config, extra = super().read_model_config(config)
-        # Older files call the channels `in_chans`, which transformers ignores.
-        return {**given(vision_config, [("in_chans", "in_channels")]), **vision_config}, extra
+    # Older files call the channels `in_chans`, which transformers ignores.
+    vision_fields: ClassVar[Names] = (("in_chans", "in_channels"),)
 
     # -- capacity --------------------------------------------------------------------------------------------------
 

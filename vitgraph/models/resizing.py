@@ -19,16 +19,7 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
         InputError: One side is more than 200 times the other.
     """
     _check_aspect(height, width)
-    new_height = round(height / factor) * factor
-    new_width = round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        scale = math.sqrt(height * width / max_pixels)
-        new_height = max(factor, math.floor(height / scale / factor) * factor)
-        new_width = max(factor, math.floor(width / scale / factor) * factor)
-    elif new_height * new_width < min_pixels:
-        scale = math.sqrt(min_pixels / (height * width))
-        new_height = math.ceil(height * scale / factor) * factor
-        new_width = math.ceil(width * scale / factor) * factor
+    new_height, new_width = _fitted(height, width, factor, 1, 1, min_pixels, max_pixels)
     if new_height < factor or new_width < factor:
         raise InputError(
             f"image of {width}x{height} rounds to {new_width}x{new_height} pixels; a side must keep at least {factor}. "
@@ -57,19 +48,25 @@ def smart_resize_video(
         scaled_height, scaled_width = int(height * scale), int(width * scale)
     # Rounding the scaled sides can push a ratio that just passed over the bound.
     _check_aspect(scaled_height, scaled_width)
-    new_height = round(scaled_height / factor) * factor
-    new_width = round(scaled_width / factor) * factor
     even_frames = round(frames / temporal_factor) * temporal_factor
-    area = even_frames * new_height * new_width
-    volume = frames * scaled_height * scaled_width
+    return _fitted(scaled_height, scaled_width, factor, frames, even_frames, min_pixels, max_pixels)
+
+
+def _fitted(
+    height: int, width: int, factor: int, frames: int, even_frames: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Sides rounded to multiples of `factor`, and scaled where the area of all frames is outside the range."""
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
+    area, volume = even_frames * new_height * new_width, frames * height * width
     if area > max_pixels:
         scale = math.sqrt(volume / max_pixels)
-        new_height = max(factor, math.floor(scaled_height / scale / factor) * factor)
-        new_width = max(factor, math.floor(scaled_width / scale / factor) * factor)
+        new_height = max(factor, math.floor(height / scale / factor) * factor)
+        new_width = max(factor, math.floor(width / scale / factor) * factor)
     elif area < min_pixels:
         scale = math.sqrt(min_pixels / volume)
-        new_height = math.ceil(scaled_height * scale / factor) * factor
-        new_width = math.ceil(scaled_width * scale / factor) * factor
+        new_height = math.ceil(height * scale / factor) * factor
+        new_width = math.ceil(width * scale / factor) * factor
     return new_height, new_width
 
 

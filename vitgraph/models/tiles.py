@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import BudgetError, InputError, ModelError
 from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import named_pairs
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, TowerShape, tower_shape
+from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, linear_flops
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
@@ -42,6 +43,31 @@ def best_resolution(width: int, height: int, resolutions: Sequence[tuple[int, in
     return max(resolutions, key=kept_and_wasted)
 
 
+@lru_cache(maxsize=32)
+def tile_layouts(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
+    """Layouts, as `(columns, rows)` or the other way round, of `fewest` to `most` tiles, those of fewer tiles first."""
+    layouts = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if columns * rows >= fewest
+    ]
+    return tuple(sorted(layouts, key=lambda layout: layout[0] * layout[1]))
+
+
+def nearest_layout(width: int, height: int, side: int, layouts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The layout `(columns, rows)` of tiles of `side` pixels nearest in aspect ratio; 1 x 1 where there is none."""
+    ratio, area = width / height, width * height
+    best, best_distance = (1, 1), float("inf")
+    for columns, rows in layouts:
+        distance = abs(ratio - columns / rows)
+        # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
+        fills = area > 0.5 * side**2 * columns * rows
+        if distance < best_distance or (distance == best_distance and fills):
+            best, best_distance = (columns, rows), distance
+    return best
+
+
 class TileRule(GeometryRule):
     """Every image becomes a number of tiles of the tower's own size; every tile gives the same number of tokens.
 
@@ -68,11 +94,6 @@ class TileRule(GeometryRule):
                 f"{self.patch} pixels; image_size must be a multiple of {merge * self.patch}"
             )
         self.tokens_per_tile = (-(-self.patches_per_side // merge)) ** 2
-
-    @property
-    @abstractmethod
-    def merge(self) -> int:
-        """Patches on a side of one output token."""
 
     @property
     @abstractmethod
@@ -121,18 +142,18 @@ class TileRule(GeometryRule):
     def min_tokens_per_segment(self) -> int:
         return self.tokens_per_tile
 
-    def projector_flops(self) -> float:
-        """Operations after the tower, for one tile: of one linear layer, where a family has no others."""
-        return 2.0 * self.tokens_per_tile * self.vision_config["hidden_size"] * self.output_width
-
     @property
-    def blocks_shape(self) -> TowerShape:
-        """What the operations of the tower's blocks depend on."""
-        return tower_shape(self.vision_config)
+    def projector_widths(self) -> Sequence[int]:
+        """Widths before, between and after the linear layers that follow the tower, over output cells."""
+        return self.merged_width, self.output_width, self.output_width
+
+    def projector_flops(self) -> float:
+        """Operations after the tower, for one tile."""
+        return linear_flops(self.tokens_per_tile, *self.projector_widths)
 
     def tile_flops(self) -> float:
         """Operations of one tile."""
-        shape, rows = self.blocks_shape, self.patches_per_tile + self.class_rows
+        shape, rows = self.tower_shape, self.patches_per_tile + self.class_rows
         embedding = 2.0 * self.patches_per_tile * self.channels * self.patch**2 * shape.width
         return embedding + shape.flops(rows, float(rows) ** 2) + self.projector_flops()
 

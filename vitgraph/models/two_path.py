@@ -127,12 +127,8 @@ class TwoPathEncoder(VisionEncoder):
         """The item's final embedding `[final tokens, D]` from its rows on both paths (None without crops)."""
 
     @abstractmethod
-    def stock_views(self, pixels: torch.Tensor) -> torch.Tensor:
-        """transformers' own way from views `[views, 3, side, side]` to patch embeddings `[views, cells, D]`."""
-
-    @abstractmethod
-    def stock_item(self, item: CropGeometry, whole: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
-        """The final embedding from `stock_views` rows: the view's `[cells, D]` and the crops' `[crops, cells, D]`."""
+    def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
+        """transformers' own way from views to what `encode_views` gives."""
 
     @abstractmethod
     def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,14 +168,12 @@ class TwoPathEncoder(VisionEncoder):
         import torch
 
         items = [self.rule.checked_crops(item) for item in mm_kwargs.chosen]
-        whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize())
+        whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize(), GLOBAL)
         crops = whole[:0]
         if any(item.crops for item in items):
-            crops = self.stock_views(mm_kwargs.rows(self.rule.local_pixels).materialize())
-        pieces = crops.split([item.crops for item in items])
-        return torch.cat(
-            [self.stock_item(item, view, piece) for item, view, piece in zip(items, whole, pieces, strict=True)]
-        )
+            crops = self.stock_views(mm_kwargs.rows(self.rule.local_pixels).materialize(), LOCAL)
+        triples = zip(items, whole, crops.split([item.crops for item in items]), strict=True)
+        return torch.cat([self.assemble(item, w, c.flatten(0, 1) if len(c) else None) for item, w, c in triples])
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         whole, crops = self.image_views(image.convert("RGB"), self.rule.checked_crops(item))

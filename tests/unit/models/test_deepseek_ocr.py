@@ -366,11 +366,14 @@ PUBLISHED_CONFIG: dict[str, Any] = {
 
 def test_published_config_is_the_preset() -> None:
     preset = row_presets("deepseek_ocr")["deepseek-ocr"]
-    assert DeepseekOCREncoder.read_model_config(PUBLISHED_CONFIG) == (preset["vision_config"], preset["extra"])
+    vision, extra = DeepseekOCREncoder.read_model_config(PUBLISHED_CONFIG)
+    assert extra == preset["extra"]
+    for part, fields in preset["vision_config"].items():
+        assert {name: vision[part][name] for name in fields} == fields
     smaller = {**PUBLISHED_CONFIG["vision_config"], "width": {"sam_vit_b": {"layers": 2, "global_attn_indexes": [1]}}}
     vision, _ = DeepseekOCREncoder.read_model_config({**PUBLISHED_CONFIG, "vision_config": smaller})
     assert (vision["sam_config"]["num_hidden_layers"], vision["sam_config"]["global_attn_indexes"]) == (2, [1])
-    assert vision["encoder_config"] == preset["vision_config"]["encoder_config"]
+    assert preset["vision_config"]["encoder_config"].items() <= vision["encoder_config"].items()
 
 
 @pytest.mark.parametrize("changes", [{"tile_tag": "1D"}, {"projector_config": {"projector_type": "mlp_gelu"}}])

@@ -61,7 +61,8 @@ def test_real_images_become_the_rules_tiles(encoder: VisionEncoder) -> None:
 def test_published_checkpoint_loads(tmp_path: Path, encoder: VisionEncoder) -> None:
     source = checks.preset_source("idefics3-debug")
     state = checks.stock_state(encoder)
-    names = {name: "model." + name.replace("visual.", "vision_model.", 1) for name in state}
+    published = {"visual": "model.vision_model", "projector": "model.connector"}
+    names = {name: ".".join([published[name.split(".")[0]], *name.split(".")[1:]]) for name in state}
     config = {
         "architectures": ["Idefics3ForConditionalGeneration"],
         "vision_config": dict(source.vision_config),

@@ -253,8 +253,10 @@ def test_transformers_config_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "named"), [({"vision_feature_layer": -2}, "-2"), ({"ps_version": "v1"}, "v1")], ids=["layer", "shuffle"]
+    ("fields", "named"),
+    [({"select_layer": -2}, "select_layer is -2"), ({"ps_version": "v1"}, "ps_version is 'v1'")],
+    ids=["layer", "shuffle"],
 )
-def test_other_networks_are_refused(extra: dict[str, Any], named: str) -> None:
+def test_other_networks_are_refused(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(ModelError, match=named):
-        build(extra=extra)
+        InternVLEncoder.read_model_config({"vision_config": {}, **fields})

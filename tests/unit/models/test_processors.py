@@ -12,7 +12,7 @@ import pytest
 from tests.drills.damaged_files import config_of
 from vitgraph.errors import InputError, ModelError, UsageError
 from vitgraph.measure.setup import resolve_source
-from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
+from vitgraph.models.family import Tower
 from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE
 from vitgraph.models.registry import ModelSource, resolve_model, resolve_preset
 from vitgraph.models.rows import ROWS, ModelRow
@@ -140,10 +140,10 @@ def test_configs_that_no_tower_has_are_refused_by_the_field(
 
 
 def test_a_broken_package_is_not_taken_for_a_wrong_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(cls: type) -> None:
+    def broken(tower: Tower) -> None:
         raise ImportError("Could not import module") from RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr(Qwen2_5VLEncoder, "vision_config_class", classmethod(broken))
+    monkeypatch.setattr(Tower, "config_class", broken)
     with pytest.raises(ModelError, match=r"cannot be imported \(operator torchvision::nms does not exist\); mend"):
         resolve(tmp_path, QWEN)
 
@@ -213,8 +213,9 @@ def test_fields_that_are_left_out_have_transformers_defaults(preset: str, tmp_pa
     config["vision_config"] = {}
     source = resolve_preset(preset)
     assert source is not None
-    defaults = source.row.encoder_class().vision_config_class()
-    assert defaults is not None
+    tower = source.row.encoder_class().tower
+    assert tower is not None
+    defaults = tower.config_class()
     found = resolve(tmp_path, config, preprocessor_config={}).vision_config
     patch = getattr(defaults(), "patch_size")  # noqa: B009 (a field of any class)
     assert found["patch_size"] == patch

@@ -90,4 +90,4 @@ def test_published_checkpoint_loads(tmp_path: Path, name: str) -> None:
 
 
 def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.families.qwen3_5", MOE)
+    checks.check_no_torch("vitgraph.models.families.qwen3_vl", MOE)

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.families.internvl import nearest_layout, tile_layouts
-from vitgraph.models.family import CHANNELS, QKV, Tower, given
+from vitgraph.models.family import CHANNELS, QKV, Tower, given, own_fields
 from vitgraph.models.geometry import ItemGeometry, transformer_flops
 from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.tiles import nearest_layout, tile_layouts
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
 if TYPE_CHECKING:
@@ -18,35 +18,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitgraph.attention.base import AttentionBackend
-
-SAM_CONSTANTS: Mapping[str, Any] = {
-    "hidden_size": 768,
-    "output_channels": 256,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 1024,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-    "qkv_bias": True,
-    "use_abs_pos": True,
-    "use_rel_pos": True,
-    "window_size": 14,
-    "global_attn_indexes": [2, 5, 8, 11],
-    "mlp_dim": 3072,
-    "downsample_channels": [512, 1024],
-}
-CLIP_CONSTANTS: Mapping[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "image_size": 224,
-    "patch_size": 14,
-    "hidden_act": "quick_gelu",
-    "layer_norm_eps": 1e-5,
-}
-"""What the model's own code builds; its config.json restates a part of it."""
 
 WIDTH_FIELDS = (
     *(("width", "hidden_size"), ("layers", "num_hidden_layers"), ("heads", "num_attention_heads")),
@@ -221,10 +192,15 @@ class DeepseekOCREncoder(TwoPathEncoder):
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         found, extra = super().read_model_config(config)
         widths = found.get("width") or {}
-        vision = {
-            "sam_config": _tower_config(SAM_CONSTANTS, widths.get("sam_vit_b"), found.get("sam_config")),
-            "encoder_config": _tower_config(CLIP_CONSTANTS, widths.get("clip-l-14-224"), found.get("encoder_config")),
-        }
+        published = {"sam_config": "sam_vit_b", "encoder_config": "clip-l-14-224"}
+        # What the model's own code builds are the defaults of transformers' classes; config.json restates a part of it.
+        towers = TOWER.config_class()()
+        vision = {}
+        for part, width in published.items():
+            tower = getattr(towers, part)
+            names = own_fields(type(tower))
+            restated = {**given(widths.get(width) or {}, WIDTH_FIELDS), **given(found.get(part) or {}, names)}
+            vision[part] = {**{name: getattr(tower, name) for name in names}, **restated}
         return vision, extra
 
     @classmethod
@@ -242,14 +218,18 @@ class DeepseekOCREncoder(TwoPathEncoder):
         return super().head_width(vision_config["encoder_config"])
 
     def encode_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
-        import torch
-
         from vitgraph.models.families.deepseek_ocr_modules import clip_features, sam_features
 
         tower: Any = self.modules["visual"]
         sam_positions, clip_positions = self._positions[path]
         features = sam_features(tower.sam_encoder, pixels, sam_positions)
-        rows = self.modules["projector"](clip_features(tower.vision_encoder, features, clip_positions))
+        return self._projected(clip_features(tower.vision_encoder, features, clip_positions), path)
+
+    def _projected(self, features: torch.Tensor, path: str) -> torch.Tensor:
+        """Patch embeddings of views; a global view's rows end with newlines."""
+        import torch
+
+        rows = self.modules["projector"](features)
         if path == LOCAL:
             return rows
         tokens: Any = self.modules["tokens"]
@@ -277,26 +257,12 @@ class DeepseekOCREncoder(TwoPathEncoder):
         result[-1] = tokens.view_separator
         return result
 
-    def stock_views(self, pixels: torch.Tensor) -> torch.Tensor:
+    def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         from vitgraph.models.families.deepseek_ocr_modules import stock_lookup
 
         tower: Any = self.modules["visual"]
         with stock_lookup([layer.attn for layer in tower.sam_encoder.layers]):
-            return self.modules["projector"](tower(pixels).last_hidden_state)
-
-    def stock_item(self, item: CropGeometry, whole: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        tokens: Any = self.modules["tokens"]
-        newline = tokens.image_newline[None]
-        parts = []
-        side = self.rule.cells(LOCAL)
-        for row in crops.split(item.columns) if item.crops else ():
-            for line in range(side):
-                parts += [*(crop[line * side : (line + 1) * side] for crop in row), newline]
-        for line in whole.split(self.rule.cells(GLOBAL)):
-            parts += [line, newline]
-        return torch.cat([*parts, tokens.view_separator[None]])
+            return self._projected(tower(pixels).last_hidden_state, path)
 
     def repeated_blocks(self) -> list[nn.Module]:
         tower: Any = self.modules["visual"]
@@ -319,11 +285,3 @@ class DeepseekOCREncoder(TwoPathEncoder):
             resized = image.resize((item.columns * rule.local_side, item.rows * rule.local_side))
             crops = cut_patches(normalized(resized, mean, std), rule.local_side)
         return normalized(view, mean, std), crops
-
-
-def _tower_config(
-    constants: Mapping[str, Any], published: Mapping[str, Any] | None, saved: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """A tower's fields: what the code has, what the original files restate, what files of transformers say."""
-    own = {name: value for name, value in (saved or {}).items() if name in constants}
-    return {**constants, **given(published or {}, WIDTH_FIELDS), **own}

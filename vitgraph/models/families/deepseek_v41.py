@@ -17,7 +17,7 @@ from vitgraph.errors import InputError
 from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, Tensors
 from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
 from vitgraph.models.family import CHANNELS
-from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
@@ -78,14 +78,11 @@ class DeepseekV41Rule(MergedGridRule):
     """Images are enlarged to a floor of pixels, rounded up to patches and shrunk to a limit of tokens."""
 
     modalities = (IMAGE,)
+    mlp_matrices = 3
 
     @property
     def merge(self) -> int:
         return int(self.vision_config["downsample_ratio"])
-
-    @property
-    def tower_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config, mlp_matrices=3)
 
     def lines(self, grid: GridGeometry) -> tuple[int, int]:
         """Rows and columns of output tokens."""
@@ -133,8 +130,7 @@ class DeepseekV41Rule(MergedGridRule):
         return EncoderItemSpec(IMAGE, grid.patches, math.prod(self.lines(grid)), 1)
 
     def merger_flops(self, grid: GridGeometry) -> float:
-        out, merged = self.output_width, self.tower_shape.width * self.merge**2
-        return 2.0 * math.prod(self.lines(grid)) * (merged * out + out * out)
+        return linear_flops(math.prod(self.lines(grid)), self.merged_width, self.output_width, self.output_width)
 
 
 class DeepseekV41Encoder(GridTowerEncoder):

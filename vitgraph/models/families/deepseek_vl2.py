@@ -115,10 +115,9 @@ class DeepseekVL2Rule(TileRule):
         # An image of one tile, newlines and separator counted.
         return self.cells * (self.cells + 1) * 2 + 1
 
-    def projector_flops(self) -> float:
-        out, depth = self.output_width, int(self.extra["projector_depth"])
-        merged = self.vision_config["hidden_size"] * self.merge**2
-        return 2.0 * self.tokens_per_tile * (merged * out + (depth - 1) * out * out)
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        return self.merged_width, *[self.output_width] * int(self.extra["projector_depth"])
 
 
 class DeepseekVL2Encoder(SiglipTileEncoder):

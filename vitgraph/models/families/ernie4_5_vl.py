@@ -11,7 +11,7 @@ import numpy as np
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, given, text_part
-from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
 PATCHES_PER_TOKEN = "patches_per_token"
 """Capture axis: patches behind one output token, 4 in images and 8 in videos, whose frames are merged in pairs."""
-
-VISION_FIELDS = (
-    "depth",
-    "hidden_size",
-    "hidden_act",
-    "intermediate_size",
-    "num_heads",
-    "in_channels",
-    "patch_size",
-    "spatial_merge_size",
-    "temporal_merge_size",
-    "rms_norm_eps",
-)
-"""Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
 
 MERGED_FRAMES = 2
 """Frames that the resampler merges; transformers' class does not take another number either."""
@@ -111,9 +97,9 @@ class Ernie45VLRule(MergedGridRule):
 
     def merger_flops(self, grid: GridGeometry) -> float:
         tokens, cells = grid.patches // self.patches_per_token(grid), grid.patches // self.merge**2
-        spatial = self.tower_shape.width * self.merge**2
-        return 2.0 * cells * 2 * spatial**2 + 2.0 * tokens * (
-            MERGED_FRAMES * spatial**2 + spatial**2 + spatial * self.output_width
+        wide = self.merged_width
+        return linear_flops(cells, wide, wide, wide) + linear_flops(
+            tokens, MERGED_FRAMES * wide, wide, wide, self.output_width
         )
 
 
@@ -140,6 +126,7 @@ class Ernie45VLEncoder(GridTowerEncoder):
     """`Ernie4_5_VLMoeVisionTransformerPretrainedModel` and the layers of its variable-resolution resampler."""
 
     tower = Tower("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionConfig", "Ernie4_5_VLMoeVisionTransformerPretrainedModel")
+    vision_fields = ("mlp_ratio",)
     rule_class = Ernie45VLRule
     rule: Ernie45VLRule
     image_processor = "ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe:Ernie4_5_VLMoeImageProcessorPil"
@@ -174,14 +161,13 @@ class Ernie45VLEncoder(GridTowerEncoder):
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         found, extra = super().read_model_config(config)
-        if "intermediate_size" not in found and "mlp_ratio" in found:
-            found["intermediate_size"] = int(found["hidden_size"] * found["mlp_ratio"])
+        ratio = found.pop("mlp_ratio", None)
+        if ratio is not None:
+            found.setdefault("intermediate_size", int(found["hidden_size"] * ratio))
         # The original file keeps the merge sizes beside the language model's numbers.
         names = [(f"{axis}_conv_size", f"{axis}_merge_size") for axis in ("spatial", "temporal")]
-        return given({**given(config, names), **found}, VISION_FIELDS), {
-            **extra,
-            **given(text_part(config), [("rms_norm_eps", "text_rms_norm_eps")]),
-        }
+        text = given(text_part(config), [("rms_norm_eps", "text_rms_norm_eps")])
+        return {**given(config, names), **found}, {**extra, **text}
 
     def buffer_rows(self, capacity: GraphKey) -> int:
         # A batch is given the axis key of its densest item, so no item of it has more patches a token than the key.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from vitgraph.errors import ModelError
 from vitgraph.models.families.siglip import SiglipTileEncoder
@@ -48,6 +49,10 @@ class Gemma3Rule(TileRule):
         if min(math.ceil(long / crops), short) < smallest:
             return 1
         return 1 + crops
+
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        return self.tower_shape.width, self.output_width
 
 
 class Gemma3Encoder(SiglipTileEncoder):

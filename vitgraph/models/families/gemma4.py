@@ -18,7 +18,7 @@ import numpy as np
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, modeling_class
-from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions
 from vitgraph.models.resizing import fixed_frames
@@ -74,6 +74,8 @@ class Gemma4Rule(MergedGridRule):
     Raises:
         ModelError: The processor's `max_soft_tokens` is not one of its supported values.
     """
+
+    mlp_matrices = 3
 
     def prepare(self) -> None:
         supported = self.processor["supported_soft_tokens"]
@@ -156,11 +158,8 @@ class Gemma4Rule(MergedGridRule):
         return max(1, self.min_token_budget() // 2 - 1)
 
     @property
-    def tower_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config, mlp_matrices=3)
-
-    def merger_flops(self, grid: GridGeometry) -> float:
-        return 2.0 * (grid.patches // self.merge**2) * self.tower_shape.width * self.output_width
+    def projector_widths(self) -> Sequence[int]:
+        return self.tower_shape.width, self.output_width
 
 
 class Gemma4Encoder(GridTowerEncoder):

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitgraph.models.base import Tensors
 from vitgraph.models.family import Tower
-from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, cubic_axis
 from vitgraph.models.resizing import smart_resize_video
@@ -87,6 +87,8 @@ def sampled_coordinates(index: np.ndarray, size: int, side: int) -> np.ndarray:
 class Glm4vRule(MergedGridRule):
     """28-pixel tokens; the processor's pixel ranges count all frames, and an image as `temporal_patch_size` frames."""
 
+    mlp_matrices = 3
+
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         return self._sized(IMAGE, width, height, self.temporal, self.image_pixel_range)
 
@@ -125,7 +127,7 @@ class Glm4vRule(MergedGridRule):
     def tower_shape(self) -> TowerShape:
         # The blocks' MLP has the output's width; `intermediate_size` is the merger's.
         config = self.vision_config
-        return TowerShape(config["depth"], config["hidden_size"], self.output_width, mlp_matrices=3)
+        return TowerShape(config["depth"], config["hidden_size"], self.output_width, self.mlp_matrices)
 
     @property
     def merger_width(self) -> int:
@@ -134,8 +136,7 @@ class Glm4vRule(MergedGridRule):
 
     def merger_flops(self, grid: GridGeometry) -> float:
         tokens, out = grid.patches // self.merge**2, self.output_width
-        downsample = self.merge**2 * self.tower_shape.width * out
-        return 2.0 * tokens * (downsample + out * out + 3 * out * self.merger_width)
+        return linear_flops(tokens, self.merged_width, out, out) + 2.0 * tokens * 3 * out * self.merger_width
 
 
 class Glm4vEncoder(GridTowerEncoder):
@@ -153,18 +154,6 @@ class Glm4vEncoder(GridTowerEncoder):
     video_processor = "glm4v.video_processing_glm4v:Glm4vVideoProcessor"
     video_settings = (*GridTowerEncoder.video_settings, "max_duration")
     processor_names = ("Glm46VImageProcessor", "Glm46VVideoProcessor")
-    vision_defaults: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "in_channels": 3,
-        "image_size": 336,
-        "patch_size": 14,
-        "rms_norm_eps": 1e-5,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-        "out_hidden_size": 4096,
-        "intermediate_size": 13696,
-    }
 
     @classmethod
     def read_video_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,9 +201,7 @@ class Glm4vEncoder(GridTowerEncoder):
 class GlmOcrRule(Glm4vRule):
     """Sizes as in GLM-4.1V; the blocks' MLP has `intermediate_size`, the merger's three times the output's width."""
 
-    @property
-    def tower_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config, mlp_matrices=3)
+    tower_shape = MergedGridRule.tower_shape
 
     @property
     def merger_width(self) -> int:
@@ -227,15 +214,6 @@ class GlmOcrEncoder(Glm4vEncoder):
     tower = Tower("glm_ocr", "GlmOcrVisionConfig", "GlmOcrVisionModel")
     rule_class = GlmOcrRule
     table = None
-    vision_defaults: ClassVar[Mapping[str, Any]] = {
-        **Glm4vEncoder.vision_defaults,
-        "attention_bias": True,
-        "hidden_size": 1024,
-        "depth": 24,
-        "num_heads": 16,
-        "out_hidden_size": 1536,
-        "intermediate_size": 4096,
-    }
 
     def embedded_patches(self, tower: Any, inputs: Tensors) -> torch.Tensor:
         return tower.patch_embed(inputs["pixel_values"])
@@ -257,8 +235,3 @@ class Glm5NextEncoder(GlmOcrEncoder):
 
     tower = Tower("glm5_next", "Glm5NextVisionConfig", "Glm5NextVisionModel")
     rule_class = Glm5NextRule
-    vision_defaults: ClassVar[Mapping[str, Any]] = {
-        **GlmOcrEncoder.vision_defaults,
-        "projection_intermediate_size": 10240,
-        "swiglu_limit": 10.0,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
@@ -75,9 +75,9 @@ class Idefics3Rule(TileRule):
             columns = math.ceil(int(rows * side * ratio) / side)
         return rows * columns + 1 if rows * columns > 1 else 1
 
-    def projector_flops(self) -> float:
-        merged = self.vision_config["hidden_size"] * self.merge**2
-        return 2.0 * self.tokens_per_tile * merged * self.output_width
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        return self.merged_width, self.output_width
 
 
 class Idefics3Encoder(TileEncoder):

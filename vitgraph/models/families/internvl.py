@@ -3,39 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.models.family import CHANNELS, QKV, Tower
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.resizing import fixed_frames
-from vitgraph.models.tiles import TileEncoder, TileRule
+from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
 from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     import torch
-
-VISION_FIELDS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "attention_bias",
-    "use_qk_norm",
-    "intermediate_size",
-    "hidden_act",
-    "norm_type",
-    "layer_norm_eps",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "use_mask_token",
-    "use_absolute_position_embeddings",
-    "layer_scale_init_value",
-    "use_mean_pooling",
-    ("qkv_bias", "attention_bias"),
-    ("qk_normalization", "use_qk_norm"),
-)
-"""Fields of transformers' vision config that a checkpoint's `vision_config` may set, and the original files' names."""
 
 EXTRA_FIELDS = (
     *("downsample_ratio", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
@@ -67,31 +44,6 @@ ORIGINAL_KEYS = (
     (r"multi_modal_projector\.", "projector."),
 )
 """Published key (both the original repositories and the `-HF` ones) to module name; the first match holds."""
-
-
-@lru_cache(maxsize=32)
-def tile_layouts(fewest: int, most: int) -> tuple[tuple[int, int], ...]:
-    """Layouts `(columns, rows)` of `fewest` to `most` tiles, those of fewer tiles first."""
-    layouts = [
-        (columns, rows)
-        for columns in range(1, most + 1)
-        for rows in range(1, most // columns + 1)
-        if columns * rows >= fewest
-    ]
-    return tuple(sorted(layouts, key=lambda layout: layout[0] * layout[1]))
-
-
-def nearest_layout(width: int, height: int, side: int, layouts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The layout `(columns, rows)` of tiles of `side` pixels nearest in aspect ratio; 1 x 1 where there is none."""
-    ratio, area = width / height, width * height
-    best, best_distance = (1, 1), float("inf")
-    for columns, rows in layouts:
-        distance = abs(ratio - columns / rows)
-        # Of layouts with the same ratio the larger is taken while the image fills more than half of it.
-        fills = area > 0.5 * side**2 * columns * rows
-        if distance < best_distance or (distance == best_distance and fills):
-            best, best_distance = (columns, rows), distance
-    return best
 
 
 class InternVLRule(TileRule):
@@ -130,10 +82,6 @@ class InternVLRule(TileRule):
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> TileGeometry:
         return TileGeometry(VIDEO, frames if fps is None else fixed_frames(frames, self.most_video_frames))
 
-    def projector_flops(self) -> float:
-        text, merged = self.output_width, self.vision_config["hidden_size"] * self.merge**2
-        return 2.0 * self.tokens_per_tile * (merged * text + text * text)
-
 
 class InternVLEncoder(TileEncoder):
     """`InternVLVisionModel`, pixel shuffle and `InternVLMultiModalProjector`."""
@@ -141,7 +89,7 @@ class InternVLEncoder(TileEncoder):
     tower = Tower("internvl", "InternVLVisionConfig", "InternVLVisionModel")
     projector = "internvl:InternVLMultiModalProjector"
     projector_fields = ("downsample_ratio", "projector_hidden_act")
-    vision_fields = VISION_FIELDS
+    vision_fields = (("qkv_bias", "attention_bias"), ("qk_normalization", "use_qk_norm"))
     extra_fields = EXTRA_FIELDS
     # The class token is dropped, which leaves a square of patches to merge; there is no norm after the tower.
     fixed: ClassVar[Mapping[str, Any]] = {

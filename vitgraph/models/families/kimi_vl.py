@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 SIDE_LIMIT = 512
 """Patches on a side at which the model's rotary table ends; the processor refuses such images."""
 
-VISION_FIELDS = (
-    *("patch_size", "merge_kernel_size", "pos_emb_height", "pos_emb_width", "num_attention_heads"),
-    *("num_hidden_layers", "hidden_size", "intermediate_size"),
-    *(("init_pos_emb_height", "pos_emb_height"), ("init_pos_emb_width", "pos_emb_width")),
-)
-"""Fields of transformers' vision config, and the published ones that it calls otherwise."""
-
 PUBLISHED_KEYS = (
     (r"vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
     (r"vision_tower\.(?:encoder\.)?patch_embed\.proj\.", "visual.patch_embed.proj."),
@@ -134,7 +127,7 @@ class KimiVLEncoder(GridTowerEncoder):
     checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".wqkv.": QKV}
     paired = (".wqkv.",)
-    vision_fields = VISION_FIELDS
+    vision_fields = (("init_pos_emb_height", "pos_emb_height"), ("init_pos_emb_width", "pos_emb_width"))
     # The published code has it as a constant.
     vision_defaults: ClassVar[Mapping[str, Any]] = {"hidden_act": "gelu_pytorch_tanh"}
     projector = "kimi_k25:Kimi_K25MultimodalProjection"

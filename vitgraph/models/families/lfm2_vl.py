@@ -15,13 +15,13 @@ import numpy as np
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
-from vitgraph.models.families.internvl import nearest_layout
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
 from vitgraph.models.families.siglip import packed_siglip
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, block_ranks
+from vitgraph.models.tiles import nearest_layout
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 
@@ -128,9 +128,9 @@ class Lfm2VLRule(MergedGridRule):
         table = 2.0 * patches * int(self.vision_config["num_patches"]) * self.tower_shape.width
         return super().embedding_flops(patches) + table
 
-    def merger_flops(self, grid: GridGeometry) -> float:
-        inner, merged = int(self.extra["projector_hidden_size"]), self.tower_shape.width * self.merge**2
-        return 2.0 * (grid.patches // self.merge**2) * (merged * inner + inner * self.output_width)
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        return self.merged_width, int(self.extra["projector_hidden_size"]), self.output_width
 
     def flops(self, geometry: ItemGeometry) -> float:
         parts = self.parts(geometry)

@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from vitgraph.models.family import CHANNELS, Tower
-from vitgraph.models.tiles import TileEncoder, TileRule
-
-VISION_FIELDS = (
-    "hidden_size",
-    "hidden_act",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_channels",
-    "intermediate_size",
-    "vision_output_dim",
-    "image_size",
-    "patch_size",
-    "norm_eps",
-    "pixel_shuffle_ratio",
-    "projector_input_dim",
-    "projector_output_dim",
-    "multi_modal_projector_bias",
-    "rope_theta",
-    "rope_parameters",
-)
-"""Fields of transformers' vision config that a checkpoint's `vision_config` may set."""
-
-
-@lru_cache(maxsize=32)
-def canvases(most_tiles: int) -> np.ndarray:
-    """Canvases `[K, 2]` as (rows, columns) of 1 to `most_tiles` tiles."""
-    return np.array(
-        [(rows, columns) for rows in range(1, most_tiles + 1) for columns in range(1, most_tiles // rows + 1)]
-    )
+from vitgraph.models.tiles import TileEncoder, TileRule, tile_layouts
 
 
 class Llama4Rule(TileRule):
@@ -55,7 +25,7 @@ class Llama4Rule(TileRule):
 
     def canvas(self, width: int, height: int) -> tuple[int, int]:
         """Rows and columns of the canvas of an image of `width` x `height` pixels."""
-        known = canvases(int(self.processor["max_patches"]))
+        known = np.array(tile_layouts(1, int(self.processor["max_patches"])))
         # The processor compares these quotients in float32; another precision would break ties differently.
         sides = np.float32(self.tile_side) * known.astype(np.float32)
         scales = np.minimum(sides[:, 0] / np.float32(height), sides[:, 1] / np.float32(width))
@@ -87,7 +57,7 @@ class Llama4Encoder(TileEncoder):
 
     tower = Tower("llama4", "Llama4VisionConfig", "Llama4VisionModel")
     projector = "llama4:Llama4MultiModalProjector"
-    vision_fields = VISION_FIELDS
+    vision_fields = ("rope_theta",)
     rule_class = Llama4Rule
     rule: Llama4Rule
     image_processor = "llama4.image_processing_llama4:Llama4ImageProcessor"

@@ -63,10 +63,6 @@ class LlavaOnevisionRule(TileRule):
         self.layout = lru_cache(maxsize=4096)(self._layout)
 
     @property
-    def merge(self) -> int:
-        return 1
-
-    @property
     def most_tiles_per_item(self) -> int:
         return 1 + max(width * height for width, height in self.resolutions) // self.tile_side**2
 
@@ -110,10 +106,6 @@ class LlavaOnevisionRule(TileRule):
             return item.tiles * self.frame_side**2 + 1
         lines, cells = self.layout(item).shown
         return self.tokens_per_tile + lines * (cells + 1)
-
-    def projector_flops(self) -> float:
-        width, out = self.vision_config["hidden_size"], self.output_width
-        return 2.0 * self.tokens_per_tile * (width * out + out * out)
 
 
 class LlavaOnevisionEncoder(SiglipTileEncoder):

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitgraph.models.base import MetadataField
 from vitgraph.models.family import Tower
-from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
@@ -38,9 +38,8 @@ class MiniMaxM3Rule(MergedGridRule):
 
     def merger_flops(self, grid: GridGeometry) -> float:
         inner, out = int(self.extra["projector_hidden_size"]), self.output_width
-        tokens = grid.patches // self.merge**2
-        each = grid.patches * (self.tower_shape.width * inner + inner * out)
-        return 2.0 * (each + tokens * (self.merge**2 * out * inner + inner * out))
+        each = linear_flops(grid.patches, self.tower_shape.width, inner, out)
+        return each + linear_flops(grid.patches // self.merge**2, self.merge**2 * out, inner, out)
 
 
 class MiniMaxM3Encoder(GridTowerEncoder):

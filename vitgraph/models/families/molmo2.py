@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +15,9 @@ from vitgraph.errors import InputError
 from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Tower
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, tower_shape
+from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.pixels import cut_patches
+from vitgraph.models.tiles import tile_layouts
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
@@ -53,14 +53,6 @@ ADAPTER_FIELDS = (
 )
 
 
-@lru_cache(maxsize=8)
-def tilings(most: int) -> list[tuple[int, int]]:
-    """Rows and columns of 1 to `most` crops, those of fewer crops first."""
-    sides = range(1, most + 1)
-    known = [(rows, columns) for rows, columns in product(sides, sides) if rows * columns <= most]
-    return sorted(known, key=lambda pair: (pair[0] * pair[1], pair[0]))
-
-
 def pooled(patches: np.ndarray, pool: int) -> np.ndarray:
     """Squares of `pool x pool` of a grid of patch numbers, `[tokens, pool**2]`; -1 where the grid ends before."""
     spare = [-side % pool for side in patches.shape]
@@ -81,7 +73,9 @@ class Molmo2Rule(GeometryRule):
         self.left, self.right = (int(margin) for margin in self.processor["overlap_margins"])
         self.pool = int(self.processor["pooling_size"][0])
         self.item_patches = lru_cache(maxsize=256)(self._item_patches)
-        known = [CropGeometry(IMAGE, columns, rows) for rows, columns in tilings(int(self.processor["max_crops"]))]
+        known = [
+            CropGeometry(IMAGE, columns, rows) for rows, columns in tile_layouts(1, int(self.processor["max_crops"]))
+        ]
         self.known = {item: sum(rows * columns for rows, columns in self.grids(item)) for item in known}
 
     @property
@@ -155,7 +149,7 @@ class Molmo2Rule(GeometryRule):
 
     def flops(self, geometry: ItemGeometry) -> float:
         spec, config, adapter = self.item_spec(geometry), self.vision_config, self.extra["adapter_config"]
-        rows, shape = self.side**2, tower_shape(config)
+        rows, shape = self.side**2, self.tower_shape
         embedding = 2.0 * rows * int(config["num_channels"]) * self.patch**2 * shape.width
         tower = spec.input_size * (embedding + shape.flops(rows, float(rows) ** 2))
         inner, width, keys = adapter["num_attention_heads"] * adapter["head_dim"], adapter["hidden_size"], self.pool**2

@@ -7,10 +7,8 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitgraph.models.families.internvl import nearest_layout, tile_layouts
 from vitgraph.models.family import CHANNELS, Tower, modeling_class
-from vitgraph.models.geometry import TowerShape, tower_shape
-from vitgraph.models.tiles import TileEncoder, TileRule
+from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +42,8 @@ def covering_tiles(width: int, height: int, side: int, most: int) -> int:
 class Ovis2Rule(TileRule):
     """Up to twelve tiles, and the whole image as one more where there are several."""
 
+    mlp_matrices = 3
+
     @property
     def merge(self) -> int:
         return int(self.vision_config["hidden_stride"])
@@ -63,10 +63,6 @@ class Ovis2Rule(TileRule):
             columns, rows = nearest_layout(width, height, self.tile_side, tile_layouts(fewest, most))
             tiles = columns * rows
         return tiles + 1 if tiles > 1 else 1
-
-    @property
-    def blocks_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config, mlp_matrices=3)
 
     def projector_flops(self) -> float:
         config = self.vision_config

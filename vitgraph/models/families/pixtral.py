@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.models.base import EncoderInputs, Tensors
 from vitgraph.models.family import CHANNELS, Tower, modeling_class
-from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape, tower_shape
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_ranks
 from vitgraph.models.pixels import cut_patches
@@ -30,14 +30,11 @@ class PixtralRule(MergedGridRule):
     """Images are shrunk until both sides are within a limit, never enlarged, and stretched to whole output tokens."""
 
     modalities = (IMAGE,)
+    mlp_matrices = 3
 
     @property
     def merge(self) -> int:
         return int(self.extra.get("spatial_merge_size", 1))
-
-    @property
-    def tower_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config, mlp_matrices=3)
 
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         def resized() -> tuple[int, int]:
@@ -49,10 +46,10 @@ class PixtralRule(MergedGridRule):
 
         return self.checked_grid(self.sized_grid(IMAGE, 1, width, height, resized))
 
-    def merger_flops(self, grid: GridGeometry) -> float:
-        width, out, tokens = self.tower_shape.width, self.output_width, grid.patches // self.merge**2
-        merging = (width * self.merge) ** 2 if "spatial_merge_size" in self.extra else 0
-        return 2.0 * tokens * (merging + width * out + out * out)
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        merging = (self.merged_width,) if "spatial_merge_size" in self.extra else ()
+        return *merging, self.tower_shape.width, self.output_width, self.output_width
 
 
 class PixtralEncoder(GridTowerEncoder):
@@ -66,6 +63,7 @@ class PixtralEncoder(GridTowerEncoder):
     blocks = "visual.transformer.layers"
     image_settings = ("do_resize", *CHANNELS, ("size.longest_edge", "longest_edge"))
     sized_by_pixels = False
+    vision_fields = ("head_dim", "rope_theta")
     extra_fields = (*PROJECTOR_FIELDS, ("text_config.rms_norm_eps", "rms_norm_eps"))
     fixed: ClassVar[Mapping[str, Any]] = {"vision_feature_layer": -1}
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, MetadataField, Tensors
-from vitgraph.models.families.qwen2_vl import Qwen2VLEncoder, Qwen2VLRule
+from vitgraph.models.families.qwen2_vl import Qwen2VLRule
 from vitgraph.models.family import Tower
-from vitgraph.models.geometry import GridGeometry, ItemGeometry, TowerShape, tower_shape
+from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, segment_offsets
 from vitgraph.planning.budgets import GraphKey
@@ -65,6 +65,9 @@ def most_windows(tokens: int, segments: int, side: int) -> int:
 class Qwen2_5VLRule(Qwen2VLRule):  # noqa: N801
     """Sizes as in Qwen2-VL; most layers attend within windows of 112 pixels."""
 
+    mlp_matrices = 3
+    tower_shape = MergedGridRule.tower_shape
+
     @property
     def window_side(self) -> int:
         """Merged tokens on a side of a full window."""
@@ -73,10 +76,6 @@ class Qwen2_5VLRule(Qwen2VLRule):  # noqa: N801
     @property
     def output_width(self) -> int:
         return int(self.vision_config["out_hidden_size"])
-
-    @property
-    def tower_shape(self) -> TowerShape:
-        return tower_shape(self.vision_config, mlp_matrices=3)
 
     def block_flops(self, grid: GridGeometry) -> float:
         shape, config = self.tower_shape, self.vision_config
@@ -109,12 +108,6 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     rule_class = Qwen2_5VLRule
     rule: Qwen2_5VLRule
     video_processor = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
-    vision_defaults: ClassVar[Mapping[str, Any]] = {
-        **Qwen2VLEncoder.vision_defaults,
-        "hidden_act": "silu",
-        "window_size": 112,
-        "fullatt_block_indexes": (7, 15, 23, 31),
-    }
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         windows = most_windows(capacity.token_budget, capacity.segment_slots, self.rule.window_side)
@@ -180,7 +173,6 @@ class Exaone45Encoder(Qwen2_5VLEncoder):
 
     tower = Tower("exaone4_5", "Exaone4_5_VisionConfig", "Exaone4_5_VisionModel")
     rule_class = Exaone45Rule
-    vision_defaults: ClassVar[Mapping[str, Any]] = {**Qwen2_5VLEncoder.vision_defaults, "num_key_value_heads": 8}
 
 
 class Qwen2_5OmniEncoder(Qwen2_5VLEncoder):  # noqa: N801

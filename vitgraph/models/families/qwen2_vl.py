@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar
 
 from vitgraph.errors import InputError
 from vitgraph.models.family import Tower
@@ -64,10 +62,3 @@ class Qwen2VLEncoder(GridTowerEncoder):
     rule: Qwen2VLRule
     tower = Tower("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel")
     video_processor = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
-    vision_defaults: ClassVar[Mapping[str, Any]] = {
-        "hidden_act": "quick_gelu",
-        "in_channels": 3,
-        "patch_size": 14,
-        "spatial_merge_size": 2,
-        "temporal_patch_size": 2,
-    }

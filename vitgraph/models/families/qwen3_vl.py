@@ -46,11 +46,12 @@ class Qwen3VLRule(MergedGridRule):
     def output_width(self) -> int:
         return int(self.vision_config["out_hidden_size"]) * (1 + self.deepstack_levels)
 
+    @property
+    def projector_widths(self) -> Sequence[int]:
+        return self.merged_width, self.merged_width, int(self.vision_config["out_hidden_size"])
+
     def merger_flops(self, grid: GridGeometry) -> float:
-        merged = self.tower_shape.width * self.merge**2
-        tokens = grid.patches // self.merge**2
-        output = self.vision_config["out_hidden_size"]
-        return 2.0 * tokens * (merged * merged + merged * output) * (1 + self.deepstack_levels)
+        return super().merger_flops(grid) * (1 + self.deepstack_levels)
 
 
 class Qwen3VLEncoder(GridTowerEncoder):

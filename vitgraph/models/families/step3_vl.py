@@ -261,18 +261,14 @@ class Step3VLEncoder(TwoPathEncoder):
 
         return global_rows if local_rows is None else torch.cat([local_rows, global_rows])
 
-    def stock_views(self, pixels: torch.Tensor) -> torch.Tensor:
-        from vitgraph.models.families.step3_vl_modules import plain_forward
-
+    def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         tower: Any = self.modules["visual"]
         if self.rule.is_perception:
             return self.modules["projector"](tower(pixels).last_hidden_state)
-        return self.modules["projector"](plain_forward(tower, pixels))
-
-    def stock_item(self, item: CropGeometry, whole: torch.Tensor, crops: torch.Tensor) -> torch.Tensor:
         import torch
 
-        return torch.cat([*crops, whole])
+        # transformers has no class for it: its own tower, one view after the other.
+        return torch.cat([self.encode_views(view[None], path) for view in pixels])
 
     def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
         """The published processor's rule: PIL cuts, and the normalised pieces are resized with antialiasing."""

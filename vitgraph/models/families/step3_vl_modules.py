@@ -131,34 +131,3 @@ class Step3Tower(nn.Module):
             hidden = layer(hidden)
         hidden = hidden[:, LEADING_ROWS:].transpose(1, 2).unflatten(2, (grid, grid))
         return self.vit_downsampler2(self.vit_downsampler(hidden)).flatten(2).transpose(1, 2)
-
-
-def plain_forward(tower: Step3Tower, pixels: torch.Tensor) -> torch.Tensor:
-    """`Step3Tower` written out, one view after the other, as the reference: `[V, cells, 2 * output_hidden_size]`."""
-    return torch.cat([_plain_view(tower, view[None]) for view in pixels])
-
-
-def _plain_view(tower: Step3Tower, view: torch.Tensor) -> torch.Tensor:
-    embeddings = tower.embeddings
-    patches = embeddings.patch_embedding(view)
-    width, grid = patches.shape[1], patches.shape[2]
-    hidden = torch.cat([embeddings.class_embedding, patches[0].reshape(width, -1).T]) + embeddings.positions(grid)
-    hidden = torch.cat([hidden[:1]] * (LEADING_ROWS - 1) + [hidden])
-    for layer in tower.layers:
-        attention: Any = layer.self_attn
-        heads = []
-        for query, key, value in zip(
-            attention.q_proj(hidden).chunk(attention.num_heads, dim=1),
-            attention.k_proj(hidden).chunk(attention.num_heads, dim=1),
-            attention.v_proj(hidden).chunk(attention.num_heads, dim=1),
-            strict=True,
-        ):
-            scores = (query @ key.T * attention.head_dim**-0.5).float().softmax(dim=-1).to(value.dtype)
-            heads.append(scores @ value)
-        norm1: Any = layer.layer_norm1
-        norm2: Any = layer.layer_norm2
-        mlp: Any = layer.mlp
-        hidden = hidden + norm1(attention.out_proj(torch.cat(heads, dim=1)))
-        hidden = hidden + norm2(mlp(hidden))
-    square = hidden[LEADING_ROWS:].T.reshape(1, width, grid, grid)
-    return tower.vit_downsampler2(tower.vit_downsampler(square)).flatten(2).transpose(1, 2)
