@@ -69,7 +69,7 @@ def models(spec: ModelsSpec) -> Shown:
     from vitgraph.report.to_terminal import render as show
     from vitgraph.report.views.machine import families_markdown, matrix_markdown, models_document
 
-    entries = [entry.as_dict() for entry in catalog()]
+    entries = catalog()
 
     def render(console: Console) -> None:
         if spec.markdown:

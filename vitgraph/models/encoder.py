@@ -7,6 +7,7 @@ computed where torch is not used.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,6 +30,7 @@ from vitgraph.models.base import (
 from vitgraph.models.family import Family
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
 from vitgraph.models.metadata import MetadataCache, to_device
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 
@@ -141,6 +143,18 @@ class VisionEncoder(Family, ABC):
     def repeated_blocks(self) -> list[nn.Module]:
         """The blocks that the tower repeats; regional compilation compiles these."""
         return list(self.modules.get_submodule(self.blocks).children()) if self.blocks else []
+
+    def processor_settings(self) -> dict[str, Any]:
+        """Settings of transformers' image processor that makes the pixels, by its own names."""
+        return {}
+
+    def processed(self, image: Any) -> Any:
+        """What transformers' image processor makes of a PIL image; one alone, since some pad a batch to one size."""
+        # The constructors write into `size`.
+        settings = copy.deepcopy({**self.processor_settings(), **self.rule.processor.get("pixels", {})})
+        name = self.pixel_processor or self.image_processor
+        assert name is not None
+        return transformers_class(name)(**settings)(images=[image], return_tensors="pt")
 
     @abstractmethod
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:

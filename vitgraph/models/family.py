@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vitgraph.errors import ModelError
+from vitgraph.models.processor_classes import transformers_class
 
 if TYPE_CHECKING:
     import torch
@@ -164,6 +165,8 @@ class Family:
     """Arguments of the processor's call that are another name of a setting that the rule reads."""
     resample: ClassVar[int] = 3
     """PIL's number of the filter that `preprocess` resizes with, where transformers has no processor for it."""
+    pixel_processor: ClassVar[str | None] = None
+    """transformers' class that makes the pixels, where it reads no published file and so is not `image_processor`."""
     makes_pixels: ClassVar[bool] = False
     """`preprocess` computes pixels itself, although `image_processor` is named."""
 
@@ -271,15 +274,11 @@ class Family:
     @classmethod
     def image_processor_class(cls) -> type[Any] | None:
         """The class that `image_processor` names."""
-        from vitgraph.models.processor_classes import transformers_class
-
         return transformers_class(cls.image_processor) if cls.image_processor else None
 
     @classmethod
     def video_processor_class(cls) -> type[Any] | None:
         """The class that `video_processor` names."""
-        from vitgraph.models.processor_classes import transformers_class
-
         return transformers_class(cls.video_processor) if cls.video_processor else None
 
     @classmethod

@@ -240,8 +240,15 @@ class TowerShape(NamedTuple):
     mlp_matrices: int = 2
 
     def flops(self, rows: int, pairs: float) -> float:
-        """`transformer_flops` of all blocks."""
-        return transformer_flops(rows, pairs, self.depth, self.width, self.mlp_width, self.mlp_matrices)
+        """Operations of all pre-norm blocks over `rows` patches: qkv and output products, MLP, and attention.
+
+        Args:
+            rows: Patches.
+            pairs: Attention pairs: the sum over segments of length squared.
+        """
+        width = self.width
+        products = 2.0 * rows * (4 * width * width + self.mlp_matrices * width * self.mlp_width)
+        return self.depth * (products + 4.0 * pairs * width)
 
 
 class MergedGridRule(GeometryRule):
@@ -318,6 +325,10 @@ class MergedGridRule(GeometryRule):
         """
         if not isinstance(geometry, GridGeometry):
             raise InputError(f"expected a patch grid, got {geometry!r}")
+        if geometry.t > 1 and VIDEO not in self.modalities:
+            raise InputError(
+                f"grid [{geometry.t}, {geometry.h}, {geometry.w}] has {geometry.t} frames, but {self.without_videos}"
+            )
         if geometry.h % self.merge or geometry.w % self.merge or min(geometry.t, geometry.h, geometry.w) < 1:
             raise InputError(
                 f"grid [{geometry.t}, {geometry.h}, {geometry.w}] (t, h, w in patches) is not divisible by the spatial "
@@ -369,21 +380,3 @@ class MergedGridRule(GeometryRule):
 def linear_flops(rows: int, *widths: int) -> float:
     """Operations of linear layers one after the other over `rows`."""
     return 2.0 * rows * sum(before * after for before, after in pairwise(widths))
-
-
-def transformer_flops(
-    rows: int, segment_lengths_squared: float, depth: int, width: int, mlp_width: int, mlp_matrices: int = 2
-) -> float:
-    """Operations of `depth` pre-norm blocks over `rows`: qkv and output products, MLP, and attention.
-
-    Args:
-        rows: Patches.
-        segment_lengths_squared: Sum over segments of length squared (attention pairs).
-        depth: Blocks.
-        width: Hidden width.
-        mlp_width: Inner MLP width.
-        mlp_matrices: 2 for a plain MLP, 3 for a gated one.
-    """
-    products = 2.0 * rows * (4 * width * width + mlp_matrices * width * mlp_width)
-    attention = 4.0 * segment_lengths_squared * width
-    return depth * (products + attention)

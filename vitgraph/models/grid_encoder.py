@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -135,27 +134,14 @@ class GridTowerEncoder(VisionEncoder):
     # -- real images -----------------------------------------------------------------------------------------------
 
     def processor_settings(self) -> dict[str, Any]:
-        """Settings of the image processor, by its own names."""
         return {name: self.rule.processor[name] for name in PROCESSOR_SETTINGS if name in self.rule.processor}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        return self.processed(self.image_processor_class(), image, item)
-
-    def processed(self, processor_class: Any, image: Any, item: ItemGeometry) -> Tensors:
-        """What transformers' processor that packs patches makes of a PIL image.
-
-        Raises:
-            ModelError: Another grid than the rule says.
-        """
-        import torch
-
-        # The processor's constructor writes into `size`.
-        settings = copy.deepcopy({**self.processor_settings(), **self.rule.processor.get("pixels", {})})
-        batch = processor_class(**settings)(images=[image], return_tensors="np")
+        batch = self.processed(image)
         grid = GridGeometry(IMAGE, *batch["image_grid_thw"][0].tolist())
         if grid != item:
             raise ModelError(
-                f"{processor_class.__name__} made the grid {grid}, the rule of {type(self.rule).__name__} says {item}; "
-                "this version of transformers resizes differently"
+                f"transformers' image processor made the grid {grid}, the rule of {type(self.rule).__name__} says "
+                f"{item}; this version of transformers resizes differently"
             )
-        return {"pixel_values": torch.from_numpy(batch["pixel_values"])}
+        return {"pixel_values": batch["pixel_values"]}

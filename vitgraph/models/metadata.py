@@ -8,7 +8,7 @@ the same values, unpadded, in a buffer of its own.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,31 +53,27 @@ class MetadataLayout:
                     f"metadata field {name!r} has dtype {field.dtype!r}; use one of {', '.join(METADATA_DTYPES)}"
                 )
             self._offsets[name] = end
-            size = int(np.prod(field.shape)) * np.dtype(field.dtype).itemsize
-            end += -(-size // ALIGNMENT) * ALIGNMENT
+            end += -(-_nbytes(field) // ALIGNMENT) * ALIGNMENT
         self.nbytes = end
 
     def host_views(self, slab: np.ndarray) -> dict[str, np.ndarray]:
         """Views of the fields in a host byte buffer `[>= nbytes]`."""
-        views = {}
-        for name, field in self.fields.items():
-            dtype = np.dtype(field.dtype)
-            count = int(np.prod(field.shape))
-            start = self._offsets[name]
-            views[name] = slab[start : start + count * dtype.itemsize].view(dtype).reshape(field.shape)
-        return views
+        return {name: slab[place].view(field.dtype).reshape(field.shape) for name, field, place in self._places()}
 
     def device_views(self, arena: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of the fields in a device byte buffer `[>= nbytes]`."""
         import torch
 
-        views = {}
+        return {
+            name: arena[place].view(getattr(torch, field.dtype)).view(field.shape)
+            for name, field, place in self._places()
+        }
+
+    def _places(self) -> Iterator[tuple[str, MetadataField, slice]]:
+        """Each field with its bytes."""
         for name, field in self.fields.items():
-            count = int(np.prod(field.shape))
             start = self._offsets[name]
-            size = count * np.dtype(field.dtype).itemsize
-            views[name] = arena[start : start + size].view(getattr(torch, field.dtype)).view(field.shape)
-        return views
+            yield name, field, slice(start, start + _nbytes(field))
 
     def overflow(self, values: Mapping[str, np.ndarray]) -> str | None:
         """Name and sizes of the first field that `values` do not fit in, or None."""
@@ -94,6 +90,10 @@ class MetadataLayout:
             view[:used] = value
             if used < len(view):
                 _pad_tail(view, used, field.padding)
+
+
+def _nbytes(field: MetadataField) -> int:
+    return int(np.prod(field.shape)) * np.dtype(field.dtype).itemsize
 
 
 def _pad_tail(view: np.ndarray, used: int, padding: str) -> None:

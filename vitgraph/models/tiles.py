@@ -215,13 +215,8 @@ class TileEncoder(VisionEncoder):
         return torch.cat([self.joined(item, part.flatten(0, 1)) for item, part in zip(items, tiles, strict=True)])
 
     def processor_settings(self) -> dict[str, Any]:
-        """Settings of the image processor, by its own names."""
         side, own = self.rule.tile_side, named_pairs(self.image_settings)
         return {"size": {"height": side, "width": side}, **{name: self.rule.processor[ours] for name, ours in own}}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        processor_class: Any = self.image_processor_class()
-        processor = processor_class(**{**self.processor_settings(), **self.rule.processor.get("pixels", {})})
-        # Image by image: some processors pad a batch to the most tiles of any image.
-        pixels = processor(images=[image.convert("RGB")], return_tensors="pt")["pixel_values"]
-        return {"pixel_values": pixels.flatten(0, -4)}
+        return {"pixel_values": self.processed(image.convert("RGB"))["pixel_values"].flatten(0, -4)}

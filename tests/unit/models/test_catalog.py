@@ -16,7 +16,7 @@ from vitgraph.report.views.machine import MATRIX_BEGIN, MATRIX_END, families_mar
 ROOT = Path(__file__).parents[3]
 
 
-ENTRIES = [entry.as_dict() for entry in catalog()]
+ENTRIES = catalog()
 
 
 @pytest.mark.parametrize(("page", "made"), [("README.md", families_markdown), ("docs/models.md", matrix_markdown)])

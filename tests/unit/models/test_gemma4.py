@@ -19,7 +19,7 @@ from vitgraph.errors import InputError, ModelError
 from vitgraph.models.families.gemma4 import Gemma4Encoder, Gemma4Rule
 from vitgraph.models.geometry import GridGeometry, ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
-from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 
 FULL_PRESETS = [name for name, facts in row_presets("gemma4").items() if facts["parameters"]]
@@ -148,18 +148,6 @@ def test_pooling_rounds_where_transformers_does() -> None:
     same = encoder._pool(hidden[0]) == expected[0].to(torch.bfloat16)
     # Sums of nine in another order may fall on the other side of a rounding edge, rarely.
     assert same.float().mean() > 0.99
-
-
-def test_upstream_axis_multiplies_graphs_that_packing_does_not_need() -> None:
-    rule = rule_of("gemma-4-26b-a4b", 280)
-    (axis,) = rule.upstream_axes
-    assert axis.keys == ((70,), (140,), (280,))
-    items = rule.geometry(1280, 720), rule.geometry(1280, 720, 8)
-    assert [axis.covering_key([rule.item_spec(item).axis_sizes[axis.name]]) for item in items] == [(280,), (70,)]
-    settings = resolve_budget_settings(rule.budget_range(560), max_frames_per_video=32)
-    packed, padded = (plan_budgets(settings, axes=axes) for axes in (rule.graph_config().axes, rule.upstream_axes))
-    assert settings.token_budgets == (70, 140, 280, 560)
-    assert len(padded.graph_keys()) == 3 * len(packed.graph_keys())
 
 
 @pytest.mark.parametrize(("budget", "slots"), [(600, 7), (309, 7), (330, 64)])

@@ -110,7 +110,7 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
 def test_published_config_is_read() -> None:
     vision = {"hidden_size": 1408, "image_size": 336, "rope_theta": 10000, "vision_output_dim": 4096}
     config = {
-        "vision_config": {**vision, "model_type": "llama4_vision_model", "initializer_range": 0.02},
+        "vision_config": {**vision, "model_type": "llama4_vision_model", "torch_dtype": "bfloat16"},
         "text_config": {"hidden_size": 5120},
     }
     assert Llama4Encoder.read_model_config(config) == (vision, {"text_hidden_size": 5120})

@@ -288,13 +288,6 @@ def test_slices_do_not_split_a_batch_that_its_tokens_fit(row: str) -> None:
     assert all(plan.slot_tiers["default", budget] == (budget // rule.queries,) for budget in settings.token_budgets)
 
 
-def test_upstream_axis_has_a_key_for_each_captured_slice() -> None:
-    rule = full_rule()
-    (axis,) = rule.upstream_axes
-    needs = [rule.item_spec(rule.image_geometry(*size)).axis_sizes[axis.name] for size in ((448, 448), (500, 300))]
-    assert [axis.covering_key([need]) for need in needs] == [(32, 32), (32, 64)]
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("size", [(300, 200), (50, 50), (90, 700), (1, 1), (3, 40)])
 def test_preprocess_equals_transformers_pipeline(size: tuple[int, int]) -> None:

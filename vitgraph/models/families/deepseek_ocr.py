@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.family import CHANNELS, QKV, Tower, given, own_fields
-from vitgraph.models.geometry import ItemGeometry, transformer_flops
+from vitgraph.models.geometry import ItemGeometry, TowerShape
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.models.tiles import nearest_layout, tile_layouts
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
@@ -133,7 +133,7 @@ class DeepseekOCRRule(TwoPathRule):
         rows, clip = cells * cells + 1, self.clip["hidden_size"]
         depth, mlp = self.clip["num_hidden_layers"], self.clip["intermediate_size"]
         projector = 2.0 * cells * cells * (clip + last) * self.output_width
-        return sam + transformer_flops(rows, float(rows) ** 2, depth, clip, mlp) + projector
+        return sam + TowerShape(depth, clip, mlp).flops(rows, float(rows) ** 2) + projector
 
     def _sam_layer_flops(self, grid: int, *, is_global: bool) -> float:
         """One SAM layer; windows cover the grid with padding, which takes part in attention."""

@@ -22,7 +22,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions
 from vitgraph.models.resizing import fixed_frames
-from vitgraph.planning.budgets import CaptureAxis, GraphKey
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
 
 if TYPE_CHECKING:
@@ -135,12 +135,6 @@ class Gemma4Rule(MergedGridRule):
             grid.t,
             axis_sizes={ROW_WIDTH_AXIS: (self.row_tokens(grid.modality),)},
         )
-
-    @property
-    def upstream_axes(self) -> tuple[CaptureAxis, ...]:
-        """The axis that vLLM 0.33 captures this row with: padded rows of every supported width up to the largest."""
-        widths = sorted(width for width in self.processor["supported_soft_tokens"] if width <= self.max_row_tokens)
-        return (CaptureAxis(ROW_WIDTH_AXIS, tuple((width,) for width in widths)),)
 
     @property
     def upstream_smallest_budget(self) -> int:
@@ -288,19 +282,16 @@ class Gemma4Encoder(GridTowerEncoder):
             first += grid.t
         return rows, positions
 
-    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        import torch
+    def processor_settings(self) -> dict[str, Any]:
+        rule = self.rule
+        return {
+            "max_soft_tokens": rule.row_tokens(IMAGE),
+            "patch_size": rule.patch,
+            "pooling_kernel_size": rule.merge,
+        }
 
-        rule, processor_class = self.rule, self.image_processor_class()
-        assert processor_class is not None
-        processor = processor_class(
-            max_soft_tokens=rule.row_tokens(IMAGE),
-            patch_size=rule.patch,
-            pooling_kernel_size=rule.merge,
-            **rule.processor.get("pixels", {}),
-        )
-        (padded,) = processor([image], return_tensors="np")["pixel_values"]
-        grid = rule.checked_grid(item)
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        (padded,), grid = self.processed(image)["pixel_values"], self.rule.checked_grid(item)
         # Real patches of the padded raster row, in pooling-block order.
-        order = block_positions(grid.h, grid.w, rule.merge) @ np.array([grid.w, 1])
-        return {"pixel_values": torch.from_numpy(padded[order])}
+        order = block_positions(grid.h, grid.w, self.rule.merge) @ np.array([grid.w, 1])
+        return {"pixel_values": padded[order]}

@@ -19,7 +19,6 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis, linear_axis
 from vitgraph.models.pixels import cut_patches, normalized
-from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
@@ -104,12 +103,6 @@ class KimiVLRule(MergedGridRule):
                 f"1 to {self.side_limit}. Resize or crop it"
             )
         return self.checked_grid(GridGeometry(IMAGE, 1, rows, cols))
-
-    def checked_grid(self, geometry: ItemGeometry) -> GridGeometry:
-        grid = super().checked_grid(geometry)
-        if grid.t != 1:
-            raise InputError(f"grid [{grid.t}, {grid.h}, {grid.w}] has {grid.t} frames; this model takes images only")
-        return grid
 
 
 class KimiVLEncoder(GridTowerEncoder):
@@ -202,6 +195,7 @@ class KimiK25Encoder(KimiVLEncoder):
     rule: KimiK25Rule
     checkpoint_keys = (*K25_PROJECTOR_KEYS, *PUBLISHED_KEYS)
     image_settings = K25_PROCESSOR_FIELDS
+    pixel_processor = "kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor"
     extra_fields = ("projection_layer_norm_eps", ("vision_config.projector_ln_eps", "projection_layer_norm_eps"))
 
     @classmethod
@@ -219,9 +213,7 @@ class KimiK25Encoder(KimiVLEncoder):
         limits = {"max_patches": processor["in_token_limit"], "size": {"max_height": side, "max_width": side}}
         return {**super().processor_settings(), "merge_size": self.rule.merge, **limits}
 
-    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        processor_class = transformers_class("kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor")
-        return self.processed(processor_class, image, item)
+    image_rows = GridTowerEncoder.image_rows
 
 
 class KimiK3Rule(KimiK25Rule):

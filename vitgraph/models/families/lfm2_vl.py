@@ -236,20 +236,19 @@ class Lfm2VLEncoder(GridTowerEncoder):
         parts = zip(output.last_hidden_state, grids, strict=True)
         return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
 
+    def processor_settings(self) -> dict[str, Any]:
+        settings = {name: self.rule.processor[name] for name in self.image_settings}
+        return {**settings, "encoder_patch_size": self.rule.patch, "downsample_factor": self.rule.merge}
+
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         import torch
 
-        grids, merge = self.grids([item]), self.rule.merge
-        processor_class: Any = self.image_processor_class()
-        settings = {name: self.rule.processor[name] for name in self.image_settings}
-        settings |= {"encoder_patch_size": self.rule.patch, "downsample_factor": merge}
-        processor = processor_class(**settings, **self.rule.processor.get("pixels", {}))
-        batch = processor(images=[image], return_tensors="pt")
+        grids, merge, batch = self.grids([item]), self.rule.merge, self.processed(image)
         shapes = [[grid.h, grid.w] for grid in grids]
         if batch["spatial_shapes"].tolist() != shapes:
             raise ModelError(
-                f"{processor_class.__name__} made parts of {batch['spatial_shapes'].tolist()} patches, the rule says "
-                f"{shapes}; this version of transformers cuts differently"
+                f"transformers' image processor made parts of {batch['spatial_shapes'].tolist()} patches, the rule "
+                f"says {shapes}; this version of transformers cuts differently"
             )
         orders = [block_positions(grid.h, grid.w, merge) @ np.array([grid.w, 1]) for grid in grids]
         rows = [part[order] for part, order in zip(batch["pixel_values"], orders, strict=True)]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from vitgraph.errors import InputError
-from vitgraph.models.geometry import GeometryRule, ItemGeometry, transformer_flops
+from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.resizing import sampled_frames
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
@@ -154,16 +154,10 @@ class MiniCPMVRule(GeometryRule):
         side = self.resolution // self.patch
         return (CaptureAxis(PATCH_GRID_AXIS, ((side, side), (LONGEST_SIDE * side, LONGEST_SIDE * side))),)
 
-    @property
-    def upstream_axes(self) -> tuple[CaptureAxis, ...]:
-        """The axis that vLLM 0.33 captures these rows with; its graphs compute the whole grid of the key."""
-        return (CaptureAxis(PATCH_GRID_AXIS, ((32, 32), (32, 64), (64, 32), (70, 70))),)
-
     def slice_capacity(self, key: tuple[int, ...]) -> int:
         """Most patches of a slice within the grid of an axis key, rounded up for aligned loads."""
-        rows, columns = key
-        most = max(min(rows, self._most_rows(width)) * width for width in range(1, columns + 1))
-        return -(-int(most) // CAPACITY_ALIGNMENT) * CAPACITY_ALIGNMENT
+        rows, columns = self.largest_grid(key)
+        return -(-rows * columns // CAPACITY_ALIGNMENT) * CAPACITY_ALIGNMENT
 
     def largest_grid(self, key: tuple[int, ...]) -> PatchGrid:
         """A slice within the key's grid that has the most patches."""
@@ -194,7 +188,7 @@ class MiniCPMVRule(GeometryRule):
         )
         return (
             2.0 * item.patches * config["num_channels"] * self.patch**2 * width
-            + transformer_flops(item.patches, pairs, config["num_hidden_layers"], width, config["intermediate_size"])
+            + self.tower_shape.flops(item.patches, pairs)
             + resampler
         )
 

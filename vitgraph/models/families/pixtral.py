@@ -131,8 +131,5 @@ class PixtralEncoder(GridTowerEncoder):
         return {"do_resize": processor["do_resize"], **{name: processor[name] for name in CHANNELS}, **size}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        processor_class: Any = self.image_processor_class()
-        processor = processor_class(**{**self.processor_settings(), **self.rule.processor.get("pixels", {})})
-        # Image by image: the processor pads a batch to one size.
-        pixels = processor(images=[image], return_tensors="pt")["pixel_values"][0]
+        pixels = self.processed(image)["pixel_values"][0]
         return {"pixel_values": cut_patches(pixels, self.rule.patch, self.rule.merge)}

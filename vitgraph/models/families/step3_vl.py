@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.family import CHANNELS, QKV, Tower, given
-from vitgraph.models.geometry import transformer_flops
+from vitgraph.models.geometry import TowerShape
 from vitgraph.models.pixels import normalized
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
@@ -167,7 +167,7 @@ class Step3VLRule(TwoPathRule):
             inner, outer = config["output_hidden_size"], 2 * config["output_hidden_size"]
         return (
             2.0 * patches * config["num_channels"] * self.patch**2 * width
-            + transformer_flops(rows, float(rows) ** 2, depth, width, mlp)
+            + TowerShape(depth, width, mlp).flops(rows, float(rows) ** 2)
             + 2.0 * (middle**2 * kernel**2 * width * inner + cells**2 * 9 * inner * outer)
             + 2.0 * cells**2 * outer * self.output_width
         )

@@ -134,7 +134,7 @@ def models_document(entries: Sequence[Entry]) -> Document:
     """One row a supported row of models, and its models, class and presets beneath.
 
     Args:
-        entries: `CatalogEntry.as_dict()` of each.
+        entries: The facts of each, from the model catalog.
     """
     rows: list[dict[str, str]] = []
     for tower, group in groupby(entries, key=itemgetter("tower")):
