@@ -129,6 +129,15 @@ class VisionEncoder(Family, ABC):
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         """The encoder on packed tensors: parts `[M, D_i]` of the output, joined along the width by the caller."""
 
+    def run_blocks(self, hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """The residual stream after all of `repeated_blocks`, for towers whose loop over them is the adapter's."""
+        from vitgraph.models.compile.residual import ResidualStream
+
+        stream = ResidualStream(hidden)
+        for block in self.repeated_blocks():
+            stream = self.run_block(block, stream, **arguments)
+        return stream.whole()
+
     @abstractmethod
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """What `stock_forward` gives, computed while every replaced module computes as the one that it replaced."""

@@ -114,6 +114,10 @@ class Tower(NamedTuple):
         """Fields of the config class."""
         return own_fields(self.config_class())
 
+    def known_names(self) -> list[str]:
+        """Names in published configs that the config class takes: its fields, other names of them, older ones."""
+        return [*self.config_class().attribute_map, "rope_theta", *self.fields()]
+
     def build(self, vision_config: Mapping[str, Any], dtype: torch.dtype) -> Any:
         """The tower with the parameters of its own constructor; buffers that it keeps in float32 stay so."""
         model_class: Any = modeling_class(f"{self.folder}:{self.model}")
@@ -267,7 +271,7 @@ class Family:
             if (found := setting_at(config, name)) not in (None, value):
                 raise ModelError(f"{name} is {found!r}; only {value!r}, the published models', is supported")
         width = given(text_part(config), [("hidden_size", "text_hidden_size")])
-        names = (*cls.vision_fields, *(cls.tower.fields() if cls.tower else ()))
+        names = (*cls.vision_fields, *(cls.tower.known_names() if cls.tower else ()))
         vision = given(config["vision_config"], names) if names else config["vision_config"]
         return {**cls.vision_defaults, **vision}, {**width, **given(config, cls.extra_fields)}
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
-from vitgraph.models.rows import IMAGES_ONLY, NOT_YET, ROWS, ModelRow
+from vitgraph.models.rows import NOT_YET, ROWS, ModelRow
 from vitgraph.planning.items import IMAGE
 from vitgraph.reading import is_folder
 
@@ -52,7 +52,7 @@ class ModelSource:
     def rule(self) -> GeometryRule:
         """The family's rule for this config; needs no torch."""
         rule = self.row.encoder_class().rule_class(self.vision_config, self.processor, self.extra)
-        if self.architecture in IMAGES_ONLY:
+        if self.architecture in self.row.images_only:
             rule.modalities = (IMAGE,)
         return rule
 

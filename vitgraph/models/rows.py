@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module, resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
@@ -29,6 +29,7 @@ class ModelRow:
         architectures: Values of `architectures` in config.json that belong to the row.
         full_preset: Full-size preset that stands for the row in measurements.
         debug_preset: Small preset for tests and CPUs.
+        images_only: Those of `architectures` that take images alone, of a family that takes videos too.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModelRow:
     architectures: tuple[str, ...]
     full_preset: str
     debug_preset: str
+    images_only: tuple[str, ...] = ()
 
     def encoder_class(self) -> type[VisionEncoder]:
         """The adapter class; its module is imported here, torch is not."""
@@ -45,38 +47,12 @@ class ModelRow:
         return getattr(import_module(f"{FAMILIES}.{module}"), class_name)
 
 
-def _declared_rows() -> tuple[ModelRow, ...]:
-    declared = json.loads((resources.files("vitgraph.models") / "rows.json").read_text(encoding="utf-8"))
-    return tuple(ModelRow(**{**row, "architectures": tuple(row["architectures"])}) for row in declared)
+_DECLARED: dict[str, Any] = json.loads((resources.files("vitgraph.models") / "rows.json").read_text(encoding="utf-8"))
 
+_LISTS = ("architectures", "images_only")
 
-ROWS = _declared_rows()
+ROWS = tuple(ModelRow(**row | {name: tuple(row.get(name, ())) for name in _LISTS}) for row in _DECLARED["rows"])
 """The rows that `rows.json` declares; those with one kind of tower stand together."""
 
-IMAGES_ONLY = frozenset(
-    {
-        "CohereCompassForConditionalGeneration",
-        "JinaVLForRanking",
-        "OpenCUAForConditionalGeneration",
-        "QianfanOCRForConditionalGeneration",
-    }
-)
-"""Names that take images alone, of families that take videos too."""
-
-NOT_YET: Mapping[str, str] = {
-    "Alpamayo2Super": "Qwen3-VL's tower, but its config.json sets the images' pixel range",
-    "H2OVLChatModel": "InternVL's tower, but its images are tiled at two scales",
-    "NVLM_D": "InternViT-6B with heads that are padding, and a projector of its own",
-    "Cosmos3EdgeForConditionalGeneration": "a SigLIP 2 tower with a merger of its own",
-    "MiniCPMV4_6ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
-    "MiniCPMV4_7ForConditionalGeneration": "its tower merges windows half way, and has no resampler",
-    "DeepseekOCR2ForCausalLM": "a language model encodes its images after SAM",
-    "LLaVAOneVision1_5_ForConditionalGeneration": "RICE-ViT, which is in no release of transformers",
-    "LlavaOnevision2ForConditionalGeneration": "a tower that is in no release of transformers",
-    "MolmoForCausalLM": "the first Molmo: CLIP on padded crops, which transformers lacks",
-    "Ovis": "published with code of its own; give a checkpoint in transformers' format (Ovis2-1B-hf)",
-    "Ovis2_5": "SigLIP 2 with windows and rotary positions, which transformers lacks",
-    "PixtralForConditionalGeneration": "files in Mistral's own format; give the checkpoint in transformers' format",
-    "Gemma4UnifiedForConditionalGeneration": "it has no tower: patches are projected, and nothing attends",
-}
+NOT_YET: Mapping[str, str] = _DECLARED["not_yet"]
 """Names whose relatives have an adapter, and what is different in them."""

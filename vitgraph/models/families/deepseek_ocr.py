@@ -25,35 +25,6 @@ WIDTH_FIELDS = (
 )
 """Fields of the two towers in config.json's `vision_config.width`."""
 
-PROCESSOR_FIELDS = (
-    *(("size.height", "global_size"), ("base_size", "global_size"), "global_size"),
-    *(("image_size", "local_size"), "local_size", "crop_mode", "min_crops", "max_crops", *CHANNELS),
-    *(("tile_size", "local_size"), ("crop_to_patches", "crop_mode")),
-    *(("min_patches", "min_crops"), ("max_patches", "max_crops")),
-)
-"""Settings of the published processor and of transformers', and the presets' names."""
-
-CHECKPOINT_KEYS = (
-    (r"sam_model\.patch_embed\.proj\.", "visual.sam_encoder.patch_embed.projection."),
-    (r"sam_model\.pos_embed$", "visual.sam_encoder.pos_embed"),
-    (r"sam_model\.blocks\.(\d+)\.norm([12])\.", r"visual.sam_encoder.layers.\1.layer_norm\2."),
-    (r"sam_model\.blocks\.(\d+)\.(attn|mlp)\.", r"visual.sam_encoder.layers.\1.\2."),
-    (r"sam_model\.neck\.0\.", "visual.sam_encoder.neck.conv1."),
-    (r"sam_model\.neck\.1\.", "visual.sam_encoder.neck.layer_norm1."),
-    (r"sam_model\.neck\.2\.", "visual.sam_encoder.neck.conv2."),
-    (r"sam_model\.neck\.3\.", "visual.sam_encoder.neck.layer_norm2."),
-    (r"sam_model\.net_2\.", "visual.sam_encoder.proj.conv1."),
-    (r"sam_model\.net_3\.", "visual.sam_encoder.proj.conv2."),
-    (r"vision_model\.embeddings\.(class|position)_embedding", r"visual.vision_encoder.embeddings.\1_embedding"),
-    (r"vision_model\.pre_layrnorm\.", "visual.vision_encoder.pre_layrnorm."),
-    (r"vision_model\.transformer\.layers\.(\d+)\.", r"visual.vision_encoder.encoder.layers.\1."),
-    (r"projector\.layers\.", "projector."),
-    (r"image_newline$", "tokens.image_newline"),
-    # The published name has the typing error.
-    (r"view_seperator$", "tokens.view_separator"),
-)
-"""Published key after an optional `model.` to module name. CLIP's patch embedding is published and never used."""
-
 CONSTANTS: Mapping[str, Any] = {"background_color": [127, 127, 127], "maximum_pad_value": 640}
 """Settings of transformers' processor that the published code has as constants."""
 
@@ -152,10 +123,33 @@ class DeepseekOCREncoder(TwoPathEncoder):
     rule: DeepseekOCRRule
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv_proj.": QKV}
     tokens = ("image_newline", "view_separator")
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (r"sam_model\.patch_embed\.proj\.", "visual.sam_encoder.patch_embed.projection."),
+        (r"sam_model\.pos_embed$", "visual.sam_encoder.pos_embed"),
+        (r"sam_model\.blocks\.(\d+)\.norm([12])\.", r"visual.sam_encoder.layers.\1.layer_norm\2."),
+        (r"sam_model\.blocks\.(\d+)\.(attn|mlp)\.", r"visual.sam_encoder.layers.\1.\2."),
+        (r"sam_model\.neck\.0\.", "visual.sam_encoder.neck.conv1."),
+        (r"sam_model\.neck\.1\.", "visual.sam_encoder.neck.layer_norm1."),
+        (r"sam_model\.neck\.2\.", "visual.sam_encoder.neck.conv2."),
+        (r"sam_model\.neck\.3\.", "visual.sam_encoder.neck.layer_norm2."),
+        (r"sam_model\.net_2\.", "visual.sam_encoder.proj.conv1."),
+        (r"sam_model\.net_3\.", "visual.sam_encoder.proj.conv2."),
+        (r"vision_model\.embeddings\.(class|position)_embedding", r"visual.vision_encoder.embeddings.\1_embedding"),
+        (r"vision_model\.pre_layrnorm\.", "visual.vision_encoder.pre_layrnorm."),
+        (r"vision_model\.transformer\.layers\.(\d+)\.", r"visual.vision_encoder.encoder.layers.\1."),
+        (r"projector\.layers\.", "projector."),
+        (r"image_newline$", "tokens.image_newline"),
+        # The published name has the typing error.
+        (r"view_seperator$", "tokens.view_separator"),
+    )
     extra_fields = (("projector_config.n_embed", "text_hidden_size"),)
     fixed: ClassVar[Mapping[str, Any]] = {"projector_config.projector_type": "linear", "tile_tag": "2D"}
-    image_settings = PROCESSOR_FIELDS
+    image_settings = (
+        *(("size.height", "global_size"), ("base_size", "global_size"), "global_size"),
+        *(("image_size", "local_size"), "local_size", "crop_mode", "min_crops", "max_crops", *CHANNELS),
+        *(("tile_size", "local_size"), ("crop_to_patches", "crop_mode")),
+        *(("min_patches", "min_crops"), ("max_patches", "max_crops")),
+    )
     patch_convolutions = ("visual.sam_encoder.patch_embed.projection",)
 
     def __init__(self, modules: nn.ModuleDict, rule: DeepseekOCRRule, attention: AttentionBackend) -> None:

@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-CHECKPOINT_KEYS = (
-    (r"vision\.patch_embed\.proj\.", "visual.patch_embed."),
-    (r"vision\.norm\.", "visual.norm."),
-    (r"vision\.blocks\.(\d+)\.attn\.wqkv\.", r"visual.blocks.\1.attn.qkv."),
-    (r"vision\.blocks\.(\d+)\.attn\.wo\.", r"visual.blocks.\1.attn.proj."),
-    (r"vision\.blocks\.(\d+)\.mlp\.w1\.", r"visual.blocks.\1.mlp.gate_up."),
-    (r"vision\.blocks\.(\d+)\.mlp\.w2\.", r"visual.blocks.\1.mlp.down_proj."),
-    (r"vision\.blocks\.", "visual.blocks."),
-    (r"aligner\.", "aligner."),
-    (r"image_(start|newline|end)$", r"tokens.\1"),
-)
-"""Published key to module name; the first match holds."""
-
 TOWER_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 1024,
     "num_attention_heads": 16,
@@ -143,7 +130,17 @@ class DeepseekV41Encoder(GridTowerEncoder):
     position_merge = 1
     patch_convolutions = ()
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".gate_up.": (".gate_proj.", ".up_proj.")}
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (r"vision\.patch_embed\.proj\.", "visual.patch_embed."),
+        (r"vision\.norm\.", "visual.norm."),
+        (r"vision\.blocks\.(\d+)\.attn\.wqkv\.", r"visual.blocks.\1.attn.qkv."),
+        (r"vision\.blocks\.(\d+)\.attn\.wo\.", r"visual.blocks.\1.attn.proj."),
+        (r"vision\.blocks\.(\d+)\.mlp\.w1\.", r"visual.blocks.\1.mlp.gate_up."),
+        (r"vision\.blocks\.(\d+)\.mlp\.w2\.", r"visual.blocks.\1.mlp.down_proj."),
+        (r"vision\.blocks\.", "visual.blocks."),
+        (r"aligner\.", "aligner."),
+        (r"image_(start|newline|end)$", r"tokens.\1"),
+    )
     vision_fields = ("num_hidden_layers", *TOWER_DEFAULTS)
     vision_defaults = TOWER_DEFAULTS
     tokens = ("start", "newline", "end")
@@ -197,19 +194,11 @@ class DeepseekV41Encoder(GridTowerEncoder):
         return {**found, "merge_rows": np.concatenate(rows), "merge_mask": np.concatenate(masks)}
 
     def _encoded(self, pixels: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor, longest: int) -> Any:
-        from vitgraph.models.compile.residual import ResidualStream
-
         tower: Any = self.modules["visual"]
         hidden = tower.patch_embed(pixels)
-        arguments = {
-            "cu_seqlens": offsets,
-            "max_seqlen": longest,
-            "position_embeddings": tower.rotary_pos_emb(hidden, positions),
-        }
-        stream = ResidualStream(hidden)
-        for block in tower.blocks:
-            stream = self.run_block(block, stream, **arguments)
-        return tower.norm(stream.whole())
+        rotary = tower.rotary_pos_emb(hidden, positions)
+        arguments = {"cu_seqlens": offsets, "max_seqlen": longest, "position_embeddings": rotary}
+        return tower.norm(self.run_blocks(hidden, **arguments))
 
     def _aligned(self, merged: torch.Tensor) -> torch.Tensor:
         from torch.nn import functional

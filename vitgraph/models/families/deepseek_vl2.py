@@ -24,22 +24,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-CHECKPOINT_KEYS = (
-    (r"vision\.patch_embed\.proj\.", "visual.embeddings.patch_embedding."),
-    (r"vision\.pos_embed$", "visual.embeddings.position_embedding.weight"),
-    (r"vision\.norm\.", "visual.post_layernorm."),
-    (r"vision\.blocks\.(\d+)\.norm([12])\.", r"visual.encoder.layers.\1.layer_norm\2."),
-    (r"vision\.blocks\.(\d+)\.attn\.proj\.", r"visual.encoder.layers.\1.self_attn.out_proj."),
-    (r"vision\.blocks\.(\d+)\.attn\.qkv\.", r"visual.encoder.layers.\1.self_attn.qkv."),
-    (r"vision\.blocks\.(\d+)\.mlp\.", r"visual.encoder.layers.\1.mlp."),
-    (r"projector\.layers\.", "projector."),
-    (r"image_newline$", "tokens.image_newline"),
-    # The published name has the typing error.
-    (r"view_seperator$", "tokens.view_separator"),
-)
-"""Published key to module name; the first match holds."""
-
-
 SIGLIP_SO400M: Mapping[str, Any] = {
     "hidden_size": 1152,
     "num_hidden_layers": 27,
@@ -138,7 +122,19 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
     )
     fixed: ClassVar[Mapping[str, Any]] = {"tile_tag": "2D", "global_view_pos": "head", "projector_config.mlp_ratio": 1}
     image_settings = ("candidate_resolutions", *CHANNELS)
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (r"vision\.patch_embed\.proj\.", "visual.embeddings.patch_embedding."),
+        (r"vision\.pos_embed$", "visual.embeddings.position_embedding.weight"),
+        (r"vision\.norm\.", "visual.post_layernorm."),
+        (r"vision\.blocks\.(\d+)\.norm([12])\.", r"visual.encoder.layers.\1.layer_norm\2."),
+        (r"vision\.blocks\.(\d+)\.attn\.proj\.", r"visual.encoder.layers.\1.self_attn.out_proj."),
+        (r"vision\.blocks\.(\d+)\.attn\.qkv\.", r"visual.encoder.layers.\1.self_attn.qkv."),
+        (r"vision\.blocks\.(\d+)\.mlp\.", r"visual.encoder.layers.\1.mlp."),
+        (r"projector\.layers\.", "projector."),
+        (r"image_newline$", "tokens.image_newline"),
+        # The published name has the typing error.
+        (r"view_seperator$", "tokens.view_separator"),
+    )
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:

@@ -14,37 +14,6 @@ from vitgraph.planning.items import IMAGE, VIDEO
 if TYPE_CHECKING:
     import torch
 
-EXTRA_FIELDS = (
-    *("downsample_ratio", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
-    *("ps_version", "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail"),
-    ("select_layer", "vision_feature_layer"),
-)
-"""Fields at the top of config.json that the projector and the tiling need."""
-
-PROCESSOR_FIELDS = (
-    *(*CHANNELS, ("min_patches", "min_dynamic_patch"), ("max_patches", "max_dynamic_patch")),
-    *("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail"),
-)
-"""Settings of transformers' processor, and of the original repositories and vLLM, and the presets' names."""
-
-ORIGINAL_KEYS = (
-    (r"vision_model\.embeddings\.class_embedding$", "visual.embeddings.cls_token"),
-    (r"vision_model\.embeddings\.position_embedding$", "visual.embeddings.position_embeddings"),
-    (r"vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.patch_embeddings.projection."),
-    (r"vision_model\.encoder\.layers\.(\d+)\.norm1\.", r"visual.encoder.layer.\1.layernorm_before."),
-    (r"vision_model\.encoder\.layers\.(\d+)\.norm2\.", r"visual.encoder.layer.\1.layernorm_after."),
-    (r"vision_model\.encoder\.layers\.(\d+)\.ls([12])$", r"visual.encoder.layer.\1.lambda_\2"),
-    (r"vision_model\.encoder\.layers\.(\d+)\.attn\.proj\.", r"visual.encoder.layer.\1.attention.projection_layer."),
-    (r"vision_model\.encoder\.layers\.(\d+)\.attn\.", r"visual.encoder.layer.\1.attention."),
-    (r"vision_model\.encoder\.layers\.(\d+)\.mlp\.", r"visual.encoder.layer.\1.mlp."),
-    (r"mlp1\.0\.", "projector.layer_norm."),
-    (r"mlp1\.1\.", "projector.linear_1."),
-    (r"mlp1\.3\.", "projector.linear_2."),
-    (r"vision_tower\.", "visual."),
-    (r"multi_modal_projector\.", "projector."),
-)
-"""Published key (both the original repositories and the `-HF` ones) to module name; the first match holds."""
-
 
 class InternVLRule(TileRule):
     """Images: the layout of 1 to 12 tiles nearest in aspect ratio, and a thumbnail where it has several. Videos: one
@@ -90,7 +59,11 @@ class InternVLEncoder(TileEncoder):
     projector = "internvl:InternVLMultiModalProjector"
     projector_fields = ("downsample_ratio", "projector_hidden_act")
     vision_fields = (("qkv_bias", "attention_bias"), ("qk_normalization", "use_qk_norm"))
-    extra_fields = EXTRA_FIELDS
+    extra_fields = (
+        *("downsample_ratio", "projector_hidden_act", "vision_feature_layer", "vision_feature_select_strategy"),
+        *("ps_version", "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail"),
+        ("select_layer", "vision_feature_layer"),
+    )
     # The class token is dropped, which leaves a square of patches to merge; there is no norm after the tower.
     fixed: ClassVar[Mapping[str, Any]] = {
         "vision_feature_layer": -1,
@@ -99,7 +72,10 @@ class InternVLEncoder(TileEncoder):
         "ps_version": "v2",
         "vision_config.use_mean_pooling": True,
     }
-    image_settings = PROCESSOR_FIELDS
+    image_settings = (
+        *(*CHANNELS, ("min_patches", "min_dynamic_patch"), ("max_patches", "max_dynamic_patch")),
+        *("min_dynamic_patch", "max_dynamic_patch", "use_thumbnail"),
+    )
     video_settings = ("num_frames",)
     rule_class = InternVLRule
     rule: InternVLRule
@@ -110,7 +86,22 @@ class InternVLEncoder(TileEncoder):
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".qkv.": QKV}
     patch_convolutions = ("visual.embeddings.patch_embeddings.projection",)
     blocks = "visual.encoder.layer"
-    checkpoint_keys = ORIGINAL_KEYS
+    checkpoint_keys = (
+        (r"vision_model\.embeddings\.class_embedding$", "visual.embeddings.cls_token"),
+        (r"vision_model\.embeddings\.position_embedding$", "visual.embeddings.position_embeddings"),
+        (r"vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.patch_embeddings.projection."),
+        (r"vision_model\.encoder\.layers\.(\d+)\.norm1\.", r"visual.encoder.layer.\1.layernorm_before."),
+        (r"vision_model\.encoder\.layers\.(\d+)\.norm2\.", r"visual.encoder.layer.\1.layernorm_after."),
+        (r"vision_model\.encoder\.layers\.(\d+)\.ls([12])$", r"visual.encoder.layer.\1.lambda_\2"),
+        (r"vision_model\.encoder\.layers\.(\d+)\.attn\.proj\.", r"visual.encoder.layer.\1.attention.projection_layer."),
+        (r"vision_model\.encoder\.layers\.(\d+)\.attn\.", r"visual.encoder.layer.\1.attention."),
+        (r"vision_model\.encoder\.layers\.(\d+)\.mlp\.", r"visual.encoder.layer.\1.mlp."),
+        (r"mlp1\.0\.", "projector.layer_norm."),
+        (r"mlp1\.1\.", "projector.linear_1."),
+        (r"mlp1\.3\.", "projector.linear_2."),
+        (r"vision_tower\.", "visual."),
+        (r"multi_modal_projector\.", "projector."),
+    )
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -127,14 +118,9 @@ class InternVLEncoder(TileEncoder):
         return found
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        from vitgraph.models.compile.residual import ResidualStream
-
         tower: Any = self.modules["visual"]
-        stream = ResidualStream(tower.embeddings(pixels, None))
-        for layer in tower.encoder.layer:
-            stream = self.run_block(layer, stream)
         # The class token has taken part in attention, and is dropped.
-        features = tower.layernorm(stream.whole())[:, 1:]
+        features = tower.layernorm(self.run_blocks(tower.embeddings(pixels, None)))[:, 1:]
         tiles, _, width = features.shape
         merge, cells = self.rule.merge, self.rule.patches_per_side // self.rule.merge
         # Pixel shuffle: the merge x merge patches of a cell side by side, in row order.

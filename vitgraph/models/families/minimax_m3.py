@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-CHECKPOINT_KEYS = (
-    (r"vision_tower\.vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.proj."),
-    (r"vision_tower\.vision_model\.(?:encoder\.)?(layers|pre_layrnorm)\.", r"visual.\1."),
-    (r"patch_merge_mlp\.(linear_[12])\.", r"projector.merge_\1."),
-    (r"multi_modal_projector\.", "projector."),
-    (r"vision_tower\.", "visual."),
-)
-"""Published key (original or as transformers saves it) to module name; the first match holds."""
-
 
 class MiniMaxM3Rule(MergedGridRule):
     """Images: 28-pixel tokens within the processor's pixel range."""
@@ -50,7 +41,13 @@ class MiniMaxM3Encoder(GridTowerEncoder):
     image_processor = "minimax_m3_vl.image_processing_minimax_m3_vl:MiniMaxM3VLImageProcessor"
     patch_convolutions = ("visual.embeddings.proj",)
     blocks = "visual.layers"
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (r"vision_tower\.vision_model\.embeddings\.patch_embedding\.", "visual.embeddings.proj."),
+        (r"vision_tower\.vision_model\.(?:encoder\.)?(layers|pre_layrnorm)\.", r"visual.\1."),
+        (r"patch_merge_mlp\.(linear_[12])\.", r"projector.merge_\1."),
+        (r"multi_modal_projector\.", "projector."),
+        (r"vision_tower\.", "visual."),
+    )
     projector = "minimax_m3_vl:MiniMaxM3VLMultiModalProjector"
     projector_fields = ("projector_hidden_size",)
     extra_fields = projector_fields

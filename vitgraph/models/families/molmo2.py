@@ -28,21 +28,6 @@ if TYPE_CHECKING:
 
 TOWER, ADAPTER = r"vision_backbone\.image_vit\.", r"vision_backbone\."
 BLOCK = TOWER + r"transformer\.resblocks\.(\d+)\."
-CHECKPOINT_KEYS = (
-    (BLOCK + r"attention\.w([qkvo])\.", r"visual.layers.\1.self_attn.\2_proj."),
-    (BLOCK + r"feed_forward\.w([12])\.", r"visual.layers.\1.mlp.fc\2."),
-    (BLOCK + r"attention_norm\.", r"visual.layers.\1.layer_norm1."),
-    (BLOCK + r"ffn_norm\.", r"visual.layers.\1.layer_norm2."),
-    (TOWER, "visual."),
-    (ADAPTER + r"image_pooling_2d\.w([qkvo])\.", r"adapter.image_pooling_2d.\1_proj."),
-    (ADAPTER + r"image_projector\.w1\.", "adapter.image_projector.gate_proj."),
-    (ADAPTER + r"image_projector\.w2\.", "adapter.image_projector.down_proj."),
-    (ADAPTER + r"image_projector\.w3\.", "adapter.image_projector.up_proj."),
-    (r"vision_tower\.", "visual."),
-    (r"multi_modal_projector\.", "adapter."),
-)
-"""Published key (the original's or transformers') to module name; the first match holds."""
-
 VISION_FIELDS = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "hidden_act", "layer_norm_eps", "image_size", "patch_size", "num_channels", "attention_bias"),
@@ -167,7 +152,19 @@ class Molmo2Encoder(VisionEncoder):
     rule: Molmo2Rule
     calls_varlen = False
     image_processor = "molmo2.image_processing_molmo2:Molmo2ImageProcessor"
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (BLOCK + r"attention\.w([qkvo])\.", r"visual.layers.\1.self_attn.\2_proj."),
+        (BLOCK + r"feed_forward\.w([12])\.", r"visual.layers.\1.mlp.fc\2."),
+        (BLOCK + r"attention_norm\.", r"visual.layers.\1.layer_norm1."),
+        (BLOCK + r"ffn_norm\.", r"visual.layers.\1.layer_norm2."),
+        (TOWER, "visual."),
+        (ADAPTER + r"image_pooling_2d\.w([qkvo])\.", r"adapter.image_pooling_2d.\1_proj."),
+        (ADAPTER + r"image_projector\.w1\.", "adapter.image_projector.gate_proj."),
+        (ADAPTER + r"image_projector\.w2\.", "adapter.image_projector.down_proj."),
+        (ADAPTER + r"image_projector\.w3\.", "adapter.image_projector.up_proj."),
+        (r"vision_tower\.", "visual."),
+        (r"multi_modal_projector\.", "adapter."),
+    )
     blocks = "visual.layers"
     image_settings = ("max_crops", "overlap_margins", "pooling_size", *CHANNELS)
     makes_pixels = True

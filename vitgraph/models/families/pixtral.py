@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-CHECKPOINT_KEYS = (
-    (r"(?:vision_tower|vision_encoder)\.", "visual."),
-    (r"(?:multi_modal_projector|vision_projection)\.", "projector."),
-)
 PROJECTOR_FIELDS = ("spatial_merge_size", "projector_hidden_act", "multimodal_projector_bias")
 """Fields at the top of config.json that the projector reads; without a merge size it is the LLaVA models'."""
 
@@ -58,12 +54,15 @@ class PixtralEncoder(GridTowerEncoder):
     rule_class = PixtralRule
     rule: PixtralRule
     image_processor = "pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (r"(?:vision_tower|vision_encoder)\.", "visual."),
+        (r"(?:multi_modal_projector|vision_projection)\.", "projector."),
+    )
     patch_convolutions = ("visual.patch_conv",)
     blocks = "visual.transformer.layers"
     image_settings = ("do_resize", *CHANNELS, ("size.longest_edge", "longest_edge"))
     sized_by_pixels = False
-    vision_fields = ("head_dim", "rope_theta")
+    vision_fields = ("head_dim",)
     extra_fields = (*PROJECTOR_FIELDS, ("text_config.rms_norm_eps", "rms_norm_eps"))
     fixed: ClassVar[Mapping[str, Any]] = {"vision_feature_layer": -1}
 

@@ -50,26 +50,6 @@ FIXED_SWITCHES = {
 }
 """Switches of the 10B model's perception encoder that its published config leaves as they are here."""
 
-CHECKPOINT_KEYS = (
-    (r"vision_model\.conv1\.", "visual.embeddings.patch_embedding."),
-    (r"vision_model\.positional_embedding$", "visual.embeddings.position_embedding.weight"),
-    (r"vision_model\.ln_pre\.", "visual.pre_layernorm."),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.ln_1\.", r"visual.layers.\1.layernorm_before."),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.ln_2\.", r"visual.layers.\1.layernorm_after."),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.ls_([12])\.gamma$", r"visual.layers.\1.lambda_\2"),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.mlp\.c_fc\.", r"visual.layers.\1.mlp.fc1."),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.mlp\.c_proj\.", r"visual.layers.\1.mlp.fc2."),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.attn\.in_proj_", r"visual.layers.\1.self_attn.rotary_qkv."),
-    (r"vision_model\.transformer\.resblocks\.(\d+)\.attn\.", r"visual.layers.\1.self_attn."),
-    (r"vision_model\.vit_downsampler([12])\.", r"visual.downsampler\1."),
-    (r"vision_model\.(layers|pre_layernorm|downsampler[12])\.", r"visual.\1."),
-    (r"vision_model\.(embeddings|transformer\.layers)\.", r"visual.\1."),
-    (r"(vit_downsampler2?)\.", r"visual.\1."),
-    (r"(?:vit_large_projector|multi_modal_projector)\.", "projector."),
-)
-"""Published key after an optional `model.` to module name; the first match holds. Both models, and the 10B model as
-transformers saves it."""
-
 WIDE_ENOUGH, LONG_STRIP = 1.5, 4
 """Aspect ratios: above the first a small image is cut too, above the second the window is the short side."""
 
@@ -197,7 +177,23 @@ class Step3VLEncoder(TwoPathEncoder):
     resample = 2
     patch_convolutions = ("visual.embeddings.patch_embedding",)
     blocks = "visual.layers"
-    checkpoint_keys = CHECKPOINT_KEYS
+    checkpoint_keys = (
+        (r"vision_model\.conv1\.", "visual.embeddings.patch_embedding."),
+        (r"vision_model\.positional_embedding$", "visual.embeddings.position_embedding.weight"),
+        (r"vision_model\.ln_pre\.", "visual.pre_layernorm."),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.ln_1\.", r"visual.layers.\1.layernorm_before."),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.ln_2\.", r"visual.layers.\1.layernorm_after."),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.ls_([12])\.gamma$", r"visual.layers.\1.lambda_\2"),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.mlp\.c_fc\.", r"visual.layers.\1.mlp.fc1."),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.mlp\.c_proj\.", r"visual.layers.\1.mlp.fc2."),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.attn\.in_proj_", r"visual.layers.\1.self_attn.rotary_qkv."),
+        (r"vision_model\.transformer\.resblocks\.(\d+)\.attn\.", r"visual.layers.\1.self_attn."),
+        (r"vision_model\.vit_downsampler([12])\.", r"visual.downsampler\1."),
+        (r"vision_model\.(layers|pre_layernorm|downsampler[12])\.", r"visual.\1."),
+        (r"vision_model\.(embeddings|transformer\.layers)\.", r"visual.\1."),
+        (r"(vit_downsampler2?)\.", r"visual.\1."),
+        (r"(?:vit_large_projector|multi_modal_projector)\.", "projector."),
+    )
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".rotary_qkv.": QKV, ".qkv_proj.": QKV}
     paired = (".rotary_qkv.",)
     extra_fields = ("projector_bias", "understand_projector_stride")
