@@ -108,6 +108,8 @@ class GeometryRule(ABC):
     """Why a video is refused where `modalities` has none."""
     mlp_matrices: ClassVar[int] = 2
     """Matrices of a block's MLP: 3 where it is gated."""
+    merge_field: ClassVar[str] = "spatial_merge_size"
+    """Field of `vision_config` or `extra` that counts the patches on a side of one output token."""
     has_segments: ClassVar[bool] = True
     """Attention takes a segment list, which tokens alone do not bound."""
 
@@ -134,7 +136,7 @@ class GeometryRule(ABC):
     @property
     def merge(self) -> int:
         """Patches on a side of one output token."""
-        return 1
+        return int(self.vision_config.get(self.merge_field) or self.extra.get(self.merge_field) or 1)
 
     @property
     def merged_width(self) -> int:
@@ -275,10 +277,6 @@ class MergedGridRule(GeometryRule):
     @property
     def patch(self) -> int:
         return int(self.vision_config["patch_size"])
-
-    @property
-    def merge(self) -> int:
-        return int(self.vision_config.get("spatial_merge_size", 2))
 
     @property
     def factor(self) -> int:

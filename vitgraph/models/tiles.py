@@ -95,11 +95,6 @@ class TileRule(GeometryRule):
             )
         self.tokens_per_tile = (-(-self.patches_per_side // merge)) ** 2
 
-    @property
-    @abstractmethod
-    def most_tiles_per_item(self) -> int:
-        """Tiles of the largest item that the processor makes."""
-
     @abstractmethod
     def image_tiles(self, width: int, height: int) -> int:
         """Tiles that the processor makes of an image of `width` x `height` pixels."""
@@ -135,9 +130,12 @@ class TileRule(GeometryRule):
     def min_token_budget(self) -> int:
         return self.tokens_per_tile * self.fewest_tiles_per_item
 
+    @abstractmethod
     def most_segments(self) -> int:
-        # Tiles are bounded by the budget alone; with this, items times frames never is the tighter limit.
-        return self.most_tiles_per_item
+        """Tiles of the largest item that the processor makes.
+
+        Tiles are bounded by the budget alone; with this, items times frames never is the tighter limit.
+        """
 
     def min_tokens_per_segment(self) -> int:
         return self.tokens_per_tile

@@ -34,7 +34,7 @@ def test_tiles_are_those_of_the_processor(longest: int, split: bool) -> None:
         tiles = len(processor(images=[image], return_tensors="np")["pixel_values"][0])
         spec = rule.item_spec(rule.geometry(width, height))
         assert (spec.input_size, spec.output_tokens) == (tiles, tiles), (width, height)
-        assert tiles <= rule.most_tiles_per_item  # type: ignore[attr-defined]
+        assert tiles <= rule.most_segments()
 
 
 def test_eager_equals_stock(encoder: VisionEncoder) -> None:

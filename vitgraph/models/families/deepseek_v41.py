@@ -66,10 +66,7 @@ class DeepseekV41Rule(MergedGridRule):
 
     modalities = (IMAGE,)
     mlp_matrices = 3
-
-    @property
-    def merge(self) -> int:
-        return int(self.vision_config["downsample_ratio"])
+    merge_field = "downsample_ratio"
 
     def lines(self, grid: GridGeometry) -> tuple[int, int]:
         """Rows and columns of output tokens."""

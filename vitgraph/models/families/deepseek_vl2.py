@@ -49,19 +49,15 @@ class DeepseekVL2Rule(TileRule):
     """The candidate resolution that keeps most of the image's pixels, cut into tiles, and the whole image."""
 
     fewest_tiles_per_item = 2
+    merge_field = "downsample_ratio"
     has_whole_cells = False
-
-    @property
-    def merge(self) -> int:
-        return int(self.extra["downsample_ratio"])
 
     @property
     def cells(self) -> int:
         """Output tokens on a side of a tile."""
         return -(-self.patches_per_side // self.merge)
 
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         sizes = self.processor["candidate_resolutions"]
         return 1 + max(width * height for width, height in sizes) // self.tile_side**2
 

@@ -33,8 +33,7 @@ class Gemma3Rule(TileRule):
             )
         return patches // tokens
 
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         return 1 + int(self.processor["pan_and_scan_max_num_crops"] if self.processor["do_pan_and_scan"] else 0)
 
     def image_tiles(self, width: int, height: int) -> int:

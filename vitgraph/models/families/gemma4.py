@@ -23,13 +23,12 @@ from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.items import IMAGE, VIDEO
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-ROW_WIDTH_AXIS = "row_width"
 DEFAULT_ROPE_THETA = 100.0
 
 
@@ -76,6 +75,7 @@ class Gemma4Rule(MergedGridRule):
     """
 
     mlp_matrices = 3
+    merge_field = "pooling_kernel_size"
 
     def prepare(self) -> None:
         supported = self.processor["supported_soft_tokens"]
@@ -85,10 +85,6 @@ class Gemma4Rule(MergedGridRule):
                     f"max_soft_tokens is {self.row_tokens(modality)} for a row of {modality}, which the processor "
                     f"does not take; use one of {', '.join(map(str, supported))}"
                 )
-
-    @property
-    def merge(self) -> int:
-        return int(self.vision_config["pooling_kernel_size"])
 
     def row_tokens(self, modality: str) -> int:
         """Most soft tokens of one row (an image, or a frame of a video)."""
@@ -125,16 +121,6 @@ class Gemma4Rule(MergedGridRule):
                 f"{most} of the processor's max_soft_tokens; resize the item or raise the setting"
             )
         return grid
-
-    def item_spec(self, geometry: ItemGeometry) -> EncoderItemSpec:
-        grid = self.checked_grid(geometry)
-        return EncoderItemSpec(
-            grid.modality,
-            grid.patches,
-            grid.patches // self.merge**2,
-            grid.t,
-            axis_sizes={ROW_WIDTH_AXIS: (self.row_tokens(grid.modality),)},
-        )
 
     @property
     def upstream_smallest_budget(self) -> int:

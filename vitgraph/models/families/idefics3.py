@@ -24,6 +24,8 @@ class Idefics3Rule(TileRule):
     """The image at a fixed longest side, stretched to whole tiles, and the whole image as one more tile where there
     are several."""
 
+    merge_field = "scale_factor"
+
     def prepare(self) -> None:
         super().prepare()
         tile = self.processor.get("tile_size", self.tile_side)
@@ -33,16 +35,11 @@ class Idefics3Rule(TileRule):
             )
 
     @property
-    def merge(self) -> int:
-        return int(self.extra["scale_factor"])
-
-    @property
     def longest_side(self) -> int:
         """Pixels of the longer side before the image is cut."""
         return min(int(self.processor["longest_edge"]), LONGEST_SIDE)
 
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         side = math.ceil(self.longest_side / self.tile_side)
         return side * side + 1
 

@@ -35,8 +35,7 @@ class InternVLRule(TileRule):
         """Frames that a loader takes from a video file."""
         return int(self.processor["video"]["num_frames"])
 
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         return max(int(self.setting("max_dynamic_patch")) + 1, self.most_video_frames)
 
     def image_tiles(self, width: int, height: int) -> int:

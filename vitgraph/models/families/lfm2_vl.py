@@ -56,10 +56,7 @@ class Lfm2VLRule(MergedGridRule):
     """An image within the token limits, or tiles of a fixed size and the resized image; every part is a segment."""
 
     modalities = (IMAGE,)
-
-    @property
-    def merge(self) -> int:
-        return int(self.extra["downsample_factor"])
+    merge_field = "downsample_factor"
 
     def setting(self, name: str) -> int:
         return int(self.processor[name])

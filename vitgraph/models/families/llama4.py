@@ -18,8 +18,7 @@ class Llama4Rule(TileRule):
     def merge(self) -> int:
         return round(1 / float(self.vision_config["pixel_shuffle_ratio"]))
 
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         most = int(self.processor["max_patches"])
         return most + 1 if most > 1 else 1
 

@@ -62,8 +62,7 @@ class LlavaOnevisionRule(TileRule):
         self.resolutions = [(int(width), int(height)) for height, width in known]
         self.layout = lru_cache(maxsize=4096)(self._layout)
 
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         return 1 + max(width * height for width, height in self.resolutions) // self.tile_side**2
 
     def image_tiles(self, width: int, height: int) -> int:

@@ -43,18 +43,14 @@ class Ovis2Rule(TileRule):
     """Up to twelve tiles, and the whole image as one more where there are several."""
 
     mlp_matrices = 3
+    merge_field = "hidden_stride"
 
-    @property
-    def merge(self) -> int:
-        return int(self.vision_config["hidden_stride"])
-
-    @property
-    def most_tiles_per_item(self) -> int:
+    def most_segments(self) -> int:
         most = int(self.processor["max_patches"])
         return most + 1 if self.processor["crop_to_patches"] and most > 1 else 1
 
     def image_tiles(self, width: int, height: int) -> int:
-        if self.most_tiles_per_item == 1:
+        if self.most_segments() == 1:
             return 1
         fewest, most = int(self.processor["min_patches"]), int(self.processor["max_patches"])
         if self.processor["use_covering_area_grid"]:

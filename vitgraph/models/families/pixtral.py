@@ -28,10 +28,6 @@ class PixtralRule(MergedGridRule):
     modalities = (IMAGE,)
     mlp_matrices = 3
 
-    @property
-    def merge(self) -> int:
-        return int(self.extra.get("spatial_merge_size", 1))
-
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         def resized() -> tuple[int, int]:
             ratio = max(1.0, max(width, height) / int(self.processor["longest_edge"]))
