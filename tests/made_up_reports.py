@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import made_up_comparison
@@ -246,4 +247,11 @@ REPORTS: dict[str, Callable[[Path], Document]] = {
     "doctor": lambda folder: doctor_report(),
     "models": lambda folder: models_report(),
 }
-"""A report of each kind, made in a folder of its own."""
+"""How a report of each kind is made, in a folder of its own."""
+
+
+@cache
+def report(kind: str) -> Document:
+    """The report of a kind, made once."""
+    with TemporaryDirectory() as folder:
+        return REPORTS[kind](Path(folder))

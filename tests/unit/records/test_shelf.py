@@ -31,6 +31,7 @@ def verdicts(node: Any, place: str = "result") -> Iterator[tuple[str, str]]:
         yield from verdicts(value, f"{place}.{key}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", iter_records(RESULTS), ids=lambda file: str(file.parent.relative_to(RESULTS)))
 def test_a_kept_record_opens_with_its_samples(file: Path) -> None:
     record = read_record(file)
