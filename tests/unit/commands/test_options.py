@@ -310,6 +310,8 @@ def test_a_stop_that_python_swallows_is_not_lost(name: str) -> None:
 
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     hook = sys.unraisablehook
+    # A program that a shell starts behind another one is born deaf to it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(typer.Exit) as ended, reported_errors():
             Stopped()

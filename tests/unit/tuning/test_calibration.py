@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -58,11 +59,14 @@ def quick() -> Iterator[None]:
 
 
 MODEL = {"name": "qwen3-vl-debug", "row": "qwen3_vl"}
+NO_HURRY = {"time_limit_s": math.inf}
 
 
 @pytest.fixture(scope="module")
 def profile(tower: VisionEncoder) -> CalibrationProfile:
-    return calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128, 256), slots=(2, 4), holdout_calls=5)
+    return calibrate(
+        tower, max_tokens=300, model=MODEL, budgets=(64, 128, 256), slots=(2, 4), holdout_calls=5, **NO_HURRY
+    )
 
 
 @pytest.mark.slow
@@ -100,7 +104,7 @@ def test_held_out_calls_carry_their_predictions(profile: CalibrationProfile) -> 
 def test_graphs_that_only_one_number_of_segments_fits_are_also_replayed_in_part() -> None:
     spec = ModelSpec("minicpm-v-2.6-debug", load_format="dummy", device="cpu")
     sliced, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)
-    found = calibrate(sliced, max_tokens=300, model=MODEL, slots=(2, 4), holdout_calls=0)
+    found = calibrate(sliced, max_tokens=300, model=MODEL, slots=(2, 4), holdout_calls=0, **NO_HURRY)
     tokens = [(point.token_budget, sum(item.output_tokens for item in point.items)) for point in found.replays]
     assert [filled for budget, filled in tokens if 2 * filled <= budget]
 
@@ -215,7 +219,7 @@ def test_a_stop_keeps_the_points_until_then_and_says_so(
     tower: VisionEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stop_at(3, monkeypatch, "both")
-    found = calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5)
+    found = calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5, **NO_HURRY)
     assert found.stopped is not None and "stopped by the user" in found.stopped
     assert (len(found.holdout), len(found.holdout_plans)) == (2, 1)
     found.save(tmp_path / "profile.json")
@@ -229,7 +233,7 @@ def test_a_stop_before_there_is_enough_for_a_model_leaves_nothing(
 ) -> None:
     stop_at(2, monkeypatch, "replay")
     with pytest.raises(KeyboardInterrupt):
-        calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5)
+        calibrate(tower, max_tokens=300, model=MODEL, budgets=(64, 128), slots=(2,), holdout_calls=5, **NO_HURRY)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -117,7 +118,15 @@ def profile_on(host: Host, tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("vitgraph.tuning.device_timing.SECONDS_A_POINT", 0.0)
     monkeypatch.setattr("vitgraph.tuning.device_timing.FEWEST_REPEATS", 1)
     model = {"name": "qwen3-vl-debug", "row": "qwen3_vl"}
-    return calibrate(tower, max_tokens=300, model=model, budgets=(64, 128, 256), slots=(2,), holdout_calls=2)
+    return calibrate(
+        tower,
+        max_tokens=300,
+        model=model,
+        budgets=(64, 128, 256),
+        slots=(2,),
+        holdout_calls=2,
+        time_limit_s=math.inf,
+    )
 
 
 def test_calibration_on_a_host_that_slows_down_keeps_its_own_times(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from io import StringIO
 from itertools import count
@@ -103,6 +104,7 @@ class Machine:
             budgets=(64, 128),
             slots=(2,),
             holdout_calls=6,
+            time_limit_s=math.inf,
             progress=progress,
         )
 
