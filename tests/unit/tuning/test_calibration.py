@@ -109,6 +109,7 @@ def test_graphs_that_only_one_number_of_segments_fits_are_also_replayed_in_part(
     assert [filled for budget, filled in tokens if 2 * filled <= budget]
 
 
+@pytest.mark.slow
 def test_the_curve_stays_within_what_was_measured(profile: CalibrationProfile) -> None:
     # Single repeats on a busy CPU say nothing of the order of budgets, only of the range.
     curve = CostModel(profile).replay[DEFAULT_PATH].curve(())

@@ -136,6 +136,7 @@ def test_a_host_that_slows_down_is_told_once_and_its_held_out_calls_are_doubted(
 
 
 @pytest.mark.parametrize("slow", [(0.9, 0.95), (0.7, 1.3)])
+@pytest.mark.slow
 def test_a_host_that_is_slow_for_a_while_leaves_its_mark_on_no_held_out_call(
     tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch, slow: tuple[float, float]
 ) -> None:

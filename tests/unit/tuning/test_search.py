@@ -59,7 +59,9 @@ def random_calls(seed: int, most_items: int, sizes: int) -> list[Call]:
 
 @pytest.mark.parametrize("target", [VITGRAPH, VLLM])
 @pytest.mark.parametrize("objective", ["mean", "mean=0.5,p99=0.5"])
-@pytest.mark.parametrize(("most_items", "sizes"), [(1, 6), (2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("most_items", "sizes"), [(2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 6), (3, 2)))]
+)
 def test_guided_search_equals_trying_everything(most_items: int, sizes: int, objective: str, target: str) -> None:
     calls = random_calls(0, most_items, sizes)
     guided = search_of(calls, target=target, objective=objective).guided()
@@ -78,7 +80,7 @@ def test_guided_search_equals_trying_everything(most_items: int, sizes: int, obj
         Limits(max_graphs=5, max_memory_bytes=40e6, max_capture_s=0.3),
     ],
 )
-@pytest.mark.parametrize(("target", "most_items"), [(VITGRAPH, 2), (VLLM, 1)])
+@pytest.mark.parametrize(("target", "most_items"), [(VITGRAPH, 2), pytest.param(VLLM, 1, marks=pytest.mark.slow)])
 def test_limits_are_respected_and_used(limits: Limits, target: str, most_items: int) -> None:
     calls = random_calls(5, most_items, 5 if most_items == 1 else 3)
     guided = search_of(calls, target=target, limits=limits).guided()

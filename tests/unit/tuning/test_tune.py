@@ -64,8 +64,14 @@ def tuned(*given: Any, **options: Any) -> TuneResult:
     return advised(*given, **options).result
 
 
+@functools.cache
+def usual() -> Advice:
+    """The advice where nothing is asked for."""
+    return advised()
+
+
 def test_result_beats_its_baselines() -> None:
-    result = tuned()
+    result = usual().result
     against, baselines = result.best.against_eager, result.baselines
     assert result.verdict == "use_graphs"
     assert against is not None and baselines.automatic is not None and baselines.seed_nine is not None
@@ -81,8 +87,7 @@ def test_result_beats_its_baselines() -> None:
 
 
 def test_accounting_is_that_of_the_packing() -> None:
-    calls = trace_calls(prompts=200)
-    result = advised(calls)
+    calls, result = trace_calls(), usual()
     plan, policy = result.tuned.plans["tuned"]
     counters = count_calls([pack_items(call.specs, plan, policy) for call in result.calls])
     assert len(result.calls) == len(calls) // 2
@@ -96,7 +101,7 @@ def test_accounting_is_that_of_the_packing() -> None:
 
 
 def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_list() -> None:
-    data = tuned()
+    data = usual().result
     settings = parse_compilation_config(data.compilation_config)
     assert settings["encoder_cudagraph_token_budgets"] == list(data.vllm.best.settings.token_budgets)
     assert settings["encoder_cudagraph_max_vision_items_per_batch"] == 1
@@ -197,6 +202,7 @@ def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
         tuned(distinct, share=0.0)
 
 
+@pytest.mark.slow
 def test_without_a_number_of_requests_the_advice_stands_side_by_side() -> None:
     data = tuned(few_sizes(), regroup=few_sizes, share=1.0)
     rows = data.by_requests_per_call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ COUNTED = ("requests", "calls", "items", "images")
 COST = TargetCost(CostModel(synthetic_profile()), TARGETS[VITGRAPH])
 
 
+@cache
 def tuned(machine: Machine | None = None) -> TuneRecord:
     sizes = (64, 880, 6400)
     calls = [
