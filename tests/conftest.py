@@ -1,4 +1,7 @@
-"""Shared fixtures. GPU tests carry the marker `requires_cuda` and are skipped where torch sees no GPU."""
+"""Shared fixtures. GPU tests carry the marker `requires_cuda` and are skipped where torch sees no GPU.
+
+What takes long to import is imported in the fixtures: pytest-xdist's own process reads this file, and runs no test.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,21 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-import typer.main
-import typer.testing
 
-from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.encoder import VisionEncoder
-from vitgraph.specs import ModelSpec
+if TYPE_CHECKING:
+    from vitgraph.models.encoder import VisionEncoder
 
-torch.set_num_threads(1)
 # An error that nobody foresaw is one line to a user; a test shows where it comes from.
 os.environ.setdefault("VITGRAPH_DEBUG", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
+    torch.set_num_threads(1)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA device")
@@ -48,12 +50,20 @@ def _what_is_imported_is_not_collected() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _the_command_line_is_built_once() -> None:
     """Typer's runner turns some 300 options into parameters again at each call."""
+    import typer.main
+    import typer.testing
+
     typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")
 def tower() -> VisionEncoder:
     """The debug-size Qwen3-VL encoder with seeded random weights, float32 on the CPU."""
+    import torch
+
+    from vitgraph.measure.setup import load, resolve_source
+    from vitgraph.specs import ModelSpec
+
     spec = ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu")
     encoder, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)
     return encoder
@@ -62,6 +72,8 @@ def tower() -> VisionEncoder:
 @pytest.fixture
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """torch's compiler without anything compiled before, in this process or on the disk."""
+    import torch
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
     torch._dynamo.reset()
     yield

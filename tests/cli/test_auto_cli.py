@@ -20,7 +20,7 @@ from vitgraph.verify import models
 
 TINY = ["--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--quiet"]
 WORKLOAD = ["--dataset-name", "random-mm", "--num-prompts", "4", "--num-warmups", "1", "--seed", "0"]
-BUCKETS = ["--random-mm-bucket-config", '{"(64,64,1)": 0.5, "(512,512,1)": 0.5}', "--token-budgets", "64,256"]
+BUCKETS = ["--random-mm-bucket-config", '{"(64,64,1)": 0.5, "(320,320,1)": 0.5}', "--token-budgets", "64,128"]
 
 
 class Short(TorchSdpaBackend):
@@ -85,7 +85,7 @@ def test_compare_backends(tmp_path: Path) -> None:
 
 
 def test_profile(tmp_path: Path) -> None:
-    options = ["--items", "2*64x64,512x512", "--repeats", "1", "--output-dir", str(tmp_path / "run")]
+    options = ["--items", "2*64x64,320x320", "--repeats", "1", "--output-dir", str(tmp_path / "run")]
     said = ran("profile", *TINY, *options)
     choices = record_of(tmp_path / "run")["environment"]["encoder"]["attn_choices"]
     assert 1 in {row["calls"] for row in choices if row["is_graph"]}

@@ -129,7 +129,8 @@ def test_items_one_by_one_are_a_series_of_their_own(folder: Path) -> None:
 
 
 def test_a_record_is_not_replaced_unless_asked(folder: Path) -> None:
-    assert run("--output-dir", str(folder)).exit_code == 0
+    folder.mkdir()
+    (folder / "run.json").write_text("{}")
     again = run("--output-dir", str(folder))
     assert again.exit_code == 2
     assert "--overwrite" in again.stderr
@@ -193,7 +194,7 @@ def test_pruned_videos_run_eagerly_with_a_word_about_it(folder: Path) -> None:
 
 
 def test_graph_mode_that_replays_nothing_is_a_failure_with_a_record(folder: Path) -> None:
-    result = run("--packing", "exact", "--token-budgets", "67,1021", "--output-dir", str(folder), "--quiet")
+    result = run("--packing", "exact", "--token-budgets", "67,211", "--output-dir", str(folder), "--quiet")
     assert result.exit_code == 3
     assert "replayed nothing" in result.stderr
     assert json.loads((folder / "run.json").read_text())["result"]["graph"]["misses_by_reason"] == {"not_exact": 6}

@@ -121,7 +121,7 @@ def test_two_runs_are_compared_with_their_deltas_and_verdict(copy: Path, tmp_pat
 )
 def test_a_regression_ends_with_5(factor: float, limit: str, status: int, said: str, tmp_path: Path) -> None:
     new = write_run(tmp_path / "new", set_field("resolved", "packing", value="exact"), scale(graph=factor))
-    gate = ("--fail-on-slower", limit, "--output-dir", str(tmp_path / "out"))
+    gate = ("--fail-on-slower", limit, "--formats", "csv", "--output-dir", str(tmp_path / "out"))
     result = run("--compare", str(EXAMPLE), str(new), *gate)
     assert result.exit_code == status, result.output
     assert said in " ".join(result.stderr.split())
@@ -131,7 +131,7 @@ def test_a_regression_ends_with_5(factor: float, limit: str, status: int, said: 
 def test_a_regression_among_noisy_processes_is_not_claimed_and_said(tmp_path: Path) -> None:
     base = [str(write_run(tmp_path / f"a{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.0, 1.06, 0.95)]
     new = [str(write_run(tmp_path / f"b{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.04, 1.07, 1.0)]
-    out = ("--output-dir", str(tmp_path / "out"))
+    out = ("--formats", "csv", "--output-dir", str(tmp_path / "out"))
     result = run("--compare", ",".join(base), ",".join(new), "--fail-on-slower", "2%", *out)
     assert result.exit_code == 0, result.output
     assert "slower, which is not sure" in result.stderr and "3 and 3 runs" in " ".join(result.stdout.split())
