@@ -36,13 +36,13 @@ def commands_of(page: Path) -> list[list[str]]:
     return found
 
 
+COMMAND: Any = typer.main.get_command(app)
 COMMANDS = [(page.name, words) for page in PAGES for words in commands_of(page)]
 
 
 def parse(words: list[str]) -> tuple[str, Any]:
     """The command that the words name, after its options were parsed; an unknown option ends here."""
-    command: Any = typer.main.get_command(app)
-    names = []
+    command, names = COMMAND, []
     while hasattr(command, "commands") and words and words[0] in command.commands:
         command = command.commands[words[0]]
         names.append(words[0])
