@@ -55,7 +55,7 @@ def make(spec: WorkloadMakeSpec) -> Shown:
 
 def convert(spec: WorkloadConvertSpec) -> Shown:
     """Write the sizes of images or of logged requests as a trace, which others can replay without the images."""
-    from vitgraph.workloads.convert import convert_source
+    from vitgraph.workloads.registry import convert_source
 
     check_file(spec.output, spec.overwrite)
     workload = convert_source(

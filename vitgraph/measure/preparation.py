@@ -34,6 +34,7 @@ from vitgraph.records.sections import Resolved
 from vitgraph.records.sections import SkippedItem as SkippedSection
 from vitgraph.records.sections import Workload as WorkloadSection
 from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec, GraphSpec, ModelSpec, WorkloadCallsSpec
+from vitgraph.specs.values import call_shares
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.calls import CallMix, grouping_of
 from vitgraph.workloads.registry import build_workload
@@ -135,7 +136,7 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     workload = arrived(workload, spec, source)
     of_calls = spec.run.requests_per_call
     calls, refused = make_calls(workload.requests, rule, grouping_of(of_calls, workload.requests, spec.workload.seed))
-    of_warmups = CallMix.parse(of_calls or "1", spec.workload.seed)
+    of_warmups = CallMix(call_shares(of_calls or "1"), spec.workload.seed)
     warmups, _ = make_calls(workload.warmups, rule, of_warmups) if workload.warmups else ([], [])
     plan = plan_graphs(rule, spec.graph, [item for call in calls for item in call.specs])
     warnings = planning_warnings(plan, spec.graph, [len(call.items) for call in calls])

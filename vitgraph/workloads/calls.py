@@ -28,15 +28,6 @@ class CallMix:
     shares: Mapping[int, float]
     seed: int = 0
 
-    @classmethod
-    def parse(cls, text: str, seed: int = 0) -> CallMix:
-        """Reads `4`, or a mix such as `1:0.6,2:0.3,4:0.1`, whose shares are scaled to sum to 1.
-
-        Raises:
-            UsageError: Not numbers, a number below 1, one named twice, or shares that are not positive.
-        """
-        return cls(call_shares(text), seed)
-
     def __call__(self, requests: Sequence[Request]) -> list[tuple[Request, ...]]:
         """Consecutive requests, as many a call as are drawn; the last call takes what is left."""
         numbers, weights = list(self.shares), list(self.shares.values())
@@ -91,37 +82,35 @@ def split_by_calls(requests: Sequence[Request], calls: Sequence[Sequence[tuple[i
 def grouping_of(requests_per_call: str | None, requests: Sequence[Request], seed: int) -> Grouping:
     """The grouping that the options ask for: what is given, else the trace's own calls, else one request a call."""
     if requests_per_call is not None:
-        return CallMix.parse(requests_per_call, seed)
+        return CallMix(call_shares(requests_per_call), seed)
     return calls_of_trace if any(request.call is not None for request in requests) else CallMix({1: 1.0})
 
 
-def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds at which `count` requests arrive, `rate` a second on average, exponential gaps; the first at 0.
+def arrivals_of(request_rate: str, requests: Sequence[Request], seed: int) -> list[float]:
+    """When each request arrives, in seconds, the first at 0.
+
+    Args:
+        request_rate: How many arrive in a second on average, with exponential gaps; `trace` takes the times of the
+            trace's `arrival_s` column.
+        requests: The requests.
+        seed: Seed of the gaps.
 
     Raises:
-        UsageError: The rate is not a positive number.
+        UsageError: Neither a positive number nor `trace`, or the trace has no arrivals.
     """
+    if request_rate == "trace":
+        found = [request.arrival_s for request in requests if request.arrival_s is not None]
+        if len(found) < len(requests):
+            raise UsageError(
+                "--request-rate trace needs a trace whose column arrival_s names when each request arrives"
+            )
+        start = min(found, default=0.0)
+        return [value - start for value in found]
+    try:
+        rate = float(request_rate)
+    except ValueError:
+        rate = math.nan
     if not 0 < rate < math.inf:
         raise UsageError(f"--request-rate is {rate}; it must be a positive number of requests a second, or `trace`")
-    gaps = np.random.default_rng(seed).exponential(1.0 / rate, size=max(0, count - 1))
-    return [0.0, *np.cumsum(gaps).tolist()][:count]
-
-
-def arrivals_of(request_rate: str, requests: Sequence[Request], seed: int) -> list[float]:
-    """When each request arrives, in seconds: drawn at a rate, or as the trace's `arrival_s` column says (`trace`).
-
-    Raises:
-        UsageError: Neither a rate nor `trace`, or the trace has no arrivals.
-    """
-    if request_rate != "trace":
-        try:
-            rate = float(request_rate)
-        except ValueError:
-            rate = math.nan
-        return poisson_arrivals(len(requests), rate, seed)
-    times = [request.arrival_s for request in requests]
-    found = [value for value in times if value is not None]
-    if len(found) < len(times):
-        raise UsageError("--request-rate trace needs a trace whose column arrival_s names when each request arrives")
-    start = min(found, default=0.0)
-    return [value - start for value in found]
+    gaps = np.random.default_rng(seed).exponential(1.0 / rate, size=max(0, len(requests) - 1))
+    return [0.0, *np.cumsum(gaps).tolist()][: len(requests)]

@@ -1,4 +1,4 @@
-"""Images kept as the bytes of their file, decoded only when their pixels are needed."""
+"""Image files: kept as their bytes and decoded only when pixels are needed; names and sizes of those in a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vitgraph.errors import InputError
-from vitgraph.workloads.base import shrink_size
+from vitgraph.reading import is_file, is_folder, names_below
+from vitgraph.workloads.base import MediaItem, Provenance, SkippedItem, Workload, number_requests, shrink_size
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that images are read in. Others of Pillow's start programs (EPS) or hold no image of a request."""
@@ -77,14 +78,19 @@ def decode_image(data: bytes) -> Image.Image:
     """
     if not data:
         raise UnreadableImageError("the image has no bytes")
+    with _damage_said("decode the image"), opened(io.BytesIO(data)) as image:
+        return convert_to_rgb(ImageOps.exif_transpose(image))
+
+
+@contextmanager
+def _damage_said(aim: str) -> Iterator[None]:
+    """Says what PIL could not do: its decoders raise nearly any class, each the reason of one skipped item."""
     try:
-        with opened(io.BytesIO(data)) as image:
-            return convert_to_rgb(ImageOps.exif_transpose(image))
+        yield
     except UnreadableImageError:
         raise
     except Exception as error:
-        # PIL's decoders raise nearly any class on damaged files; each becomes the reason of one skipped item.
-        raise UnreadableImageError(f"PIL cannot decode the image ({describe(error)})") from error
+        raise UnreadableImageError(f"PIL cannot {aim} ({describe(error)})") from error
 
 
 @cache
@@ -134,15 +140,10 @@ def encode_pixels(image: Image.Image) -> bytes:
     Raises:
         UnreadableImageError: If it cannot be read or a side is 0.
     """
-    try:
-        rgb = convert_to_rgb(ImageOps.exif_transpose(image))
+    with _damage_said("read the image"):
         file = io.BytesIO()
-        rgb.save(file, "PNG", compress_level=1, exif=b"")
+        convert_to_rgb(ImageOps.exif_transpose(image)).save(file, "PNG", compress_level=1, exif=b"")
         return file.getvalue()
-    except UnreadableImageError:
-        raise
-    except Exception as error:
-        raise UnreadableImageError(f"PIL cannot read the image ({describe(error)})") from error
 
 
 def read_upright_size(source: Path | bytes) -> tuple[int, int]:
@@ -154,13 +155,10 @@ def read_upright_size(source: Path | bytes) -> tuple[int, int]:
     """
     if isinstance(source, Path) and not source.is_file():
         raise UnreadableImageError("it is no regular file")
-    try:
-        with opened(source if isinstance(source, Path) else io.BytesIO(source)) as image:
-            width, height = image.size
-            is_turned = _orientation(image, source) in (5, 6, 7, 8)
-    except Exception as error:
-        raise UnreadableImageError(f"PIL cannot read the header ({describe(error)})") from error
-    return (height, width) if is_turned else (width, height)
+    file = source if isinstance(source, Path) else io.BytesIO(source)
+    with _damage_said("read the header"), opened(file) as image:
+        width, height = image.size
+        return (height, width) if _orientation(image, source) in (5, 6, 7, 8) else (width, height)
 
 
 def _orientation(image: Image.Image, source: Path | bytes) -> int:
@@ -179,3 +177,42 @@ def describe(error: BaseException) -> str:
     """Class and first line of an error, for use as a reason."""
     lines = re.sub(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>", "", str(error)).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def image_files(folder: Path) -> tuple[str, ...]:
+    """Paths in the folder of what is named as an image, in their order; hidden ones are passed over."""
+    endings = Image.registered_extensions()
+    return tuple(name for name in _names(folder) if Path(name).suffix.lower() in endings)
+
+
+def read_folder(folder: Path) -> Workload:
+    """Sizes of the image files of a folder and its subfolders, in the order of their paths.
+
+    Headers alone are read, so a file whose pixels are damaged still counts. Sizes are as shown, with the EXIF
+    orientation applied. Files and folders whose name starts with a dot are passed over.
+
+    Returns:
+        One request for each image, without pixels; the files that PIL could not read are skipped.
+
+    Raises:
+        InputError: If it is no folder, holds no readable image, or more files than are looked through.
+    """
+    if not is_folder(folder):
+        raise InputError(f"{folder} is no folder; name a folder of image files")
+    items: list[MediaItem] = []
+    skipped: list[SkippedItem] = []
+    for name in _names(folder):
+        try:
+            items.append(MediaItem(*read_upright_size(folder / name), source=name))
+        except InputError as error:
+            skipped.append(SkippedItem(name, str(error)))
+    if not items:
+        tried = f"{len(skipped)} files, first {skipped[0].source} ({skipped[0].reason})" if skipped else "no files"
+        raise InputError(f"{folder} holds no image that PIL can read: {tried}; name a folder of image files")
+    provenance: Provenance = {"dataset": "folder", "path": str(folder)}
+    requests = number_requests((item,) for item in items)
+    return Workload(folder.resolve().name, requests, skipped=tuple(skipped), provenance=provenance)
+
+
+def _names(root: Path) -> list[str]:
+    return sorted(name for name in names_below(root, failure=InputError) if is_file(root / name))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -31,9 +30,9 @@ from vitgraph.workloads.encoded_image import (
     decode_image,
     describe,
     encode_pixels,
+    image_files,
 )
 from vitgraph.workloads.hub_sets import cached_folder, hub_rows, parquet_files
-from vitgraph.workloads.image_folder import image_files
 
 VISION_ARENA_IDS = ("lmarena-ai/VisionArena-Chat", "lmarena-ai/vision-arena-bench-v0.1")
 
@@ -51,17 +50,21 @@ _WAYS_OUT = (
 
 @dataclass(frozen=True)
 class _Source:
-    """Where rows come from: the name for messages, the folder that paths inside local rows are relative to, and what
-    is there: parquet files, or the names of image files."""
+    """Where rows come from.
+
+    Attributes:
+        label: The name for messages.
+        subset: Configuration, which upstream discards for the VisionArena sets and local files do not have.
+        folder: What paths inside local rows are relative to; None on the hub.
+        files: Parquet files that are there,
+        images: or names of image files.
+    """
 
     label: str
-    folder: Path | None
+    subset: str | None = None
+    folder: Path | None = None
     files: tuple[Path, ...] = ()
     images: tuple[str, ...] = ()
-
-    @property
-    def short(self) -> str:
-        return self.label.rstrip("/").rsplit("/", 1)[-1]
 
 
 def build_hf(spec: WorkloadSpec) -> Workload:
@@ -100,7 +103,19 @@ def build_hf(spec: WorkloadSpec) -> Workload:
         measured += [pool[int(index)] for index in drawn]
     warmups, warmup_source = choose_warmups(pool, spec.num_prompts, spec.num_warmups, spec.seed)
     provenance: Provenance = {
-        **_describe_source(spec, source),
+        "dataset": "hf",
+        "path": source.label,
+        "hf_name": spec.hf_name,
+        "subset": source.subset,
+        "subset_ignored": spec.hf_subset is not None and source.subset is None,
+        "split": spec.hf_split or "train",
+        "streamed": spec.stream,
+        "shuffled": not spec.disable_shuffle,
+        "shuffle_buffer_rows": _SHUFFLE_BUFFER_ROWS if spec.stream and not spec.disable_shuffle else None,
+        "seed": spec.seed,
+        "datasets_version": version("datasets"),
+        "max_pixels_per_item": spec.max_pixels_per_item,
+        "exif_orientation": "applied",
         "rows_read": rows_read,
         "rows_skipped": rows_read - len(pool),
         "images_skipped": len(skipped),
@@ -110,7 +125,7 @@ def build_hf(spec: WorkloadSpec) -> Workload:
         "fewer_than_wanted": len(measured) < spec.num_prompts,
         "warmups": warmup_source,
     }
-    name = (spec.hf_name or source.label).rstrip("/").rsplit("/", 1)[-1]
+    name = Path(spec.hf_name or source.label).name
     return Workload(name, number_requests(measured), warmups, tuple(skipped), provenance)
 
 
@@ -128,18 +143,19 @@ def _find_source(spec: WorkloadSpec) -> _Source:
                 f"--dataset-path {given} is not a parquet file; name a .parquet file, a folder of them or a hub data "
                 "set, or use --dataset-name trace for a CSV of sizes"
             )
-        return _Source(given, path.parent, (path,))
+        return _Source(given, None, path.parent, (path,))
     if is_folder(path):
         images = () if parquet_files(path) else image_files(path)
-        return _Source(given, path, () if images else _find_parquet_files(path, spec.hf_split), images)
+        return _Source(given, None, path, () if images else _find_parquet_files(path, spec.hf_split), images)
     is_hub_id = given.count("/") <= 1 and not given.startswith((".", "/", "~")) and path.suffix != ".parquet"
     if not is_hub_id:
         raise InputError(
             f"--dataset-path {given} does not exist; name a .parquet file, a folder of them, or a hub data set as "
             f"owner/name, for example {VISION_ARENA_IDS[0]}"
         )
-    cached = cached_folder(given, _used_subset(spec))
-    return _Source(given, cached, _find_parquet_files(cached, spec.hf_split)) if cached else _Source(given, None)
+    subset = None if {spec.dataset_path, spec.hf_name} & {*VISION_ARENA_IDS} else spec.hf_subset
+    cached = cached_folder(given, subset)
+    return _Source(given, subset, cached, _find_parquet_files(cached, spec.hf_split) if cached else ())
 
 
 def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
@@ -165,32 +181,6 @@ def _split_of(folder: Path, file: Path) -> str:
     return inner.parent.name if inner.parent.name not in ("", "data") else file.stem.split("-", 1)[0]
 
 
-def _used_subset(spec: WorkloadSpec) -> str | None:
-    """The subset, which upstream discards for the VisionArena sets and local files do not have."""
-    is_arena = spec.dataset_path in VISION_ARENA_IDS or spec.hf_name in VISION_ARENA_IDS
-    is_local = spec.dataset_path is not None and Path(spec.dataset_path).expanduser().exists()
-    return None if is_arena or is_local else spec.hf_subset
-
-
-def _describe_source(spec: WorkloadSpec, source: _Source) -> Provenance:
-    subset = _used_subset(spec)
-    return {
-        "dataset": "hf",
-        "path": source.label,
-        "hf_name": spec.hf_name,
-        "subset": subset,
-        "subset_ignored": spec.hf_subset is not None and subset is None,
-        "split": spec.hf_split or "train",
-        "streamed": spec.stream,
-        "shuffled": not spec.disable_shuffle,
-        "shuffle_buffer_rows": _SHUFFLE_BUFFER_ROWS if spec.stream and not spec.disable_shuffle else None,
-        "seed": spec.seed,
-        "datasets_version": version("datasets"),
-        "max_pixels_per_item": spec.max_pixels_per_item,
-        "exif_orientation": "applied",
-    }
-
-
 def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any]]:
     import datasets  # takes most of a second, and only this kind of workload needs it
     from datasets.io.parquet import ParquetDatasetReader
@@ -202,7 +192,7 @@ def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any
         return [{"image": name} for name in names]
     try:
         if source.folder is None:
-            rows = hub_rows(source.label, _used_subset(spec), spec.hf_split or "train", streams=spec.stream)
+            rows = hub_rows(source.label, source.subset, spec.hf_split or "train", streams=spec.stream)
             column = _image_column(source, rows.column_names) if rows.column_names else None
         else:
             files, column = _inspect_files(source)
@@ -292,37 +282,26 @@ def _collect_rows(
     pool: list[tuple[MediaItem, ...]] = []
     skipped: list[SkippedItem] = []
     rows_read = 0
-    with closing(_iterate(source, rows)) as iterator:
-        for row in iterator:
+    iterator = iter(rows)
+    try:
+        while len(pool) < wanted and (pool or rows_read < _MAX_ROWS_WITHOUT_IMAGE):
+            try:
+                row = next(iterator, None)
+            except Exception as error:
+                raise _source_error(source, error) from error
+            if row is None:
+                break
             rows_read += 1
-            items, without = _read_items(spec, source, row, f"{source.short}#{rows_read}")
+            items, without = _read_items(spec, source, row, f"{Path(source.label).name}#{rows_read}")
             skipped += without
             if items:
                 pool.append(items)
-            if len(pool) == wanted or (not pool and rows_read == _MAX_ROWS_WITHOUT_IMAGE):
-                break
-    return pool, skipped, rows_read
-
-
-def _iterate(source: _Source, rows: Iterable[Mapping[str, Any]]) -> Generator[Mapping[str, Any]]:
-    """Rows until they end or the generator is closed.
-
-    Closing it closes the reader too: `datasets` joins threads and waits seconds when its reader goes, which must
-    happen here and not whenever memory is collected, perhaps while something is measured.
-    """
-    iterator = iter(rows)
-    try:
-        while True:
-            try:
-                row = next(iterator)
-            except StopIteration:
-                return
-            except Exception as error:
-                raise _source_error(source, error) from error
-            yield row
     finally:
+        # `datasets` joins threads and waits seconds when its reader goes, which must happen here and not whenever
+        # memory is collected, perhaps while something is measured.
         if isinstance(iterator, Generator):
             iterator.close()
+    return pool, skipped, rows_read
 
 
 def _read_items(

@@ -1,18 +1,21 @@
-"""Which builder makes which kind of workload, and the checks that all kinds share."""
+"""Which builder makes which kind of workload, and the sizes of images and logs, which a trace can hold without them."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from vitgraph.errors import UsageError
-from vitgraph.reading import is_folder
+from vitgraph.errors import InputError, UsageError
+from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import Workload
+from vitgraph.workloads.encoded_image import read_folder
+from vitgraph.workloads.hub_sets import parquet_files
 from vitgraph.workloads.images import build_hf
 from vitgraph.workloads.random_mm import build_random_mm
+from vitgraph.workloads.request_log import opened_log, read_json_log, read_text_log
 from vitgraph.workloads.trace import SHIPPED_TRACES, build_trace
 
 WORKLOAD_BUILDERS: dict[str, Callable[[WorkloadSpec], Workload]] = {
@@ -20,6 +23,11 @@ WORKLOAD_BUILDERS: dict[str, Callable[[WorkloadSpec], Workload]] = {
     "hf": build_hf,
     "trace": build_trace,
 }
+
+AUTO, HF, IMAGES, JSON_LINES, TEXT = "auto", "hf", "images", "json-lines", "text"
+KINDS = (AUTO, HF, IMAGES, JSON_LINES, TEXT)
+DEFAULT_HF_REQUESTS = 1000
+_FILE_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".csv", ".gz")
 
 
 def build_workload(spec: WorkloadSpec) -> Workload:
@@ -79,3 +87,84 @@ def _check_bounds(spec: WorkloadSpec) -> None:
             f"--shuffle-trace is set, which only --dataset-name trace takes; {spec.dataset_name} is shuffled or drawn "
             "with the seed anyway"
         )
+
+
+def convert_source(
+    source: str,
+    *,
+    kind: str = AUTO,
+    pattern: str | None = None,
+    height_first: bool = False,
+    fields: Mapping[str, str] | None = None,
+    num_requests: int | None = None,
+    spec: WorkloadSpec | None = None,
+) -> Workload:
+    """Reads the sizes of a source as a workload.
+
+    Args:
+        source: Folder of images, data set (hub id, folder of parquet files or one of them), or log file.
+        kind: What it is, one of `KINDS`; `auto` looks.
+        pattern: Where a text log names sizes, see `read_text_log`; given, the source is a text log.
+        height_first: Pairs in a JSON log are height before width.
+        fields: The JSON log's own names of sizes, see `read_json_log`.
+        num_requests: Requests wanted; None takes 1,000 rows of a data set and everything of other sources.
+        spec: Options of a data set (subset, split, seed, order).
+
+    Returns:
+        The workload, without warm-ups.
+
+    Raises:
+        UsageError: An option that contradicts the kind.
+        InputError: The source cannot be found or read, or holds no usable size.
+    """
+    if kind not in KINDS:
+        raise UsageError(f"--kind is {kind!r}; known: {', '.join(KINDS)}")
+    if num_requests is not None and num_requests < 1:
+        raise UsageError(f"--num-prompts is {num_requests}; it must be at least 1")
+    chosen = _detect_kind(source, pattern is not None) if kind == AUTO else kind
+    if (pattern is None) == (chosen == TEXT):
+        given = f"--pattern is given, but {source} is read as {chosen}" if pattern else f"{source} is a text log"
+        raise UsageError(f"{given}; a text log needs a --pattern, for example 'size=WxH', and nothing else takes one")
+    for option in ("--height-first",) * height_first + ("--fields",) * bool(fields):
+        if chosen != JSON_LINES:
+            raise UsageError(f"{option} concerns JSON lines, but {source} is read as {chosen}")
+    if chosen == HF:
+        wanted = DEFAULT_HF_REQUESTS if num_requests is None else num_requests
+        options = replace(
+            spec or WorkloadSpec(), dataset_name="hf", dataset_path=source, num_prompts=wanted, num_warmups=0
+        )
+        return build_workload(replace(options, no_oversample=True))
+    path = Path(source).expanduser()
+    if chosen == IMAGES:
+        workload = read_folder(path)
+    elif chosen == TEXT:
+        workload = read_text_log(path, pattern or "")
+    else:
+        workload = read_json_log(path, height_first=height_first, fields=fields)
+    return replace(workload, requests=workload.requests[:num_requests])
+
+
+def _detect_kind(source: str, has_pattern: bool) -> str:
+    path = Path(source).expanduser()
+    if is_folder(path):
+        return HF if parquet_files(path) else IMAGES
+    if has_pattern:
+        return TEXT
+    if is_file(path):
+        if path.suffix == ".parquet":
+            return HF
+        with opened_log(path, "log") as file:
+            start = file.read(4096)
+        start = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
+        if start.lstrip().startswith(("{", "[")):
+            return JSON_LINES
+        raise UsageError(
+            f"{source} is no parquet file and does not start with a JSON object; for a text log say where its sizes "
+            "are, for example --pattern 'size=WxH' (a CSV of sizes is a trace already: --dataset-name trace)"
+        )
+    if source.count("/") == 1 and path.suffix not in _FILE_ENDINGS and not is_folder(path.parent):
+        return HF
+    raise InputError(
+        f"{source} does not exist; name a folder of images, a log file, a folder of parquet files or one of them, or a "
+        "hub data set as owner/name"
+    )

@@ -127,10 +127,11 @@ def build_trace(spec: WorkloadSpec) -> Workload:
         content = bytes(file.read(MOST_BYTES + 1))
     if len(content) > MOST_BYTES:
         raise InputError(f"the trace {path} has more than {MOST_BYTES:,} bytes; take a part of it")
-    found = list(_parse_requests(path.name, content, video_fps))
-    num_shrunk = 0
-    if spec.max_pixels_per_item is not None:
-        found, num_shrunk = _shrink_requests(found, spec.max_pixels_per_item)
+    given = _parse_requests(path.name, content, video_fps)
+    bound = spec.max_pixels_per_item
+    found = list(given) if bound is None else [_shrunk(request, bound) for request in given]
+    pairs = zip(given, found, strict=True)
+    num_shrunk = sum(item != other for old, new in pairs for item, other in zip(old.items, new.items, strict=True))
     if spec.shuffle_trace:
         found = [found[int(index)] for index in np.random.default_rng(spec.seed).permutation(len(found))]
     groups = [request.items for request in found]
@@ -193,13 +194,16 @@ def _rows_of(index: int, request: Request) -> list[dict[str, object]]:
     """The rows of a request by column; values that are not known are empty."""
     arrival = "" if request.arrival_s is None else repr(request.arrival_s)
     of_request = {"request": index, "call": request.call or "", "arrival_s": arrival}
-    empty = {"width": "", "height": "", "frames": "", "fps": ""}
-    return [{**_item_cells(item), **of_request} for item in request.items] or [{**empty, **of_request}]
-
-
-def _item_cells(item: MediaItem) -> dict[str, object]:
-    rate = "" if item.fps is None else repr(float(item.fps))
-    return {"width": item.width, "height": item.height, "frames": item.frames, "fps": rate}
+    cells = [
+        {
+            "width": item.width,
+            "height": item.height,
+            "frames": item.frames,
+            "fps": "" if item.fps is None else repr(float(item.fps)),
+        }
+        for item in request.items
+    ]
+    return [{**dict.fromkeys(_COLUMNS, ""), **of_item, **of_request} for of_item in cells or [{}]]
 
 
 Rows = list[tuple[str, dict[str, str]]]
@@ -310,14 +314,7 @@ def _arrival(place: str, text: str) -> float | None:
     return _number(text) if text else None
 
 
-def _shrink_requests(requests: list[Request], max_pixels: int) -> tuple[list[Request], int]:
-    num_shrunk = 0
-    found = []
-    for request in requests:
-        shrunk = []
-        for item in request.items:
-            width, height = shrink_size(item.width, item.height, max_pixels)
-            num_shrunk += (width, height) != (item.width, item.height)
-            shrunk.append(replace(item, width=width, height=height))
-        found.append(replace(request, items=tuple(shrunk)))
-    return found, num_shrunk
+def _shrunk(request: Request, max_pixels: int) -> Request:
+    sizes = [shrink_size(item.width, item.height, max_pixels) for item in request.items]
+    items = [replace(item, width=size[0], height=size[1]) for item, size in zip(request.items, sizes, strict=True)]
+    return replace(request, items=tuple(items))

@@ -13,10 +13,9 @@ from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import WorkloadSpec
-from vitgraph.workloads import convert
+from vitgraph.workloads import registry
 from vitgraph.workloads.base import Workload
-from vitgraph.workloads.convert import convert_source
-from vitgraph.workloads.registry import build_workload
+from vitgraph.workloads.registry import build_workload, convert_source
 
 
 def first_size(workload: Workload) -> tuple[int, int]:
@@ -79,7 +78,7 @@ def test_a_hub_name_is_read_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_pa
         asked.append((spec.dataset_name, spec.dataset_path, spec.num_prompts, spec.no_oversample, spec.seed))
         return Workload("x", ())
 
-    monkeypatch.setattr(convert, "build_workload", build)
+    monkeypatch.setattr(registry, "build_workload", build)
     convert_source("lmarena-ai/vision-arena-bench-v0.1", spec=WorkloadSpec(seed=42))
     assert asked == [("hf", "lmarena-ai/vision-arena-bench-v0.1", 1000, True, 42)]
 
@@ -118,7 +117,7 @@ def test_a_missing_log_in_a_known_folder_is_not_looked_for_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(convert, "build_workload", lambda spec: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(registry, "build_workload", lambda spec: pytest.fail("the hub was asked"))
     (tmp_path / "logs").mkdir()
     for missing in ("logs/today", "elsewhere/access.log"):
         with pytest.raises(InputError, match="does not exist"):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.workloads.base import Workload
-from vitgraph.workloads.convert import convert_source
+from vitgraph.workloads.registry import convert_source
 from vitgraph.workloads.request_log import compile_pattern, read_json_log, read_text_log
 
 

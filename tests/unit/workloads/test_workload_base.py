@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.workloads import MediaItem, Request, Workload, WorkloadSpec, build_workload
-from vitgraph.workloads.base import choose_warmups, number_requests, shrink_size
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import MediaItem, Request, Workload, choose_warmups, number_requests, shrink_size
+from vitgraph.workloads.registry import build_workload
 
 
 def make_workload() -> Workload:
@@ -165,7 +166,7 @@ def test_unusable_options_name_value_and_rule(options: dict, text: str) -> None:
 
 def test_planning_workloads_do_not_load_torch() -> None:
     code = (
-        "import sys; from vitgraph.workloads import WorkloadSpec, build_workload\n"
+        "import sys; from vitgraph.specs import WorkloadSpec; from vitgraph.workloads.registry import build_workload\n"
         "build_workload(WorkloadSpec(num_prompts=3))\n"
         "build_workload(WorkloadSpec(dataset_name='trace', num_prompts=3))\n"
         "print([name for name in ('torch', 'datasets', 'pyarrow', 'transformers') if name in sys.modules])"

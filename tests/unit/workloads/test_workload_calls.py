@@ -9,8 +9,9 @@ import pytest
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.values import call_shares
 from vitgraph.workloads.base import MediaItem, Request
-from vitgraph.workloads.calls import CallMix, arrivals_of, grouping_of, poisson_arrivals, split_by_calls
+from vitgraph.workloads.calls import CallMix, arrivals_of, grouping_of, split_by_calls
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import save_trace
 
@@ -18,22 +19,26 @@ REQUESTS = [Request(index, (MediaItem(64, 64),)) for index in range(4000)]
 
 
 def test_a_mix_is_a_share_of_the_calls_and_repeats_with_its_seed() -> None:
-    groups = CallMix.parse("1:0.6,2:0.3,4:0.1", seed=3)(REQUESTS)
+    groups = CallMix(call_shares("1:0.6,2:0.3,4:0.1"), seed=3)(REQUESTS)
     counts = Counter(map(len, groups[:-1]))
     assert {size: round(count / len(groups), 1) for size, count in counts.items()} == {1: 0.6, 2: 0.3, 4: 0.1}
     assert [request.index for group in groups for request in group] == list(range(4000))
-    assert groups == CallMix.parse("1:6,2:3,4:1", seed=3)(REQUESTS) != CallMix.parse("1:6,2:3,4:1", seed=4)(REQUESTS)
+    assert (
+        groups
+        == CallMix(call_shares("1:6,2:3,4:1"), seed=3)(REQUESTS)
+        != CallMix(call_shares("1:6,2:3,4:1"), seed=4)(REQUESTS)
+    )
 
 
 def test_a_number_is_so_many_consecutive_requests() -> None:
-    groups = CallMix.parse("3")(REQUESTS[:7])
+    groups = CallMix(call_shares("3"))(REQUESTS[:7])
     assert [[request.index for request in group] for group in groups] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @pytest.mark.parametrize("text", ["0", "x", "1:0.5,2", "1:1,1:2", "2:-1", "1:inf", "", "99999"])
 def test_what_is_no_mix_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--requests-per-call"):
-        CallMix.parse(text)
+        call_shares(text)
 
 
 def test_a_trace_names_calls_and_arrivals_and_reads_back(tmp_path: Path) -> None:
@@ -67,7 +72,7 @@ def test_a_call_column_with_gaps_is_refused() -> None:
 
 
 def test_arrivals_have_the_rate_asked_for() -> None:
-    times = poisson_arrivals(4000, 20.0, seed=1)
+    times = arrivals_of("20", REQUESTS, seed=1)
     assert times[0] == 0.0
     assert times == sorted(times)
     assert 4000 / times[-1] == pytest.approx(20.0, rel=0.1)

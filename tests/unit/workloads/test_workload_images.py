@@ -23,9 +23,17 @@ from PIL import Image, PngImagePlugin, features
 
 from vitgraph import reading
 from vitgraph.errors import HubUnreachableError, InputError, UsageError
-from vitgraph.workloads import EncodedImage, MediaItem, Workload, WorkloadSpec, build_workload, convert_folder
-from vitgraph.workloads.convert import convert_source
-from vitgraph.workloads.encoded_image import UnreadableImageError, decode_image, encode_pixels, read_upright_size
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import MediaItem, Workload
+from vitgraph.workloads.encoded_image import (
+    EncodedImage,
+    UnreadableImageError,
+    decode_image,
+    encode_pixels,
+    read_folder,
+    read_upright_size,
+)
+from vitgraph.workloads.registry import build_workload, convert_source
 
 IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -423,7 +431,7 @@ def test_a_folder_of_image_files_is_a_data_set(tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "look", [lambda folder: read(folder), convert_folder, lambda folder: convert_source(str(folder))]
+    "look", [lambda folder: read(folder), read_folder, lambda folder: convert_source(str(folder))]
 )
 def test_a_folder_without_end_is_refused(look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_FILES", 5)
@@ -541,7 +549,7 @@ def test_decoded_images_are_encoded_without_loss() -> None:
         encode_pixels(Image.new("RGB", (0, 5)))
 
 
-def test_convert_folder(tmp_path: Path) -> None:
+def test_a_folder_is_read_from_the_headers_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "b" / "c").mkdir(parents=True)
     (tmp_path / "b" / "c" / "photo.jpg").write_bytes(encode_turned(30, 20, 6))
     (tmp_path / "a.png").write_bytes(encode(12, 8))
@@ -549,24 +557,24 @@ def test_convert_folder(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"junk")
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / ".hidden.png").write_bytes(encode(1, 1))
-    items, skipped = convert_folder(tmp_path)
-    assert items == [
+    workload = read_folder(tmp_path)
+    assert [request.items[0] for request in workload.requests] == [
         MediaItem(12, 8, source="a.png"),
         MediaItem(20, 30, source="b/c/photo.jpg"),
         MediaItem(500, 400, source="z.png"),
     ]
-    assert [item.source for item in skipped] == ["broken.jpg", "notes.txt"]
-    assert "PIL cannot read the header (UnidentifiedImageError" in skipped[0].reason
+    assert [item.source for item in workload.skipped] == ["broken.jpg", "notes.txt"]
+    assert "PIL cannot read the header (UnidentifiedImageError" in workload.skipped[0].reason
 
 
 def test_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no image that PIL can read: no files; name a folder of image files"):
-        convert_folder(tmp_path)
+        read_folder(tmp_path)
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(InputError, match=r"holds no image that PIL can read: 1 files, first notes\.txt \("):
-        convert_folder(tmp_path)
+        read_folder(tmp_path)
     with pytest.raises(InputError, match=r"notes\.txt is no folder; name a folder of image files"):
-        convert_folder(tmp_path / "notes.txt")
+        read_folder(tmp_path / "notes.txt")
 
 
 # -- one size of an image ------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.specs import WorkloadSpec
 from vitgraph.specs.buckets import parse_buckets, parse_limits
-from vitgraph.workloads import WorkloadSpec, build_workload
 from vitgraph.workloads.random_mm import resolve_draw_rule
+from vitgraph.workloads.registry import build_workload
 
 IMAGE_BUCKET = {(8, 16, 1): 1.0}
 MIXED_BUCKETS = {(8, 16, 1): 0.5, (8, 16, 4): 0.5}

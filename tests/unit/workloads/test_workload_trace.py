@@ -8,7 +8,10 @@ import pytest
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.records.store import RecordFileError
-from vitgraph.workloads import SHIPPED_TRACES, MediaItem, Request, Workload, WorkloadSpec, build_workload, save_trace
+from vitgraph.specs import WorkloadSpec
+from vitgraph.workloads.base import MediaItem, Request, Workload
+from vitgraph.workloads.registry import build_workload
+from vitgraph.workloads.trace import SHIPPED_TRACES, save_trace
 
 
 def write(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> str:
