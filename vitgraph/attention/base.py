@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from vitgraph.attention.padding import FreshOutputs, PaddingSafeOutputs
+from vitgraph.attention.padding import GraphOutputs
 
 TRANSFORMERS_PREFIX = "vitgraph_flash_"
 """Names given to transformers contain `flash`, which makes its towers take the packed varlen branch."""
@@ -67,8 +67,8 @@ class AttentionBackend(ABC):
         has_versions: The generations of `--flash-attn-version` are variants of it.
         needs_finite_padding: Rows past the last segment are loaded with the last tile, and a NaN there could reach
             valid rows; graphs therefore write to an output whose padded rows are always finite.
-        returns_fresh_output: Set where the caller may reuse the memory of what a call returns, as compiled code does:
-            such graphs write to a zeroed output of each call's own instead of one that all layers share.
+        outputs: Where its graphs write what must be finite. `are_fresh` is set where the caller may reuse the memory
+            of what a call returns, as compiled code does.
         implementation: What really runs (package and version), for the record.
         plan_build_ms: Time spent so far on what a first call of a shape builds: plans, tuning.
         selection: Where `auto` chose: what it found of each candidate.
@@ -86,11 +86,9 @@ class AttentionBackend(ABC):
         self.implementation = self.name
         self.is_on_graph_path = False
         self.needs_finite_padding = False
-        self.returns_fresh_output = False
         self.plan_build_ms = 0.0
         self.selection: tuple[Mapping[str, Any], ...] = ()
-        self._safe_outputs = PaddingSafeOutputs()
-        self._fresh_outputs = FreshOutputs()
+        self.outputs = GraphOutputs()
         self._tile_offsets: dict[tuple[int, int, torch.device], torch.Tensor] = {}
 
     @classmethod
@@ -120,7 +118,7 @@ class AttentionBackend(ABC):
         be derived once and not once a layer. Without it every layer derives its own, which is slower and as right.
         """
         # Outputs are only zeroed in graphs.
-        return self._fresh_outputs.one_forward() if self.is_on_graph_path else nullcontext()
+        return self.outputs.one_forward() if self.is_on_graph_path else nullcontext()
 
     def expect(  # noqa: B027 (a hook, empty by default)
         self, calls: Mapping[Lengths, int], replays: Sequence[GraphContents] = ()
@@ -139,26 +137,20 @@ class AttentionBackend(ABC):
             shapes: `(rows, segment slots, max_seqlen)` of the calls to come.
         """
 
-    def share_outputs(self, other: AttentionBackend) -> None:
-        """Writes what graphs pad to the outputs that another backend keeps."""
-        self._safe_outputs, self._fresh_outputs = other._safe_outputs, other._fresh_outputs
-
     def reserve_padding_safe_output(self, rows: int) -> None:
         """Called before capturing, with the most patches of any graph."""
         if self.needs_finite_padding:
-            self._safe_outputs.reserve(rows)
+            self.outputs.reserve(rows)
 
     def release_padding_safe_output(self) -> None:
         """Called when the graphs are cleared."""
-        self._safe_outputs.release()
+        self.outputs.release()
 
     def graph_output(self, query: torch.Tensor) -> torch.Tensor | None:
         """Where a graph's call must write (`[N, H, E]`, as `query`); None where a fresh tensor will do, as in eager."""
         if not (self.needs_finite_padding and self.is_on_graph_path):
             return None
-        if self.returns_fresh_output:
-            return self._fresh_outputs.take(query)
-        return self._safe_outputs.take(query)
+        return self.outputs.take(query)
 
     @classmethod
     @abstractmethod

@@ -41,7 +41,7 @@ TILED_WIDTHS = range(65, 97)
 """Head widths at which those tiles are tried; the package's choice for others is of that kind already."""
 
 LARGE_FILL_BYTES = FILL_BYTES // 2
-"""Outputs above this are not filled several at once (see `FreshOutputs`), and a fill takes longer than a launch."""
+"""Outputs above this are not filled several at once (see `GraphOutputs`), and a fill takes longer than a launch."""
 
 
 class FlashAttnBackend(HalfPrecisionBackend):
@@ -146,7 +146,7 @@ class FlashAttnBackend(HalfPrecisionBackend):
 
     def _is_cheaper_to_clear(self, query: torch.Tensor) -> bool:
         """Clearing the padded rows of a call's own output, instead of filling it with zeros beforehand."""
-        return self.returns_fresh_output and query.is_cuda and query.numel() * query.element_size() > LARGE_FILL_BYTES
+        return self.outputs.are_fresh and query.is_cuda and query.numel() * query.element_size() > LARGE_FILL_BYTES
 
 
 def _length_class(longest: int) -> int:

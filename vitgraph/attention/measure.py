@@ -164,13 +164,8 @@ def graph_reading(backend: AttentionBackend, call: Callable[[], object], device:
 
     def read() -> tuple[float, float]:
         with torch.cuda.device(device):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(GRAPH_QUEUE_CYCLES)
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-        return 0.0, start.elapsed_time(end) / calls
+            _, device_ms = queued_times(graph.replay, device, 1, GRAPH_QUEUE_CYCLES)
+        return 0.0, device_ms / calls
 
     return read
 

@@ -49,7 +49,7 @@ def register_opaque(backend: AttentionBackend) -> str:
     name, implementation = backend.name, f"{backend.transformers_name}_opaque"
     _BACKENDS[name] = backend
     # The compiler may reuse the memory of what an operator returns, so layers must not share one output.
-    backend.returns_fresh_output = True
+    backend.outputs.are_fresh = True
     attend = transformers_function(partial(varlen_attention, name), partial(dense_attention, name))
     register_with_transformers(implementation, attend)
     return implementation

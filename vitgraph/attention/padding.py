@@ -59,16 +59,25 @@ def zero_rows_past_end(out: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Ten
     return out.masked_fill_(past_end[:, None, None], 0)
 
 
-class PaddingSafeOutputs:
-    """Outputs that start as zeros and that all layers share, so that rows which a kernel skips are always finite.
+class GraphOutputs:
+    """Where the calls of graphs write: zeroed outputs, so that the rows which a kernel skips are always finite.
 
-    A graph keeps writing to the buffer it was captured with: a buffer that became too small is kept until `release`.
+    All layers share one buffer. A graph keeps writing to the buffer it was captured with: one that became too small is
+    kept until `release`.
+
+    Attributes:
+        are_fresh: Each call gets an output of its own instead, whose memory is the caller's. Nothing of these is kept
+            from one forward to the next: a graph must hold the fill of every output that it writes to, or a replay
+            would find the rows of the one before.
     """
 
     def __init__(self) -> None:
+        self.are_fresh = False
         self._rows = 0
         self._buffers: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
         self._outgrown: list[torch.Tensor] = []
+        self._is_in_forward = False
+        self._spare: list[torch.Tensor] = []
 
     def reserve(self, rows: int) -> None:
         """Makes later buffers at least so many rows high, so that every graph of a list shares one."""
@@ -80,8 +89,20 @@ class PaddingSafeOutputs:
         self._buffers.clear()
         self._outgrown.clear()
 
+    @contextmanager
+    def one_forward(self) -> Iterator[None]:
+        """Until it ends, fresh outputs may be filled before they are asked for."""
+        outer = self._spare, self._is_in_forward
+        self._spare, self._is_in_forward = [], True
+        try:
+            yield
+        finally:
+            self._spare, self._is_in_forward = outer
+
     def take(self, query: torch.Tensor) -> torch.Tensor:
-        """`[N, H, E]` rows of the buffer for outputs like `query`."""
+        """`[N, H, E]` for the result of `query`: zeros past the rows that calls wrote."""
+        if self.are_fresh:
+            return self._take_fresh(query)
         rows, heads, width = query.shape
         shape = (heads, width, query.dtype)
         buffer = self._buffers.get(shape)
@@ -92,30 +113,7 @@ class PaddingSafeOutputs:
             self._buffers[shape] = buffer
         return buffer[:rows]
 
-
-class FreshOutputs:
-    """Zeroed outputs of each call's own, of which one forward fills several at once.
-
-    Nothing is kept from one forward to the next: a graph must hold the fill of every output that it writes to, or a
-    replay would find the rows of the one before. Each output is handed out once, so that its memory is the caller's.
-    """
-
-    def __init__(self) -> None:
-        self._is_in_forward = False
-        self._spare: list[torch.Tensor] = []
-
-    @contextmanager
-    def one_forward(self) -> Iterator[None]:
-        """Until it ends, outputs may be filled before they are asked for."""
-        outer = self._spare, self._is_in_forward
-        self._spare, self._is_in_forward = [], True
-        try:
-            yield
-        finally:
-            self._spare, self._is_in_forward = outer
-
-    def take(self, query: torch.Tensor) -> torch.Tensor:
-        """`[N, H, E]` zeros like `query`, contiguous."""
+    def _take_fresh(self, query: torch.Tensor) -> torch.Tensor:
         if not self._is_in_forward:
             return torch.zeros(query.shape, dtype=query.dtype, device=query.device)
         if not self._spare or self._spare[-1].shape != query.shape or self._spare[-1].dtype != query.dtype:

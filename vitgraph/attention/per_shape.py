@@ -118,16 +118,16 @@ class PerShapeBackend(AttentionBackend):
         tried: Sequence[Candidate] = (),
         timer: Timer | None = None,
     ) -> None:
-        self._backends = dict(backends)
-        self._is_fresh = False
         super().__init__()
+        self._backends = dict(backends)
         self._heads, self._head_width, self._dtype, self._device = heads, head_width, dtype, device
         self._timer = timer or partial(_reading, device)
         self._layer = Layer()
         self._left_out: int | None = None
         # Rows that a kernel skips are read by the next layer, whichever backend that one has: they share what it keeps.
         for backend in self._backends.values():
-            backend.share_outputs(self)
+            backend.outputs = self.outputs
+        self.needs_finite_padding = any(backend.needs_finite_padding for backend in self._backends.values())
         self._deriving = [one for one in backends.values() if type(one).one_forward is not AttentionBackend.one_forward]
         self._choices: dict[CallShape, Choice] = {}
         self._routes: dict[tuple[int, int, int, bool], AttentionBackend] = {}
@@ -136,16 +136,6 @@ class PerShapeBackend(AttentionBackend):
         self.selection = tuple(candidate.as_record() for candidate in tried)
 
     # -- what the backends share -----------------------------------------------------------------------------------
-
-    @property
-    def returns_fresh_output(self) -> bool:
-        return self._is_fresh
-
-    @returns_fresh_output.setter
-    def returns_fresh_output(self, value: bool) -> None:
-        self._is_fresh = value
-        for backend in self._backends.values():
-            backend.returns_fresh_output = value
 
     @contextmanager
     def graph_path(self) -> Iterator[None]:
@@ -161,9 +151,6 @@ class PerShapeBackend(AttentionBackend):
         for backend in self._deriving:
             stack.enter_context(backend.one_forward())
         return stack
-
-    def reserve_padding_safe_output(self, rows: int) -> None:
-        self._safe_outputs.reserve(rows)
 
     @classmethod
     def unavailable_reason(cls, device: torch.device) -> str | None:

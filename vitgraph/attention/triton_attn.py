@@ -104,8 +104,8 @@ HeadShape = tuple[torch.device, torch.dtype, int, int]
 _AGREES: dict[tuple[HeadShape, Tile], bool] = {}
 """Whether a tile's result is that of the definition, so that a compiler's fault can never reach a user's result."""
 
-_MEASURED: dict[TuningKey, dict[Tile, float]] = {}
-"""Milliseconds of each tile, and with them the choice: whichever backend object of the process asks, it is the same."""
+_CHOSEN: dict[TuningKey, Tile] = {}
+"""The fastest tile: whichever backend object of the process asks, it is the same."""
 
 
 def chunk_widths(head_width: int) -> list[tuple[int, int, int]]:
@@ -163,7 +163,6 @@ class TritonAttnBackend(HalfPrecisionBackend):
 
         self._kernel: Any = triton_kernel.varlen_forward
         self._is_interpreted = os.environ.get(INTERPRET_VARIABLE) == "1"
-        self._chosen: dict[TuningKey, Tile] = {}
         self._head_shapes: dict[HeadShape, None] = {}
         self.implementation = f"vitgraph kernel in triton {metadata.version('triton')}"
         if self._is_interpreted:
@@ -205,16 +204,14 @@ class TritonAttnBackend(HalfPrecisionBackend):
     def _tile(self, head_shape: HeadShape, rows: int, max_seqlen: int) -> Tile:
         length_class = _class_of(min(max_seqlen, rows), LENGTH_CLASSES)
         key = TuningKey(*head_shape, length_class, _class_of(rows, ROW_CLASSES))
-        chosen = self._chosen.get(key)
+        chosen = _CHOSEN.get(key)
         if chosen is None:
-            times = _MEASURED.get(key)
-            if times is None and not (self._is_interpreted or torch.cuda.is_current_stream_capturing()):
-                started = time.perf_counter()
-                times = _MEASURED[key] = self._measure_tiles(key)
-                self.plan_build_ms += (time.perf_counter() - started) * 1e3
-            if not times:
+            if self._is_interpreted or torch.cuda.is_current_stream_capturing():
                 return candidate_tiles(key.head_width)[0]
-            chosen = self._chosen[key] = min(times, key=times.__getitem__)
+            started = time.perf_counter()
+            times = self._measure_tiles(key)
+            self.plan_build_ms += (time.perf_counter() - started) * 1e3
+            chosen = _CHOSEN[key] = min(times, key=times.__getitem__)
         return chosen
 
     def _measure_tiles(self, key: TuningKey) -> dict[Tile, float]:

@@ -237,7 +237,7 @@ def test_compiled_code_gets_an_output_of_each_calls_own(monkeypatch: pytest.Monk
     """It may keep other values in memory that a call returned: a shared output would overwrite them a layer later."""
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
     backend = FlashAttnBackend.for_device(GPU, "4")
-    backend.returns_fresh_output = True
+    backend.outputs.are_fresh = True
     packed = ones(5)
     with backend.graph_path():
         first = backend.varlen(*packed, OFFSETS, 2, 1.0)
@@ -263,7 +263,7 @@ def test_equal_tiles_have_no_padded_rows_to_zero(is_compiled: bool, monkeypatch:
 
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=forward)
     backend = FlashAttnBackend.for_device(GPU, "4")
-    backend.returns_fresh_output = is_compiled
+    backend.outputs.are_fresh = is_compiled
     tiles = torch.randn(2, 1, 5, 8)
     with backend.graph_path():
         out = backend.dense(tiles, tiles, tiles, None, 1.0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitgraph.attention.padding import (
-    PaddingSafeOutputs,
+    GraphOutputs,
     segment_endpoints,
     zero_rows_past_end,
 )
@@ -52,7 +52,7 @@ def test_rows_past_the_end_become_zero_whatever_they_held() -> None:
 
 
 def test_outputs_of_equal_heads_share_one_buffer_that_starts_as_zeros() -> None:
-    outputs = PaddingSafeOutputs()
+    outputs = GraphOutputs()
     outputs.reserve(10)
     large, small = outputs.take(torch.empty(8, 2, 4)), outputs.take(torch.empty(3, 2, 4))
     assert large.shape == (8, 2, 4)
@@ -62,7 +62,7 @@ def test_outputs_of_equal_heads_share_one_buffer_that_starts_as_zeros() -> None:
 
 
 def test_a_buffer_that_became_too_small_lives_on_for_the_graphs_that_write_to_it() -> None:
-    outputs = PaddingSafeOutputs()
+    outputs = GraphOutputs()
     first = outputs.take(torch.empty(4, 1, 8))
     address = first.data_ptr()
     del first

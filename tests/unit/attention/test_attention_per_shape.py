@@ -211,8 +211,8 @@ def test_a_layer_of_a_call_that_was_met_before_only_looks_its_backend_up(monkeyp
 
 def test_what_compiled_blocks_need_reaches_every_backend() -> None:
     backend = auto()
-    backend.returns_fresh_output = True
-    assert all(inner.returns_fresh_output for inner in backend._backends.values())
+    backend.outputs.are_fresh = True
+    assert all(inner.outputs.are_fresh for inner in backend._backends.values())
     with backend.graph_path(), backend.one_forward():
         assert all(inner.is_on_graph_path for inner in backend._backends.values())
         with backend.graph_path():

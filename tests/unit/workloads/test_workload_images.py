@@ -430,9 +430,7 @@ def test_a_folder_of_image_files_is_a_data_set(tmp_path: Path, kind: str) -> Non
     assert len(orders) == 2
 
 
-@pytest.mark.parametrize(
-    "look", [lambda folder: read(folder), read_folder, lambda folder: convert_source(str(folder))]
-)
+@pytest.mark.parametrize("look", [lambda folder: read(folder), read_folder, lambda folder: convert_source(str(folder))])
 def test_a_folder_without_end_is_refused(look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_FILES", 5)
     (tmp_path / "photos").mkdir()
