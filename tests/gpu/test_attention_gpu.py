@@ -161,7 +161,7 @@ def test_small_large_small_in_one_poisoned_pool_equal_eager(backend: AttentionBa
     pool = torch.cuda.graph_pool_handle()
     poison = poison_pool(pool)
     poison.replay()
-    backend.reserve_padding_safe_output(2048)
+    backend.outputs.reserve(2048)
     towers = {rows: Tower(backend, rows, 4) for rows in (2048, 512, 256)}
     graphs = {rows: tower.capture(pool) for rows, tower in towers.items()}
     pointers = {rows: (tower.hidden.data_ptr(), tower.offsets.data_ptr()) for rows, tower in towers.items()}
@@ -179,7 +179,7 @@ def test_small_large_small_in_one_poisoned_pool_equal_eager(backend: AttentionBa
         results.append(actual)
     assert torch.equal(results[0], results[-1])
     assert pointers == {rows: (tower.hidden.data_ptr(), tower.offsets.data_ptr()) for rows, tower in towers.items()}
-    backend.release_padding_safe_output()
+    backend.outputs.release()
 
 
 def test_auto_takes_the_fastest_at_each_shape_and_records_what_it_tried() -> None:

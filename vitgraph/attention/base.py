@@ -14,10 +14,6 @@ import torch
 
 from vitgraph.attention.padding import GraphOutputs
 
-TRANSFORMERS_PREFIX = "vitgraph_flash_"
-"""Names given to transformers contain `flash`, which makes its towers take the packed varlen branch."""
-
-
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float]
 """A call of packed segments: query, key and value `[N, H, E]` of any strides whose last is 1; `[S + 1]` int32 offsets
 on the device, where repeated entries are empty segments; a bound of the segment lengths; factor of the scores."""
@@ -137,15 +133,6 @@ class AttentionBackend(ABC):
             shapes: `(rows, segment slots, max_seqlen)` of the calls to come.
         """
 
-    def reserve_padding_safe_output(self, rows: int) -> None:
-        """Called before capturing, with the most patches of any graph."""
-        if self.needs_finite_padding:
-            self.outputs.reserve(rows)
-
-    def release_padding_safe_output(self) -> None:
-        """Called when the graphs are cleared."""
-        self.outputs.release()
-
     def graph_output(self, query: torch.Tensor) -> torch.Tensor | None:
         """Where a graph's call must write (`[N, H, E]`, as `query`); None where a fresh tensor will do, as in eager."""
         if not (self.needs_finite_padding and self.is_on_graph_path):
@@ -207,8 +194,8 @@ class AttentionBackend(ABC):
 
     @property
     def transformers_name(self) -> str:
-        """The attention implementation that towers are set to."""
-        return TRANSFORMERS_PREFIX + self.name.lower()
+        """The attention implementation that towers are set to; `flash` in it makes them take the packed branch."""
+        return f"vitgraph_flash_{self.name.lower()}"
 
     @property
     def transformers_function(self) -> TransformersFunction:

@@ -225,11 +225,8 @@ class FlashInferBackend(HalfPrecisionBackend):
 
 def bucketed_slots(slots: int) -> int:
     """The smallest bucket that holds `slots` segments: 8, 16, 64, then multiples of 64."""
-    for bucket in SLOT_BUCKETS:
-        if slots <= bucket:
-            return bucket
     step = SLOT_BUCKETS[-1]
-    return -(-slots // step) * step
+    return next((bucket for bucket in SLOT_BUCKETS if slots <= bucket), -(-slots // step) * step)
 
 
 def bucketed_seqlen(max_seqlen: int) -> int:

@@ -127,7 +127,6 @@ class PerShapeBackend(AttentionBackend):
         # Rows that a kernel skips are read by the next layer, whichever backend that one has: they share what it keeps.
         for backend in self._backends.values():
             backend.outputs = self.outputs
-        self.needs_finite_padding = any(backend.needs_finite_padding for backend in self._backends.values())
         self._deriving = [one for one in backends.values() if type(one).one_forward is not AttentionBackend.one_forward]
         self._choices: dict[CallShape, Choice] = {}
         self._routes: dict[tuple[int, int, int, bool], AttentionBackend] = {}

@@ -88,10 +88,12 @@ def create_backend(
     if name == AUTO and flash_attn_version is not None:
         name = FLASH_ATTN
     elif name == AUTO and device.type == "cuda" and head_width is not None and heads is not None and dtype is not None:
-        return _registered(_fastest_at_each_shape(device, head_width, heads, dtype))
+        classes = {known: backend_class(known) for known in BACKENDS}
+        tried = try_candidates(device, head_width, heads, dtype, backends=classes)
+        usable = {found.label: found.backend for found in tried if found.backend is not None}
+        return _registered(PerShapeBackend(usable, heads, head_width, dtype, device, tried))
     elif name == AUTO:
-        missing = unavailable_backends(device)
-        name = next(candidate for candidate in BACKENDS if candidate not in missing)
+        name = next(known for known in BACKENDS if backend_class(known).unavailable_reason(device) is None)
     chosen = backend_class(name)
     reason = chosen.unavailable_reason(device)
     if reason is not None:
@@ -106,13 +108,6 @@ def create_backend(
         if reason is not None:
             raise BackendError(f"attention backend {name} does not take this tower: {reason}")
     return _registered(backend)
-
-
-def _fastest_at_each_shape(device: torch.device, head_width: int, heads: int, dtype: torch.dtype) -> AttentionBackend:
-    classes = {known: backend_class(known) for known in BACKENDS}
-    tried = try_candidates(device, head_width, heads, dtype, backends=classes)
-    usable = {found.label: found.backend for found in tried if found.backend is not None}
-    return PerShapeBackend(usable, heads, head_width, dtype, device, tried)
 
 
 def _registered(backend: AttentionBackend) -> AttentionBackend:

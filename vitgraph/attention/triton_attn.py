@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -71,9 +71,12 @@ class Tile:
     split_tail: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class TuningKey:
-    """What a tile is chosen by."""
+HeadShape = tuple[torch.device, torch.dtype, int, int]
+"""Device, dtype, heads and head width."""
+
+
+class TuningKey(NamedTuple):
+    """What a tile is chosen by: a `HeadShape`, and classes of segment lengths and packed rows."""
 
     device: torch.device
     dtype: torch.dtype
@@ -83,23 +86,23 @@ class TuningKey:
     row_class: int
 
     @property
+    def head_shape(self) -> HeadShape:
+        return self[:4]
+
+    @property
     def case(self) -> AttentionCase:
         """The input that the class is measured with."""
         length = min(self.length_class, self.row_class)
         return AttentionCase(self.heads, self.head_width, self.dtype, segments_of(length, self.row_class))
 
 
-CHECK_CASE_LENGTHS = (1, 17, 200, 129, 64, 3)
-CHECK_CASE_SLOTS = 9
-CHECK_CASE_PADDING_ROWS = 70
+CHECK_CASE = ((1, 17, 200, 129, 64, 3), 9, 70)
 CHECK_TOLERANCE = 1e-2
-"""Every tile computes these segments before it may be chosen: whole and broken blocks, empty slots, NaN as padding."""
+"""Every tile computes segments of these lengths in that many slots, with that many rows of padding, before it may be
+chosen: whole and broken blocks, empty slots, NaN as padding."""
 
 Arguments = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float]
 """Query, key, value, output, segment offsets and scale of a launch."""
-
-HeadShape = tuple[torch.device, torch.dtype, int, int]
-"""Device, dtype, heads and head width."""
 
 _AGREES: dict[tuple[HeadShape, Tile], bool] = {}
 """Whether a tile's result is that of the definition, so that a compiler's fault can never reach a user's result."""
@@ -241,24 +244,16 @@ class TritonAttnBackend(HalfPrecisionBackend):
         return times
 
     def _agrees(self, tile: Tile, key: TuningKey) -> bool:
-        head_shape = (key.device, key.dtype, key.heads, key.head_width)
-        known = _AGREES.get((head_shape, tile))
+        known = _AGREES.get((key.head_shape, tile))
         if known is None:
-            case = AttentionCase(
-                key.heads,
-                key.head_width,
-                key.dtype,
-                CHECK_CASE_LENGTHS,
-                slots=CHECK_CASE_SLOTS,
-                padding_rows=CHECK_CASE_PADDING_ROWS,
-            )
+            case = AttentionCase(key.heads, key.head_width, key.dtype, *CHECK_CASE)
             inputs, offsets, scale = case.tensors(key.device), case.offsets(key.device), key.head_width**-0.5
             for tensor in inputs:
                 tensor[sum(case.lengths) :] = float("nan")
             out = torch.full_like(inputs[0], float("nan"))
             self._launch(tile, *inputs, out, offsets, scale)
             error = relative_error(out, reference_attention(*inputs, offsets, scale), offsets)
-            known = _AGREES[head_shape, tile] = error < CHECK_TOLERANCE
+            known = _AGREES[key.head_shape, tile] = error < CHECK_TOLERANCE
             if not known:
                 logger.warning("TRITON_ATTN: %s is wrong by %.2g on this GPU and is not used", tile, error)
         return known

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from vitgraph.attention.selection import (
     OK,
     OUT_OF_MEMORY,
     TOLERANCE,
-    case_call,
     check_case,
     first_line,
 )
@@ -140,7 +140,7 @@ def _measure(
     is_captured = device.type == "cuda" and backend.is_capture_safe
     row["timed_as"] = GRAPH_MODE if is_captured else EAGER_MODE
     try:
-        call = case_call(backend, case, device)
+        call = partial(backend.varlen, *case.arguments(device))
         row["first_call_ms"] = _first_call_ms(call, device)
         error = check_case(backend, case, device)
         row["relative_error"] = error
@@ -157,7 +157,7 @@ def _measure(
     except Exception as failure:  # whatever a package raises, the other rows are still to be measured
         row["reason"] = first_line(failure)
     finally:
-        backend.release_padding_safe_output()
+        backend.outputs.release()
     return MicroRow(**row)
 
 

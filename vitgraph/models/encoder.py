@@ -205,10 +205,10 @@ class VisionEncoder(Family, ABC):
         return self.attention.graph_path()
 
     def reserve_for_capture(self, rows: int) -> None:
-        self.attention.reserve_padding_safe_output(rows)
+        self.attention.outputs.reserve(rows)
 
     def release_capture(self) -> None:
-        self.attention.release_padding_safe_output()
+        self.attention.outputs.release()
 
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
         return self._config

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,8 +78,9 @@ class WorkloadFacts:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for `--json` and for the table."""
         items = self.workload.num_items
-        images = sum(count for (_, _, frames), count in self.sizes.items() if frames == 1)
-        frames = [f for (_, _, f), count in self.sizes.items() for _ in range(count) if f > 1]
+        sizes = np.array([*self.sizes], dtype=np.int64).reshape(-1, 3)
+        width, height, frames = np.repeat(sizes, np.fromiter(self.sizes.values(), int), axis=0).T
+        images = int((frames == 1).sum())
         return {
             "name": self.workload.name,
             "fingerprint": self.workload.fingerprint(),
@@ -89,11 +91,11 @@ class WorkloadFacts:
             "skipped": [{"source": item.source, "reason": item.reason} for item in self.workload.skipped],
             "provenance": dict(self.workload.provenance),
             "items_per_request": describe_numbers([len(request.items) for request in self.workload.requests]),
-            "width": describe_numbers(self._each(lambda w, h: w)),
-            "height": describe_numbers(self._each(lambda w, h: h)),
-            "megapixels": describe_numbers(self._each(lambda w, h: w * h / 1e6)),
-            "aspect_ratio": describe_numbers(self._each(lambda w, h: w / h)),
-            "frames_per_video": describe_numbers(frames),
+            "width": describe_numbers(width),
+            "height": describe_numbers(height),
+            "megapixels": describe_numbers(width * height / 1e6),
+            "aspect_ratio": describe_numbers(width / height),
+            "frames_per_video": describe_numbers(frames[frames > 1]),
             "distinct_sizes": len(self.sizes),
             "common_sizes": [
                 {"width": width, "height": height, "frames": frames, "items": count, "share": count / items}
@@ -101,9 +103,6 @@ class WorkloadFacts:
             ],
             "models": [model.as_dict() for model in self.models],
         }
-
-    def _each(self, value: Callable[[int, int], float]) -> list[float]:
-        return [value(width, height) for (width, height, _), count in self.sizes.items() for _ in range(count)]
 
 
 def inspect_workload(workload: Workload, rules: Mapping[str, tuple[str, GeometryRule]]) -> WorkloadFacts:
@@ -124,31 +123,24 @@ def count_tokens(workload: Workload, row: str, rule: GeometryRule, model: str) -
     segments: list[int] = []
     per_request: list[int] = []
     refused: Counter[str] = Counter()
-    known: dict[tuple[int, int, int, float | None], tuple[int, int] | str] = {}
+
+    @cache
+    def measure(width: int, height: int, frames: int, fps: float | None) -> tuple[int, int] | str:
+        try:
+            spec = rule.item_spec(rule.geometry(width, height, frames, fps))
+        except InputError as error:
+            return str(error)
+        return spec.output_tokens, spec.segments
+
     for request in workload.requests:
-        of_request = 0
-        for item in request.items:
-            size = (item.width, item.height, item.frames, item.fps)
-            if size not in known:
-                known[size] = _measure(rule, *size)
-            found = known[size]
-            if isinstance(found, str):
-                refused[found] += 1
-                continue
-            tokens.append(found[0])
-            segments.append(found[1])
-            of_request += found[0]
-        if of_request:
-            per_request.append(of_request)
+        found = [measure(item.width, item.height, item.frames, item.fps) for item in request.items]
+        taken = [each for each in found if not isinstance(each, str)]
+        refused.update(each for each in found if isinstance(each, str))
+        tokens += [count for count, _ in taken]
+        segments += [count for _, count in taken]
+        if any(count for count, _ in taken):
+            per_request.append(sum(count for count, _ in taken))
     return ModelTokens(model, row, tuple(tokens), tuple(per_request), tuple(segments), dict(refused.most_common()))
-
-
-def _measure(rule: GeometryRule, width: int, height: int, frames: int, fps: float | None) -> tuple[int, int] | str:
-    try:
-        spec = rule.item_spec(rule.geometry(width, height, frames, fps))
-    except InputError as error:
-        return str(error)
-    return spec.output_tokens, spec.segments
 
 
 def describe_numbers(values: Numbers) -> dict[str, float | int | None]:

@@ -155,7 +155,7 @@ def test_generation_4_writes_all_layers_of_a_graph_to_one_zeroed_output(monkeypa
     install(monkeypatch, "flash_attn.cute.interface", _flash_attn_fwd=fa4_forward)
     backend = FlashAttnBackend.for_device(GPU, "4")
     packed = ones(5)
-    backend.reserve_padding_safe_output(9)
+    backend.outputs.reserve(9)
     with backend.graph_path():
         first = backend.varlen(*packed, OFFSETS, 2, 1.0)
         second = backend.varlen(*packed, OFFSETS, 2, 1.0)
