@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 EXIT_OK = 0
 EXIT_UNEXPECTED = 1
 EXIT_USAGE = 2
@@ -101,3 +103,9 @@ class SlowerThanBaseError(VitgraphError):
 
 class IncomparableRunsError(VitgraphError):
     """A gate was asked for on runs of which one is not valid, so that it must not pass."""
+
+
+def first_line(error: BaseException) -> str:
+    """Kind and first line of an error, for use as a reason: without addresses, and CUDA's texts go on for a page."""
+    lines = re.sub(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>", "", str(error)).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -13,7 +13,7 @@ import torch
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.measure import AttentionCase, reference_attention, relative_error, segments_of
-from vitgraph.errors import BackendError
+from vitgraph.errors import BackendError, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -142,9 +142,3 @@ def check_case(backend: AttentionBackend, case: AttentionCase, device: torch.dev
     query, key, value, offsets, _, scale = packed = case.arguments(device)
     actual = backend.varlen(*packed)
     return relative_error(actual, reference_attention(query, key, value, offsets, scale), offsets)
-
-
-def first_line(error: BaseException) -> str:
-    """Kind and first line of an error; CUDA's go on for a page."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

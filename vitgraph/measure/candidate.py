@@ -17,8 +17,7 @@ import numpy as np
 import torch
 
 from vitgraph.attention.registry import AUTO, backend_class
-from vitgraph.attention.selection import first_line
-from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError
+from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError, first_line
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import Reference, largest_deviation, worst

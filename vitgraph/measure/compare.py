@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from vitgraph.errors import UsageError
+from vitgraph.errors import UsageError, first_line
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_bench, workload_of
 from vitgraph.measure.progress import Progress
@@ -203,8 +203,6 @@ class Comparison(MeasuredRun[CompareRecord]):
         self.draft.note(result=derive_results(self.draft.record.result, samples, *facts))
 
     def diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall], samples: Sequence[Sample]) -> None:
-        from vitgraph.attention.selection import first_line
-
         if self.device.type != "cuda":
             return
         self.progress.phase("timing replays alone", len(self.live))

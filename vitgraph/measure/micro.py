@@ -21,9 +21,8 @@ from vitgraph.attention.selection import (
     OUT_OF_MEMORY,
     TOLERANCE,
     check_case,
-    first_line,
 )
-from vitgraph.errors import BackendError, UsageError
+from vitgraph.errors import BackendError, UsageError, first_line
 from vitgraph.measure.timing import matrix_rate_flops
 from vitgraph.records.kinds.micro import MicroRow
 

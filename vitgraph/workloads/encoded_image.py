@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
-from vitgraph.errors import InputError
+from vitgraph.errors import InputError, first_line
 from vitgraph.reading import is_file, is_folder, names_below
 from vitgraph.workloads.base import MediaItem, Provenance, SkippedItem, Workload, number_requests, shrink_size
 
@@ -90,7 +89,7 @@ def _damage_said(aim: str) -> Iterator[None]:
     except UnreadableImageError:
         raise
     except Exception as error:
-        raise UnreadableImageError(f"PIL cannot {aim} ({describe(error)})") from error
+        raise UnreadableImageError(f"PIL cannot {aim} ({first_line(error)})") from error
 
 
 @cache
@@ -171,12 +170,6 @@ def _orientation(image: Image.Image, source: Path | bytes) -> int:
             with suppress(Exception):  # damaged pixels leave the header as it is
                 return image.getexif().get(_ORIENTATION, 1)
     return Image.Image.getexif(image).get(_ORIENTATION, 1)
-
-
-def describe(error: BaseException) -> str:
-    """Class and first line of an error, for use as a reason."""
-    lines = re.sub(r"\s*<[^<>]* at 0x[0-9a-fA-F]+>", "", str(error)).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def image_files(folder: Path) -> tuple[str, ...]:

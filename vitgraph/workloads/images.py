@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitgraph.errors import HubUnreachableError, InputError, UsageError
+from vitgraph.errors import HubUnreachableError, InputError, UsageError, first_line
 from vitgraph.reading import is_file, is_folder
 from vitgraph.specs import WorkloadSpec
 from vitgraph.workloads.base import (
@@ -28,7 +28,6 @@ from vitgraph.workloads.encoded_image import (
     EncodedImage,
     UnreadableImageError,
     decode_image,
-    describe,
     encode_pixels,
     image_files,
 )
@@ -232,7 +231,7 @@ def _inspect_files(source: _Source) -> tuple[list[Path], str | None]:
             names = pyarrow.parquet.read_schema(file).names
         except (OSError, ValueError) as error:
             raise InputError(
-                f"file {file} cannot be read as parquet ({describe(error)}); fetch it again, or leave it out of the "
+                f"file {file} cannot be read as parquet ({first_line(error)}); fetch it again, or leave it out of the "
                 f"folder; or {_WAYS_OUT}"
             ) from error
         if num_rows:
@@ -265,12 +264,12 @@ def _leave_encoded(rows: Any, column: str) -> Any:
 
 def _source_error(source: _Source, error: Exception) -> InputError:
     if source.folder is not None:
-        return InputError(f"the parquet files of {source.label!r} cannot be read ({describe(error)}); {_WAYS_OUT}")
+        return InputError(f"the parquet files of {source.label!r} cannot be read ({first_line(error)}); {_WAYS_OUT}")
     is_network = isinstance(error, ConnectionError | TimeoutError) or type(error).__module__.startswith("httpx")
     what = "could not be reached" if is_network else "could not be loaded"
     return InputError(
         f"data set {source.label!r} {what} on the hub, and there is no local file or folder of that name "
-        f"({describe(error)}); {_WAYS_OUT}"
+        f"({first_line(error)}); {_WAYS_OUT}"
     )
 
 

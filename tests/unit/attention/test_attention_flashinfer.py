@@ -326,7 +326,7 @@ def test_dtypes_and_widths_that_it_does_not_take(prefill: Prefill, monkeypatch: 
 def test_a_graph_within_a_forward_writes_to_no_output_of_that_forward(prefill: Prefill) -> None:
     """Compiled towers get several zeroed outputs at once; one that a timed graph took would be freed before it."""
     backend = FlashInferBackend(CPU)
-    backend.returns_fresh_output = True
+    backend.outputs.are_fresh = True
     query = torch.ones(4, 2, 8)
     with backend.graph_path(), backend.one_forward():
         first = backend.graph_output(query)

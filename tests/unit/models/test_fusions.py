@@ -15,9 +15,15 @@ from torch.nn import functional
 
 from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.compile import gelus
-from vitgraph.models.compile.fusions import MOST_PERSISTENT, FusingCompiler, persistent_reductions
-from vitgraph.models.compile.gelus import erf_gelu, join_product, replace_gelus
+from vitgraph.models.compile import fusions
+from vitgraph.models.compile.fusions import (
+    MOST_PERSISTENT,
+    FusingCompiler,
+    erf_gelu,
+    join_product,
+    persistent_reductions,
+    replace_gelus,
+)
 from vitgraph.models.compile.persistent_norms import PersistentChoices
 from vitgraph.models.registry import ROWS
 from vitgraph.specs import ModelSpec
@@ -47,7 +53,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets CPU graphs be changed: the operator applies the erf form there, which half precision hardly tells apart."""
-    monkeypatch.setattr(gelus, "EPILOGUE_DEVICES", ("cpu",))
+    monkeypatch.setattr(fusions, "EPILOGUE_DEVICES", ("cpu",))
 
 
 class Mlp(nn.Module):

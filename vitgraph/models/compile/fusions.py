@@ -2,11 +2,20 @@
 in fewer instructions, and the sum at a block's end in the kernel of the next one's norm.
 
 All are in force while a block is compiled and nowhere else in the process.
+
+In torch's erf form of gelu the arithmetic takes twice the memory's time. With the tail of the normal distribution
+written out, gelu(x) = max(x, 0) - |x| / 2 * erfc(|x| / sqrt(2)), and erfc is a polynomial in 1 / (1 + p x) times
+exp(-x^2), to within 1.5e-7: formula 7.1.26 of Abramowitz and Stegun,
+https://personal.math.ubc.ca/~cbm/aands/page_299.htm. Half precision rounds to 4e-3 (bfloat16) and 5e-4 (float16) of a
+value, so the difference is seen only where a rounding tips over.
+
+Shape legend: N rows, K inputs of a linear layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +24,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from vitgraph.models.compile.gelus import inline_erf_gelu, join_product, replace_gelus
 from vitgraph.models.compile.residual import open_last_sum
 
 MOST_PERSISTENT = 4096
 """Widest row that a reduction holds in registers. torch stops at 1024 and reads wider rows twice, as of layer norms of
 1152; its own configurations of such kernels reach this far."""
+
+EPILOGUE_DEVICES = ("cuda",)
+"""Where the epilogue of `_addmm_activation` is gelu's tanh form; on the CPU it is the erf form."""
+
+EPILOGUE_MULTIPLE = 8
+"""Widths that cuBLASLt takes aligned to 16 bytes, in elements of two."""
+
+ARGUMENT_FACTOR = 0.3275911
+COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+FARTHEST = 16.0
+"""Beyond it the tail is zero in float32; infinite values must not meet it."""
+
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @dataclass(eq=False)
@@ -30,7 +52,7 @@ class FusingCompiler:
     Attributes:
         persistent_reductions: Norms of up to `MOST_PERSISTENT` wide rows read them once, in what was compiled for CUDA.
         gelu_epilogues: Products of one block that took over a gelu; the most, where blocks differ.
-        erf_gelus: Gelus of one block in the form of `vitgraph.models.compile.gelus`; the most, where blocks differ.
+        erf_gelus: Gelus of one block in the form of `erf_gelu`; the most, where blocks differ.
         open_sums: The last sum of a block is left to the next; see `vitgraph.models.compile.residual`.
     """
 
@@ -78,3 +100,112 @@ def persistent_reductions() -> Iterator[bool]:
     # torch keeps what it makes from the setting when it finds no handler.
     with V.set_choices_handler(choices()), config.patch(inductor_choices_class=choices):
         yield True
+
+
+def replace_gelus(module: fx.GraphModule, replace: Callable[[fx.Node, fx.Node], bool]) -> int:
+    """Offers each gelu of a graph, with its input, to be replaced in place.
+
+    Args:
+        module: As Dynamo traced it; nodes carry `example_value`.
+        replace: Replaces the gelu or leaves it, and says which.
+
+    Returns:
+        How many were replaced.
+    """
+    replaced = 0
+    for gelu in module.graph.find_nodes(op="call_function", target=torch._C._nn.gelu):
+        x = gelu.args[0] if gelu.args else None
+        replaced += isinstance(x, fx.Node) and replace(gelu, x)
+    if replaced:
+        module.recompile()
+    return replaced
+
+
+def join_product(gelu: fx.Node, product: fx.Node) -> bool:
+    """Turns a linear layer that only a gelu (tanh form) reads into one operator with it.
+
+    The operator is `aten::_addmm_activation`, whose kernel applies gelu to the product before it leaves the chip.
+    Others stay: gelu's erf form, layers without a bias or with other users, single precision, and other devices.
+
+    Returns:
+        Whether the two were such a pair.
+    """
+    if gelu.kwargs.get("approximate") != "tanh" or not _takes_epilogue(product):
+        return False
+    _put_in_place(gelu, _product_with_gelu, *product.args)
+    gelu.graph.erase_node(product)
+    return True
+
+
+def _takes_epilogue(product: fx.Node) -> bool:
+    examples = [argument.meta.get("example_value") for argument in product.args if isinstance(argument, fx.Node)]
+    operands = [example for example in examples if isinstance(example, torch.Tensor)]
+    if product.target is not torch._C._nn.linear or len(product.users) != 1 or len(operands) != 3:
+        return False
+    x, weight, bias = operands
+    return (
+        x.device.type in EPILOGUE_DEVICES
+        and x.dtype in HALF_PRECISION
+        and x.dtype == weight.dtype == bias.dtype
+        and x.ndim >= 2
+        and all(width % EPILOGUE_MULTIPLE == 0 for width in weight.shape)
+    )
+
+
+def _product_with_gelu(x: Any, weight: Any, bias: Any) -> Any:
+    """The operator takes `[N, K]`, so other inputs `[..., K]` are flattened."""
+    axes = x.node.meta["example_value"].ndim - 1
+    rows = x.flatten(0, -2) if axes > 1 else x
+    fused = torch.ops.aten._addmm_activation.default(bias, rows, weight.t(), use_gelu=True)
+    return fused.view(*(x.size(axis) for axis in range(axes)), -1) if axes > 1 else fused
+
+
+def inline_erf_gelu(gelu: fx.Node, x: fx.Node) -> bool:
+    """Puts the operations of `erf_gelu` in place of a gelu of `x`, where it is the erf form in half precision.
+
+    In the graph itself, and not as a decomposition for Inductor, whose caches do not take code made with such a table.
+
+    Returns:
+        Whether it was.
+    """
+    if gelu.kwargs.get("approximate", "none") != "none" or x.meta["example_value"].dtype not in HALF_PRECISION:
+        return False
+    _put_in_place(gelu, erf_gelu, x)
+    return True
+
+
+def erf_gelu(x: Any) -> Any:
+    """gelu's erf form of a tensor in half precision, of any shape, or of what stands for one in a graph; in float32."""
+    wide = x.float()
+    size = wide.abs().clamp(max=FARTHEST)
+    denominator = 1.0 + (ARGUMENT_FACTOR * 0.5**0.5) * size
+    # A GPU has one instruction for this and one for powers of two; divisions and exp are several each.
+    inverse = torch.rsqrt(denominator * denominator)
+    polynomial: Any = 0.5 * COEFFICIENTS[-1]
+    for coefficient in reversed(COEFFICIENTS[:-1]):
+        polynomial = polynomial * inverse + 0.5 * coefficient
+    tail = size * (polynomial * inverse) * torch.exp2((-0.5 / math.log(2)) * size * size)
+    return (wide.relu() - tail).type_as(x)
+
+
+def _put_in_place(gelu: fx.Node, compute: Callable[..., Any], *inputs: Any) -> None:
+    """Puts what `compute` makes of the inputs, which are nodes, in place of a gelu."""
+    known, tracer = set(gelu.graph.nodes), fx.proxy.GraphAppendingTracer(gelu.graph)
+    with gelu.graph.inserting_before(gelu):
+        result = compute(*(fx.Proxy(node, tracer) for node in inputs)).node
+    for node in gelu.graph.nodes:
+        if node not in known:
+            # Later nodes and torch's cache of traced graphs look for the example.
+            example = gelu.meta["example_value"] if node is result else _example_of(node)
+            node.meta = {**gelu.meta, "example_value": example}
+    gelu.replace_all_uses_with(result)
+    gelu.graph.erase_node(gelu)
+
+
+def _example_of(node: fx.Node) -> Any:
+    """What a node gives for the examples of its arguments."""
+    arguments, options = fx.node.map_arg((node.args, dict(node.kwargs)), lambda part: part.meta["example_value"])
+    if node.op == "call_method":
+        return getattr(arguments[0], str(node.target))(*arguments[1:], **options)
+    assert callable(node.target)
+    return node.target(*arguments, **options)
