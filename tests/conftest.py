@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -59,12 +59,22 @@ def _the_command_line_is_built_once() -> None:
 @pytest.fixture(scope="session")
 def tower() -> VisionEncoder:
     """The debug-size Qwen3-VL encoder with seeded random weights, float32 on the CPU."""
+    return _debug_tower()
+
+
+@pytest.fixture(scope="session")
+def small_tower() -> VisionEncoder:
+    """The same for images of as few as four tokens, so that a replay takes a millisecond or two."""
+    return _debug_tower(mm_processor_kwargs={"min_pixels": 4096})
+
+
+def _debug_tower(**settings: Any) -> VisionEncoder:
     import torch
 
     from vitgraph.measure.setup import load, resolve_source
     from vitgraph.specs import ModelSpec
 
-    spec = ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu")
+    spec = ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu", **settings)
     encoder, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)
     return encoder
 

@@ -28,8 +28,9 @@ def test_eager_is_the_stock_forward(name: str) -> None:
     checks.check_eager_equals_stock(checks.build(name, torch.float64))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [one for one in NAMES if not one.marks])
 def test_replays_equal_eager(name: str) -> None:
+    """Of one row of each kind; `verify` shows the same of every row."""
     checks.check_graphs_equal_eager(name)
 
 

@@ -26,7 +26,7 @@ def verified(
 ) -> list[VerifiedModel]:
     def work(group: ParallelGroup) -> dict[str, Any]:
         before(group)
-        return verify_row(tower, calls=1, token_budgets=(64,), group=group, **settings).model_dump(mode="json")
+        return verify_row(tower, calls=1, token_budgets=(16,), group=group, **settings).model_dump(mode="json")
 
     return [VerifiedModel.model_validate(found) for found in values(run_ranks(ranks, work))]
 
@@ -35,8 +35,8 @@ def check(result: VerifiedModel, name: str) -> Check:
     return next(check for check in result.checks if check.name == name)
 
 
-def test_three_ranks_verify_the_same_encoder_and_share_calls(tower: VisionEncoder) -> None:
-    results = verified(tower, 3)
+def test_three_ranks_verify_the_same_encoder_and_share_calls(small_tower: VisionEncoder) -> None:
+    results = verified(small_tower, 3)
     for result in results:
         assert (result.status, result.error) == ("ok", None)
         shared = check(result, "data_parallel")
@@ -48,19 +48,19 @@ def test_three_ranks_verify_the_same_encoder_and_share_calls(tower: VisionEncode
     assert check(merged, "data_parallel").compared == sum(check(r, "data_parallel").compared for r in results)
 
 
-def test_rows_in_another_order_are_found(tower: VisionEncoder) -> None:
+def test_rows_in_another_order_are_found(small_tower: VisionEncoder) -> None:
     def turn_rows_around(group: ParallelGroup) -> None:
         real = PendingRows.wait
         PendingRows.wait = lambda self: real(self)[::-1]  # type: ignore[method-assign]
 
-    for result in verified(tower, 2, turn_rows_around):
+    for result in verified(small_tower, 2, turn_rows_around):
         assert result.status == "failed"
         assert set(result.failed_checks) <= {"order", "data_parallel"}
         assert result.failed_checks
 
 
-def test_one_process_has_no_such_check(tower: VisionEncoder) -> None:
-    result = verify_row(tower, calls=1, token_budgets=(64,))
+def test_one_process_has_no_such_check(small_tower: VisionEncoder) -> None:
+    result = verify_row(small_tower, calls=1, token_budgets=(16,))
     assert "data_parallel" not in [check.name for check in result.checks]
 
 
@@ -78,11 +78,11 @@ class UnableOnRank1(EncoderCudaGraphManager):
         super().capture(progress)
 
 
-def test_a_rank_that_cannot_capture_is_named_and_the_others_go_on(tower: VisionEncoder) -> None:
+def test_a_rank_that_cannot_capture_is_named_and_the_others_go_on(small_tower: VisionEncoder) -> None:
     def number(group: ParallelGroup) -> None:
         UnableOnRank1.rank = group.rank
 
-    results = verified(tower, 2, number, manager_class=UnableOnRank1)
+    results = verified(small_tower, 2, number, manager_class=UnableOnRank1)
     assert [result.status for result in results] == ["ok", "error"]
     for result in results:
         shared = check(result, "data_parallel")
@@ -93,7 +93,7 @@ def test_a_rank_that_cannot_capture_is_named_and_the_others_go_on(tower: VisionE
     assert merged.error.startswith("rank 1: OutOfMemoryError: no room")
 
 
-def test_a_rank_that_fails_among_shared_calls_is_named(tower: VisionEncoder) -> None:
+def test_a_rank_that_fails_among_shared_calls_is_named(small_tower: VisionEncoder) -> None:
     def fail_on_rank_1(group: ParallelGroup) -> None:
         if group.rank == 1:
 
@@ -104,7 +104,7 @@ def test_a_rank_that_fails_among_shared_calls_is_named(tower: VisionEncoder) -> 
 
     def work(group: ParallelGroup) -> dict[str, Any]:
         fail_on_rank_1(group)
-        return verify_row(tower, calls=1, token_budgets=(64,), group=group).model_dump(mode="json")
+        return verify_row(small_tower, calls=1, token_budgets=(16,), group=group).model_dump(mode="json")
 
     for result in run_ranks(2, work):
         assert result.error is not None and result.error.startswith("RankFailedError: rank 1 (")
