@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
 from vitgraph.models.loading import load_encoder
-from vitgraph.models.processor_classes import torchvision_names, transformers_class
+from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.planning.budgets import BudgetSettings, plan_budgets
 from vitgraph.planning.items import IMAGE, VIDEO
@@ -200,12 +199,6 @@ def check_flops(encoder: VisionEncoder) -> None:
 
 
 # -- processors ----------------------------------------------------------------------------------------------------
-
-
-def processor_module(name: str) -> Any:
-    """A module of transformers' models that imports torchvision, whether it is installed or not."""
-    with torchvision_names():
-        return importlib.import_module(f"transformers.models.{name}")
 
 
 def video_processor(module: str, class_name: str, **settings: Any) -> Any:

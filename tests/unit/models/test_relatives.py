@@ -5,6 +5,7 @@ from typing import Any
 import grid_checks as checks
 import pytest
 import torch
+from encoder_checks import transformers_processor
 from rows_of_a_kind import each_row
 
 from vitgraph.models.registry import ROWS
@@ -41,8 +42,8 @@ def test_operations_are_counted_as_torch_counts_them(name: str) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [*checks.SIZES, (7200, 100), (60, 9000), (5000, 4000)])
 def test_kimi_k25_sizes_are_the_processors(width: int, height: int) -> None:
-    navit_resize = checks.processor_module("kimi_k25.image_processing_kimi_k25").navit_resize
+    _, module = transformers_processor("kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor")
     rule: Any = checks.rule_of("kimi-k2.5")
-    _, padded = navit_resize(height, width, 14, 2, 16384, 512)
+    _, padded = module.navit_resize(height, width, 14, 2, 16384, 512)
     grid = rule.image_geometry(width, height)
     assert (grid.h * 14, grid.w * 14) == padded
