@@ -50,7 +50,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(registry.BACKENDS, fake.name, f"{__name__}:{fake.__name__}")
 
 
-@pytest.mark.usefixtures("drawn")
 def test_every_registered_backend_has_a_row_with_figures_or_a_reason(folder: Path) -> None:
     result = run("--output-dir", str(folder))
     assert result.exit_code == 0, result.output

@@ -18,7 +18,6 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(app, [*TINY, *arguments])
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.slow
 def test_a_profile_leaves_a_record_a_plot_and_traces(tmp_path: Path) -> None:
     folder = tmp_path / "run"

@@ -40,7 +40,6 @@ def test_every_shipped_profile_is_a_measured_one() -> None:
         assert profile.holdout
 
 
-@pytest.mark.usefixtures("drawn")
 @pytest.mark.slow
 def test_a_tuned_list_beats_the_baselines_and_is_saved(tmp_path: Path) -> None:
     result = tune(tmp_path, "--json")

@@ -50,7 +50,6 @@ def test_inspect_takes_processor_overrides_and_bounds_of_pixels() -> None:
     assert most[0] > 300000 / 32**2 >= most[1] > 200000 / 32**2 >= most[2] - 30
 
 
-@pytest.mark.usefixtures("drawn")
 def test_inspect_writes_its_facts_and_plots_once(tmp_path: Path) -> None:
     options = ("inspect", "--dataset-name", "random-mm", "--num-prompts", "20", "--output-dir", str(tmp_path / "out"))
     assert run(*options).exit_code == 0

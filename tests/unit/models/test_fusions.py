@@ -180,6 +180,7 @@ def test_compiled_code_takes_it_in_half_precision_only(traced_only: None) -> Non
     assert [compiler.erf_gelus for compiler in compilers] == [1, 0]
 
 
+@pytest.mark.slow
 def test_code_with_and_without_persistent_reductions_has_cache_entries_of_its_own() -> None:
     from torch._dynamo.utils import counters
     from torch._inductor.compile_fx import compile_fx
@@ -202,6 +203,7 @@ def test_code_with_and_without_persistent_reductions_has_cache_entries_of_its_ow
     assert hits_and_misses == [(0, 1), (0, 1), (1, 0), (1, 0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [functional.gelu, tanh_gelu], ids=["erf", "tanh"])
 def test_code_with_a_fusion_comes_from_the_cache_the_second_time(
     act: Callable[[torch.Tensor], torch.Tensor], on_cpu: None
