@@ -29,7 +29,10 @@ def main() -> None:
 
 def _end_stopped() -> None:
     leave_stops_to_the_end(EXIT_INTERRUPTED)
-    print("stopped", file=sys.stderr)
+    from vitgraph.ranks.launch import is_follower
+
+    if not is_follower():
+        print("stopped", file=sys.stderr)
     sys.exit(EXIT_INTERRUPTED)
 
 

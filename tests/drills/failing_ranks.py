@@ -82,9 +82,15 @@ def _fail(number: int | None, after_s: float) -> None:
         time.sleep(0.001)
     Path(FAULT_FILE).write_text(str(time.monotonic()), encoding="utf-8")
     if number is None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(UnforeseenError))
+        # Where Python swallows it, in a finaliser, it comes once more.
+        sys.unraisablehook = lambda _: _raise_in(main)
+        _raise_in(main)
     else:
         os.kill(os.getpid(), number)
+
+
+def _raise_in(thread: int) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(UnforeseenError))
 
 
 def _is_at_work(thread: int) -> bool:
@@ -113,12 +119,14 @@ def _wrong(ended: Ended, took_s: float | None, rank: int, folder: Path) -> str |
     if wrong is not None:
         return wrong
     status, record = ended.status, folder / "out" / "run.json"
-    told = [line for line in errors.splitlines() if line.startswith("error: ")]
+    told = [line for line in errors.splitlines() if line.startswith("error: ") or line == "stopped"]
+    # Rank 0 tells of itself as a run of one process does.
+    names = ("rank 0", "Unforeseen") if rank == 0 else (f"rank {rank}",)
     if status not in (EXIT_OK, EXIT_UNEXPECTED) or (took_s is None and status != EXIT_OK):
         return f"exit status {status}: {errors[-500:]}"
     if took_s is not None and took_s > PATIENCE_S:
         return f"it took {took_s:.1f} s from the fault to the end"
-    if status == EXIT_UNEXPECTED and (len(told) != 1 or f"rank {rank}" not in told[0]):
+    if status == EXIT_UNEXPECTED and (len(told) != 1 or not any(name in told[0] for name in names)):
         return f"not one line that names rank {rank}: {errors[-900:]}"
     kept = read_record(record).status if record.exists() else "complete"
     right = ("complete",) if status == EXIT_OK else ("complete", "error")

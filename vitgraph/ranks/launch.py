@@ -231,8 +231,9 @@ def judge_failures(failures: Mapping[int, ProcessFailure]) -> RanksEnded:
     """
     leader = failures.get(0)
     has_leader_spoken = leader is not None and leader.exitcode > 0 and leader.exitcode != EXIT_INTERRUPTED
-    # The launcher's own: SIGTERM first, and SIGKILL for a rank that hangs, of which rank 0 has told by then.
-    own = ("SIGTERM", "SIGKILL") if has_leader_spoken else ("SIGTERM",)
+    told = {rank: text for rank, failure in sorted(failures.items()) if (text := _own_words(failure.error_file_data))}
+    # The launcher's own: SIGTERM first, and SIGKILL for who does not hear it, since another rank failed.
+    own = ("SIGTERM", "SIGKILL") if has_leader_spoken or told else ("SIGTERM",)
     killed = {
         rank: failure for rank, failure in failures.items() if failure.exitcode < 0 and failure.signal_name() not in own
     }
@@ -243,7 +244,6 @@ def judge_failures(failures: Mapping[int, ProcessFailure]) -> RanksEnded:
         return RanksEnded(exit_status, f"ended by a signal: {named}{note}")
     if has_leader_spoken:
         return RanksEnded(exit_status)
-    told = {rank: text for rank, failure in sorted(failures.items()) if (text := _own_words(failure.error_file_data))}
     if told:
         rank = min(told, key=lambda rank: failures[rank].timestamp)
         return RanksEnded(max(failures[rank].exitcode, EXIT_UNEXPECTED), f"rank {rank}: {told[rank]}")

@@ -20,6 +20,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import api
 
+from vitgraph import __main__ as program
 from vitgraph.errors import UsageError
 from vitgraph.ranks import launch
 from vitgraph.ranks.launch import RanksEnded, check_devices, check_ranks, is_follower, judge_failures
@@ -50,6 +51,8 @@ def failure(tmp_path: Path, rank: int, exit_code: int, said: str | None = None, 
         # It was ended by the launcher before it could say anything.
         ({0: (-signal.SIGTERM, None), 1: (2, "UsageError: no")}, RanksEnded(2, "rank 1: UsageError: no")),
         ({0: (130, None), 1: (2, "UsageError: no")}, RanksEnded(2, "rank 1: UsageError: no")),
+        # It was waiting where no signal is heard.
+        ({0: (-signal.SIGKILL, None), 1: (1, "OSError: no")}, RanksEnded(1, "rank 1: OSError: no")),
         # The user stopped it.
         ({0: (130, None), 1: (130, None)}, RanksEnded(130)),
         ({2: (7, None)}, RanksEnded(1, "rank 2 ended with exit code 7")),
@@ -215,3 +218,19 @@ def test_a_rank_that_hangs_once_the_others_have_ended_is_killed(
     shutil.rmtree(tmp_path)
     watch.join(30)
     assert not watch.is_alive()
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", "stopped\n"), ("1", "")])
+def test_the_first_rank_alone_says_that_it_was_stopped(
+    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(program, "be_stoppable", stop)
+    monkeypatch.setattr(program, "leave_stops_to_the_end", lambda _: None)
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit, match="130"):
+        program.main()
+    assert capsys.readouterr().err == said
