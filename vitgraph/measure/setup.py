@@ -12,8 +12,7 @@ from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
-from vitgraph.predict.engine_families import ENGINE
-from vitgraph.predict.engine_rules import EngineRules, engine_tower
+from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
 from vitgraph.predict.targets import Settings
 from vitgraph.records.sections import Compiled, Encoder
 from vitgraph.specs import GraphSpec, ModelSpec

@@ -1,18 +1,73 @@
 """Which settings vLLM can capture and replay: the check of a list, and the nearest list that breaks no rule.
 
 A list that breaks one of these rules does not run slower: it ends the server, at start or at the first call that its
-buffers do not hold.
+buffers do not hold. What each of its model files asks of a list is read from `vllm_families.csv`.
+
+Legend: b is a token budget, `items` and `frames` are `encoder_cudagraph_max_vision_items_per_batch` and
+`..._max_frames_per_batch`, and m is the spatial merge size.
 """
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import resources
+from itertools import count
 
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.items import VIDEO
-from vitgraph.predict.engine_families import ENGINE, FAMILIES, MANAGER_FILE, WITHOUT_GRAPHS, EngineFamily, EngineTower
 from vitgraph.predict.targets import Settings
+
+ENGINE = "vLLM 0.33.0"
+"""What the rules were read from."""
+
+MANAGER_FILE = "v1/worker/encoder_cudagraph.py"
+"""Where the manager's own rules were read, inside the wheel's `vllm/`."""
+
+_POSITIONS, _GRID_SIDE = 8192, 512
+_NO_LIMIT = 2**31
+_SLICES_AN_ITEM = 10
+
+ITEMS_RULE = "items may not exceed the smallest budget: the manager refuses to start"
+PATH_RULE = "the largest budget holds one unit of every path: the manager refuses to start"
+ROUNDING_RULE = (
+    "buffers hold items x (b // items) tokens, fewer than b unless items divides it; a batch of more tokens overflows "
+    "them"
+)
+UNIT_RULE = "a budget below one item captures an empty batch"
+FRAMES_RULE = (
+    "the manager packs by tokens and items alone, and frames 0 is a size, not a switch: a batch of videos with more "
+    "segments than a graph holds overflows it. Where videos may come, a graph holds the segments of items videos of "
+    "the greatest length, or of a whole budget; where not, --limit-mm-per-prompt turns them off"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTower:
+    """What the rules need to know of a tower.
+
+    Attributes:
+        architecture: As config.json names it.
+        merge: Patches along one side of an output token.
+        path_tokens: Output tokens of one unit (item, tile, crop) on each path.
+        tokens_per_segment: Fewest output tokens of an attention segment.
+        segments_per_video: Segments of the longest video; 0 where videos are not taken.
+        crops: Crops that an image may bring beside its whole view.
+    """
+
+    architecture: str
+    merge: int
+    path_tokens: Mapping[str, int]
+    tokens_per_segment: int = 1
+    segments_per_video: int = 0
+    crops: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Output tokens of the smallest unit."""
+        return min(self.path_tokens.values())
 
 
 def engine_tower(source: ModelSource) -> EngineTower:
@@ -30,18 +85,96 @@ def engine_tower(source: ModelSource) -> EngineTower:
     )
 
 
-ITEMS_RULE = "items may not exceed the smallest budget: the manager refuses to start"
-PATH_RULE = "the largest budget holds one unit of every path: the manager refuses to start"
-ROUNDING_RULE = (
-    "buffers hold items x (b // items) tokens, fewer than b unless items divides it; a batch of more tokens overflows "
-    "them"
-)
-UNIT_RULE = "a budget below one item captures an empty batch"
-FRAMES_RULE = (
-    "the manager packs by tokens and items alone, and frames 0 is a size, not a switch: a batch of videos with more "
-    "segments than a graph holds overflows it. Where videos may come, a graph holds the segments of items videos of "
-    "the greatest length, or of a whole budget; where not, --limit-mm-per-prompt turns them off"
-)
+def _most_in_rows(tower: EngineTower, items: int, frames: int) -> int:
+    return items * max(1, frames // items) * (_POSITIONS // tower.merge)
+
+
+def _most_in_grid(tower: EngineTower, items: int, _: int) -> int:
+    return items * (_GRID_SIDE // tower.merge) ** 2
+
+
+def _most_crops(tower: EngineTower, items: int, _: int) -> int:
+    # Without crops every item is one unit, and a batch has no more units than items.
+    return (items + 1) * tower.unit - 1 if tower.crops else _NO_LIMIT
+
+
+LIMITS: Mapping[str, tuple[str, Callable[[EngineTower, int, int], int]]] = {
+    "rotary-table": (
+        "the capture batch has one row of patches an item, m x (b / items) wide, over frames // items where that is "
+        f"above 1; the rotary table has {_POSITIONS:,} positions, and a wider row ends the engine at start",
+        _most_in_rows,
+    ),
+    "position-grid": (
+        f"the capture batch is shaped within a position table of {_GRID_SIDE} x {_GRID_SIDE} patches, so that b / "
+        f"items is at most ({_GRID_SIDE} // m) squared; above it the engine stops at start",
+        _most_in_grid,
+    ),
+    "crops-of-an-item": (
+        "a graph holds min(b // tokens of a crop, items) crops, so that with pan-and-scan an item of more crops than "
+        "items overflows it, unless its tokens are above every budget",
+        _most_crops,
+    ),
+}
+"""By name, what must hold in words, and the largest budget that can be captured of a tower with items and frames."""
+
+_SEGMENTS_HELD: Mapping[str, Callable[[int, int], int]] = {
+    "rows": lambda items, frames: max(items * max(1, frames // items), frames),
+    "most": max,
+    "slices": lambda items, frames: _SLICES_AN_ITEM * max(items, frames),
+}
+"""Attention segments that a graph holds, from items and frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFamily:
+    """What vLLM's model file asks of a list.
+
+    Attributes:
+        name: For people; empty where the engine always runs the encoder eagerly.
+        architectures: Values of `architectures` in config.json.
+        file: Where it was read, inside the wheel's `vllm/`.
+        limit: Which of `LIMITS` bounds the largest budget; empty for none.
+        rounds_down: Buffers hold items x (b // items) tokens, fewer than b unless items divides it.
+        needs_whole_unit: A budget below one unit captures an empty batch.
+        segments_held: Attention segments that a graph holds, from items and frames; None without such a size.
+        note: What else was read, in words.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    file: str
+    limit: str
+    rounds_down: bool
+    needs_whole_unit: bool
+    segments_held: Callable[[int, int], int] | None
+    note: str
+
+    def largest_budget(self, tower: EngineTower, items: int, frames: int) -> int:
+        """The largest budget that can be captured at these limits."""
+        return LIMITS[self.limit][1](tower, items, frames) if self.limit else _NO_LIMIT
+
+
+def _read_families() -> list[EngineFamily]:
+    text = (resources.files("vitgraph.predict") / "vllm_families.csv").read_text(encoding="utf-8")
+    return [
+        EngineFamily(
+            row["family"],
+            tuple(row["architectures"].split()),
+            row["file"],
+            row["limit"],
+            bool(row["rounds_down"]),
+            bool(row["needs_whole_unit"]),
+            _SEGMENTS_HELD.get(row["segments_held"]),
+            row["note"],
+        )
+        for row in csv.DictReader(text.splitlines())
+    ]
+
+
+_READ = _read_families()
+FAMILIES = tuple(family for family in _READ if family.name)
+WITHOUT_GRAPHS = {name: family.file for family in _READ if not family.name for name in family.architectures}
+"""Architectures whose encoder the engine always runs eagerly, and where that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +198,20 @@ class EngineRules:
         tower: Its facts.
         has_videos: Whether videos may come.
         ruled_out: How often a rule changed or refused settings that were asked about, by its name.
+        family: The family's facts; None where the engine has no encoder graphs for it, or none that were read.
     """
 
     tower: EngineTower
     has_videos: bool
     ruled_out: Counter[str] = field(default_factory=Counter)
+    family: EngineFamily | None = field(init=False)
 
-    @property
-    def family(self) -> EngineFamily | None:
-        """The family's facts; None where the engine has no encoder graphs for it, or none that were read."""
-        return next((family for family in FAMILIES if self.tower.architecture in family.architectures), None)
+    def __post_init__(self) -> None:
+        self.family = next((family for family in FAMILIES if self.tower.architecture in family.architectures), None)
 
-    def largest_budget(self, items: int, frames: int) -> tuple[int, str | None]:
-        """The largest budget that can be captured at these limits, and the rule that sets it; None without one."""
-        limits = self.family.limits if self.family else ()
-        found = min(((limit.most(self.tower, items, frames), limit.name) for limit in limits), default=(2**31, None))
-        return found if found[0] < 2**31 else (2**31, None)
+    def largest_budget(self, items: int, frames: int) -> int:
+        """The largest budget that can be captured at these limits."""
+        return self.family.largest_budget(self.tower, items, frames) if self.family else _NO_LIMIT
 
     def least_frames(self, items: int, largest: int) -> int:
         """The fewest frames with which no batch of videos can overflow a graph; 0 where no video comes."""
@@ -96,46 +227,32 @@ class EngineRules:
 
     def broken(self, settings: Settings) -> list[BrokenRule]:
         """Every rule that settings break, each once, with the first value that breaks it."""
-        family, items, frames = self.family, settings.max_items, settings.max_frames
-        budgets, tower = settings.token_budgets, self.tower
-        where = f"{ENGINE}, {family.file if family else MANAGER_FILE}"
+        family, items, frames, tower = self.family, settings.max_items, settings.max_frames, self.tower
+        smallest, largest = min(settings.token_budgets), max(settings.token_budgets)
+        file = family.file if family else MANAGER_FILE
         found: list[BrokenRule] = []
 
-        def add(name: str, value: str, rule: str, way_out: str, source: str = where) -> None:
-            found.append(BrokenRule(name, f"{value}: {rule} ({source}); {way_out}"))
+        def add(name: str, value: str, rule: str, way_out: str, source: str = file) -> None:
+            found.append(BrokenRule(name, f"{value}: {rule} ({ENGINE}, {source}); {way_out}"))
 
-        if items > min(budgets):
-            smallest = min(budgets)
-            add(
-                "items-within-budget",
-                f"{items} items with a budget of {smallest}",
-                ITEMS_RULE,
-                f"use at most {smallest} items",
-                f"{ENGINE}, {MANAGER_FILE}",
-            )
-        largest = max(budgets)
-        if len(tower.path_tokens) > 1 and largest < max(tower.path_tokens.values()):
-            least = max(tower.path_tokens.values())
-            add("path-minimum", f"largest budget {largest}", PATH_RULE, f"use a budget of {least} or more")
+        if items > smallest:
+            value = f"{items} items with a budget of {smallest}"
+            add("items-within-budget", value, ITEMS_RULE, f"use at most {smallest} items", MANAGER_FILE)
+        unit = max(tower.path_tokens.values())
+        if len(tower.path_tokens) > 1 and largest < unit:
+            add("path-minimum", f"largest budget {largest}", PATH_RULE, f"use a budget of {unit} or more")
         if family is None:
             return found
-        for limit in family.limits:
-            most = limit.most(tower, items, frames)
-            if largest > most:
-                value = f"budget {largest} with {items} items and {frames} frames"
-                add(limit.name, value, limit.text, f"use budgets up to {most}, or more items")
-        odd = next((budget for budget in budgets if budget % items), None) if family.rounds_down else None
+        if largest > (most := self.largest_budget(items, frames)):
+            value = f"budget {largest} with {items} items and {frames} frames"
+            add(family.limit, value, LIMITS[family.limit][0], f"use budgets up to {most}, or more items")
+        odd = next((budget for budget in settings.token_budgets if budget != self.usable(budget, items)), None)
         if odd is not None:
-            rounded = -(-odd // items) * items
-            add("floor-division", f"budget {odd} with {items} items", ROUNDING_RULE, f"use {rounded}")
-        if family.needs_whole_unit and min(budgets) < tower.unit:
-            add("whole-item", f"budget {min(budgets)}", UNIT_RULE, f"use {tower.unit} or more")
-        least = self.least_frames(items, largest)
-        if (
-            family.segments_held is not None
-            and least
-            and family.segments_held(items, frames) < self._most_segments(items, largest)
-        ):
+            add("floor-division", f"budget {odd} with {items} items", ROUNDING_RULE, f"use {self.usable(odd, items)}")
+        if family.needs_whole_unit and smallest < tower.unit:
+            add("whole-item", f"budget {smallest}", UNIT_RULE, f"use {tower.unit} or more")
+        least, held = self.least_frames(items, largest), family.segments_held
+        if held is not None and least and held(items, frames) < self._most_segments(items, largest):
             value = f"{frames} frames with {items} items and a budget of {largest}"
             add("frames-held", value, FRAMES_RULE, f"use {least} frames, or leave them unset")
         return found
@@ -143,18 +260,16 @@ class EngineRules:
     def conform(self, settings: Settings) -> Settings | None:
         """The nearest settings that break no rule, or None where no budget is left."""
         items = settings.max_items
-        frames = self.least_frames(items, max(settings.token_budgets))
-        most, name = self.largest_budget(items, frames)
+        most = self.largest_budget(items, self.least_frames(items, max(settings.token_budgets)))
         budgets = sorted({self.usable(budget, items) for budget in settings.token_budgets})
         kept = tuple(budget for budget in budgets if items <= budget <= most)
-        if name and budgets[-1] > most:
-            self.ruled_out[name] += 1
+        if self.family and budgets[-1] > most:
+            self.ruled_out[self.family.limit] += 1
         if not kept:
             return None
         found = replace(settings, token_budgets=kept, max_frames=self.least_frames(items, kept[-1]))
         broken = self.broken(found)
-        for rule in broken:
-            self.ruled_out[rule.name] += 1
+        self.ruled_out.update(rule.name for rule in broken)
         return None if broken else found
 
     def usable(self, budget: int, items: int) -> int:
@@ -163,10 +278,7 @@ class EngineRules:
 
     def least_items(self, tokens: int) -> int:
         """The fewest items with which a budget of `tokens` can be captured."""
-        items = 1
-        while self.largest_budget(items, 0)[0] < tokens:
-            items += 1
-        return items
+        return next(items for items in count(1) if self.largest_budget(items, 0) >= tokens)
 
 
 def rules_table() -> str:
@@ -174,7 +286,7 @@ def rules_table() -> str:
     rows = ["| family | read from | what a list must keep |", "|---|---|---|"]
     rows.append(f"| every family | `{MANAGER_FILE}` | {ITEMS_RULE}. Models of two paths: {PATH_RULE} |")
     for family in FAMILIES:
-        texts = [limit.text for limit in family.limits]
+        texts = [LIMITS[family.limit][0]] if family.limit else []
         texts += [ROUNDING_RULE] if family.rounds_down else []
         texts += [UNIT_RULE] if family.needs_whole_unit else []
         texts += ["frames hold the longest videos (below)"] if family.segments_held else []

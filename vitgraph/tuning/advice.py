@@ -13,8 +13,7 @@ from vitgraph.errors import InputError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.items import VIDEO
-from vitgraph.predict.engine_families import ENGINE, WITHOUT_GRAPHS
-from vitgraph.predict.engine_rules import EngineRules
+from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, compilation_config
 from vitgraph.predict.traffic import Traffic
@@ -227,12 +226,11 @@ def _engine_notes(rules: EngineRules | None) -> list[str]:
             f"{ENGINE} has no encoder graphs for {rules.tower.architecture} whose rules were read: what is printed for "
             "it keeps the manager's own rules only"
         ]
-    texts = {limit.name: limit.text for limit in rules.family.limits}
-    found = []
-    for name in rules.ruled_out:
-        why = f": {texts[name]}" if name in texts else ""
-        found.append(f"{ENGINE} ({rules.family.file}) rules out some lists by its rule {name}{why}")
-    return found
+    return [
+        f"{ENGINE} ({rules.family.file}) rules out some lists by its rule {name}"
+        + (f": {LIMITS[name][0]}" if name in LIMITS else "")
+        for name in rules.ruled_out
+    ]
 
 
 def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherTraffic]:

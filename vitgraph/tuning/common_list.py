@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vitgraph.predict.engine_families import WITHOUT_GRAPHS
+from vitgraph.predict.engine_rules import WITHOUT_GRAPHS
 from vitgraph.predict.targets import VLLM, Settings, make_plan
 from vitgraph.records.kinds.tune import AdvisedCalls, GraphSettings, TuneVerdict
 from vitgraph.tuning.held_out import predicted_times

@@ -114,7 +114,7 @@ class Search:
         """The largest budget that can be captured with that many items."""
         if self.rules is None:
             return self.high
-        return min(self.high, self.rules.largest_budget(items, self.rules.least_frames(items, self.high))[0])
+        return min(self.high, self.rules.largest_budget(items, self.rules.least_frames(items, self.high)))
 
     def usable(self, candidates: IntArray, items: int) -> IntArray:
         """The candidates that a graph of that many items can have, each raised to what its buffers hold."""

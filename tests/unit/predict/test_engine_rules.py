@@ -14,8 +14,7 @@ from vitgraph.errors import InputError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import all_presets, resolve_model
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.engine_families import FAMILIES, WITHOUT_GRAPHS, EngineTower
-from vitgraph.predict.engine_rules import EngineRules, engine_tower, rules_table
+from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower, rules_table
 from vitgraph.predict.targets import TARGETS, VLLM, Settings, TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.specs import GraphSpec, WorkloadSpec
