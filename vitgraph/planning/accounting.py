@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vitgraph.planning.budgets import GraphKey
@@ -90,17 +90,14 @@ class GraphCounters:
 
     @property
     def tokens_replayed(self) -> int:
+        """Real output rows of the replays."""
         return sum(use.tokens for use in self.use.values())
-
-    @property
-    def budget_tokens_replayed(self) -> int:
-        """Rows that the replays computed, padding included."""
-        return sum(key.token_budget * use.replays for key, use in self.use.items())
 
     @property
     def waste(self) -> float | None:
         """Share of the replayed rows that was padding; None where nothing was replayed."""
-        return waste_of(self.tokens_replayed, self.budget_tokens_replayed)
+        share: float | None = _rows_of(self.use)["waste"]
+        return share
 
     def add(self, batches: Iterable[PackedBatch], real_rows: Sequence[int] | None = None) -> None:
         """Counts the batches of one call.
@@ -144,37 +141,31 @@ class GraphCounters:
             "path_runs": self.path_runs,
             "path_replays": self.path_replays,
             "partial_hits": self.partial_hits,
-            "tokens_replayed": self.tokens_replayed,
-            "budget_tokens_replayed": self.budget_tokens_replayed,
-            "waste": self.waste,
-            "per_path": [self._path_row(name, path) for name, path in self.paths.items()],
-            "per_budget": [
+            **_rows_of(self.use),
+            "per_path": [
                 {
-                    **key.as_dict(),
-                    "replays": use.replays,
-                    "items": use.items,
-                    "tokens": use.tokens,
-                    "segments": use.segments,
-                    "waste": 1 - use.tokens / (key.token_budget * use.replays),
+                    "path": name,
+                    **asdict(path),
+                    **_rows_of({key: use for key, use in self.use.items() if key.path == name}),
                 }
+                for name, path in self.paths.items()
+            ],
+            "per_budget": [
+                {**key.as_dict(), **asdict(use), "waste": waste_of(use.tokens, key.token_budget * use.replays)}
                 for key, use in sorted(self.use.items())
             ],
         }
 
-    def _path_row(self, name: str, path: PathUse) -> dict[str, Any]:
-        graphs = {key: use for key, use in self.use.items() if key.path == name}
-        tokens = sum(use.tokens for use in graphs.values())
-        budget = sum(key.token_budget * use.replays for key, use in graphs.items())
-        return {
-            "path": name,
-            "items": path.items,
-            "hits": path.hits,
-            "runs": path.runs,
-            "replays": path.replays,
-            "tokens_replayed": tokens,
-            "budget_tokens_replayed": budget,
-            "waste": waste_of(tokens, budget),
-        }
+
+def _rows_of(used: Mapping[GraphKey, GraphUse]) -> dict[str, Any]:
+    """Real and computed rows of some graphs' replays."""
+    tokens = sum(use.tokens for use in used.values())
+    computed = sum(key.token_budget * use.replays for key, use in used.items())
+    return {
+        "tokens_replayed": tokens,
+        "budget_tokens_replayed": computed,
+        "waste": waste_of(tokens, computed),
+    }
 
 
 def waste_of(tokens: int, budget_tokens: int) -> float | None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain, product
 from typing import Any
 
 from vitgraph.errors import BudgetError
@@ -180,12 +181,7 @@ class GraphKey:
 
     def as_dict(self) -> dict[str, Any]:
         """The key in the shape of run.json, which names graphs by it."""
-        return {
-            "path": self.path,
-            "token_budget": self.token_budget,
-            "segment_slots": self.segment_slots,
-            "axis_key": list(self.axis_key),
-        }
+        return asdict(self) | {"axis_key": list(self.axis_key)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +208,9 @@ class CaptureAxis:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BudgetPlan:
-    """Everything that decides which graphs exist and which of them a batch uses.
+    """Everything that decides which graphs exist and which of them a batch uses; a plan equals itself alone.
 
     Attributes:
         path_budgets: Ascending budgets of each path. A budget of 0 (the path may be absent) is never in here.
@@ -246,6 +242,11 @@ class BudgetPlan:
         """Segments that a replay may hold, with a video among its items or without; None for no limit."""
         return self.max_frames if has_video else self.max_segments
 
+    @property
+    def axis_keys(self) -> list[tuple[int, ...]]:
+        """Every combination of the axes' keys, side by side; an empty one without axes."""
+        return [tuple(chain(*keys)) for keys in product(*(axis.keys for axis in self.axes))]
+
     def axis_key(self, items: Sequence[EncoderItemSpec]) -> tuple[int, ...] | None:
         """Cheapest keys of all axes that cover every item, or None where an axis has none."""
         joined: tuple[int, ...] = ()
@@ -262,15 +263,12 @@ class BudgetPlan:
 
     def graph_keys(self) -> list[GraphKey]:
         """Every graph to capture, the largest first, so that smaller ones reuse the pool of larger ones."""
-        axis_keys: list[tuple[int, ...]] = [()]
-        for axis in self.axes:
-            axis_keys = [head + key for head in axis_keys for key in axis.keys]
         keys = [
             GraphKey(path, budget, slots, axis_key)
             for path, budgets in self.path_budgets.items()
             for budget in budgets
             for slots in self.slot_tiers[path, budget]
-            for axis_key in axis_keys
+            for axis_key in self.axis_keys
         ]
         return sorted(keys, key=lambda key: (key.token_budget, key.axis_key, key.segment_slots), reverse=True)
 

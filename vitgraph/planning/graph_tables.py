@@ -5,10 +5,9 @@ Shape legend: N calls of m items each, F feature columns, A axis needs.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -23,8 +22,6 @@ BoolArray = npt.NDArray[np.bool_]
 
 ITEMS, TOKENS, SEGMENTS = 0, 1, 2
 """The first feature columns; a cost may add columns, as long as those of a group are the sum of its items'."""
-
-_TABLES_KEPT = 8
 
 
 class PackingCost(Protocol):
@@ -122,9 +119,7 @@ class GraphTables:
         self.plan = plan
         self.budgets = {path: np.array(budgets, dtype=np.int64) for path, budgets in plan.path_budgets.items()}
         self._tiers = {path: self._tier_table(path) for path in plan.paths}
-        self.axis_keys: list[tuple[int, ...]] = [
-            tuple(part for key in keys for part in key) for keys in product(*(axis.keys for axis in plan.axes))
-        ]
+        self.axis_keys = plan.axis_keys
 
     def _tier_table(self, path: str) -> IntArray:
         rows = [self.plan.slot_tiers[path, budget] for budget in self.plan.path_budgets[path]]
@@ -181,18 +176,10 @@ class GraphTables:
         return np.where(is_covered, index, -1)
 
 
-_tables: OrderedDict[int, GraphTables] = OrderedDict()
-
-
+@lru_cache(maxsize=8)
 def graph_tables(plan: BudgetPlan) -> GraphTables:
     """The tables of a plan; those of the last few plans are kept."""
-    found = _tables.get(id(plan))
-    # The kept tables hold their plan, so that its identity cannot be another's.
-    if found is None or found.plan is not plan:
-        found = _tables[id(plan)] = GraphTables(plan)
-        if len(_tables) > _TABLES_KEPT:
-            _tables.popitem(last=False)
-    return found
+    return GraphTables(plan)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,21 +52,27 @@ _CHUNK_WINDOWS = 200_000
 Number = TypeVar("Number", np.float64, np.int64)
 
 
-@dataclass(slots=True)
-class Packing:
+class Chosen(NamedTuple):
+    """How one call is packed: the replayed groups and the items left to eager, by their places, and the paths that no
+    group replays though graphs hold some."""
+
+    groups: list[tuple[int, ...]]
+    eager: tuple[int, ...]
+    eager_paths: tuple[str, ...]
+
+
+class Packing(NamedTuple):
     """The best packing of each of N calls.
 
     Attributes:
         latency_ms: Predicted latency.
-        groups: For each call, the replayed groups as tuples of item places; None unless asked for.
-        eager: For each call, the places left to eager; None unless asked for.
-        eager_paths: For each call, the paths that no group replays though graphs hold some; None unless asked for.
+        doubted_ms: The same with the doubt in it, which decides.
+        chosen: How each call is packed; empty unless asked for.
     """
 
     latency_ms: FloatArray
-    groups: list[list[tuple[int, ...]]] | None = None
-    eager: list[tuple[int, ...]] | None = None
-    eager_paths: list[tuple[str, ...]] | None = None
+    doubted_ms: FloatArray
+    chosen: list[Chosen]
 
 
 @dataclass(slots=True)
@@ -74,19 +80,21 @@ class _Task:
     """Calls to pack, with what is eager in any case taken out of their items.
 
     Attributes:
+        left: Paths that are left to eager for every item.
         items: The rows that may be replayed.
         always_eager: For each path, the summed features `[N, F]` of the rows that are not.
         pattern: Which paths of each item are eager in any case, as a number `[N, m]`; a group has one pattern.
         has_none: Items `[N, m]` without rows to replay.
     """
 
+    left: tuple[str, ...]
     items: CallItems
     always_eager: dict[str, FloatArray]
     pattern: IntArray
     has_none: BoolArray
 
     @classmethod
-    def of(cls, items: CallItems, tables: GraphTables, left: Sequence[str]) -> _Task:
+    def of(cls, items: CallItems, tables: GraphTables, left: tuple[str, ...]) -> _Task:
         """The task with the paths of `left` eager for every item."""
         features, always, pattern = {}, {}, np.zeros(items.shape, dtype=np.int64)
         has_none = np.ones(items.shape, dtype=bool)
@@ -98,7 +106,7 @@ class _Task:
             features[path] = np.where(is_replayed[..., None], values, 0.0)
             always[path] = (values - features[path]).sum(axis=1)
             has_none &= features[path][..., TOKENS] == 0
-        return cls(CallItems(features, items.segments, items.is_video, items.needs), always, pattern, has_none)
+        return cls(left, CallItems(features, items.segments, items.is_video, items.needs), always, pattern, has_none)
 
     def eager_parts(self, cost: PackingCost, chosen: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Host and device time of eager runs of items with those features, `[N, ..., F]`, and of what is always so."""
@@ -129,24 +137,16 @@ def best_packing(
     pack = _pack_subsets if items.shape[1] <= exact_items else _pack_neighbours
     calls, count = items.shape
     chunk = calls if count <= exact_items else max(1, _CHUNK_WINDOWS // count**2)
-    found = []
+    latency, doubted, chosen = [], [], []
     for start in range(0, calls, chunk):
         some = items.take_calls(start, start + chunk)
-        for left in _left_paths(tables.plan):
-            found.append((start, left, *pack(_Task.of(some, tables, left), tables, cost, with_groups)))
-    best = Packing(np.full(calls, np.inf))
-    if with_groups:
-        best = Packing(best.latency_ms, [[]] * calls, [()] * calls, [()] * calls)
-    weighed = best.latency_ms.copy()
-    for start, left, packing, doubted in found:
-        for place in np.flatnonzero(doubted < weighed[start : start + len(doubted)]):
-            call = start + int(place)
-            weighed[call], best.latency_ms[call] = doubted[place], packing.latency_ms[place]
-            if best.groups is not None and best.eager is not None and best.eager_paths is not None:
-                assert packing.groups is not None and packing.eager is not None
-                best.groups[call], best.eager[call] = packing.groups[place], packing.eager[place]
-                best.eager_paths[call] = left
-    return best
+        options = [pack(_Task.of(some, tables, left), tables, cost, with_groups) for left in _left_paths(tables.plan)]
+        picks = np.argmin([option.doubted_ms for option in options], axis=0)
+        for call, pick in enumerate(picks):
+            latency.append(options[pick].latency_ms[call])
+            doubted.append(options[pick].doubted_ms[call])
+            chosen += options[pick].chosen[call : call + 1]
+    return Packing(np.array(latency), np.array(doubted), chosen)
 
 
 def _left_paths(plan: BudgetPlan) -> list[tuple[str, ...]]:
@@ -194,8 +194,7 @@ def _layers(items: int) -> tuple[_SubsetLayer, ...]:
     return tuple(layers)
 
 
-def _pack_subsets(task: _Task, tables: GraphTables, cost: PackingCost, with_groups: bool) -> tuple[Packing, FloatArray]:
-    """The best packings, and their latencies with the doubt in them."""
+def _pack_subsets(task: _Task, tables: GraphTables, cost: PackingCost, with_groups: bool) -> Packing:
     items = task.items
     calls, count = items.shape
     member = _membership(count)
@@ -218,15 +217,21 @@ def _pack_subsets(task: _Task, tables: GraphTables, cost: PackingCost, with_grou
         pairs = groups_ms[:, layer.first_groups] + best[:, layer.rests]
         best[:, layer.subsets] = np.minimum.reduceat(pairs, layer.starts, axis=1)
     # Subset s goes eager and its complement is replayed.
-    replays, parts = best[:, ::-1], task.eager_parts(cost, features)
-    doubted = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
-    eager = doubted.argmin(axis=1)
-    rows = np.arange(calls)
-    latency, doubted = cost.join_ms(replays, *parts)[rows, eager], doubted[rows, eager]
-    if not with_groups:
-        return Packing(latency), doubted
-    chosen = [_split(groups_ms[call], best[call], int(eager[call]), count) for call in range(calls)]
-    return Packing(latency, chosen, [_places(int(subset)) for subset in eager]), doubted
+    packing, eager = _weighed(best[:, ::-1], task.eager_parts(cost, features), cost)
+    for call, subset in enumerate(map(int, eager) if with_groups else ()):
+        replayed = _split(groups_ms[call], best[call], subset, count)
+        packing.chosen.append(Chosen(replayed, _places(subset), task.left))
+    return packing
+
+
+def _weighed(
+    replays_ms: FloatArray, parts: tuple[FloatArray, FloatArray], cost: PackingCost
+) -> tuple[Packing, IntArray]:
+    """The best of each call's ways `[N, ways]`, and which that is."""
+    doubted = cost.join_ms(replays_ms * (1.0 + cost.doubt), *parts)
+    best = doubted.argmin(axis=1)
+    rows = np.arange(len(best))
+    return Packing(doubted[rows, best], cost.join_ms(replays_ms, *parts)[rows, best], []), best
 
 
 def _largest(values: IntArray, member: BoolArray) -> IntArray:
@@ -260,13 +265,11 @@ def _places(subset: int) -> tuple[int, ...]:
 # -- partitions into neighbours ----------------------------------------------------------------------------------------
 
 
-def _pack_neighbours(
-    task: _Task, tables: GraphTables, cost: PackingCost, with_groups: bool
-) -> tuple[Packing, FloatArray]:
+def _pack_neighbours(task: _Task, tables: GraphTables, cost: PackingCost, with_groups: bool) -> Packing:
     """As `_pack_subsets`, of partitions into neighbours."""
     items = task.items
     calls, count = items.shape
-    total_tokens = sum((items.tokens(path) for path in items.features), np.zeros((calls, count), dtype=np.int64))
+    total_tokens = np.sum([items.tokens(path) for path in items.features], axis=0)
     # What no graph holds goes last, where it can be added to any window of eager items.
     order = np.lexsort((total_tokens, task.pattern, task.has_none), axis=1)
     fitting = count - task.has_none.sum(axis=1)
@@ -284,20 +287,14 @@ def _pack_neighbours(
     # Rows that no graph holds are always eager; their items have no others.
     parts = task.eager_parts(cost, {path: values[:, last] - values[:, first] for path, values in ends.items()})
     replays = np.where(last <= fitting[:, None], forward[:, first] + backward[:, last], np.inf)
-    doubted = cost.join_ms(replays * (1.0 + cost.doubt), *parts)
-    window = doubted.argmin(axis=1)
-    rows = np.arange(calls)
-    latency, doubted = cost.join_ms(replays, *parts)[rows, window], doubted[rows, window]
-    if not with_groups:
-        return Packing(latency), doubted
-    groups, eager_places = [], []
-    for call in range(calls):
+    packing, window = _weighed(replays, parts, cost)
+    for call in range(calls) if with_groups else ():
         start, stop, end = int(first[window[call]]), int(last[window[call]]), int(fitting[call])
         bounds = [*_walk_back(came_from[call], start), *_walk_on(goes_to[call], stop, end)]
         places = [int(place) for place in order[call]]
-        groups.append([tuple(places[low:high]) for low, high in bounds])
-        eager_places.append(tuple(sorted([*places[start:stop], *places[end:]])))
-    return Packing(latency, groups, eager_places), doubted
+        groups = [tuple(places[low:high]) for low, high in bounds]
+        packing.chosen.append(Chosen(groups, tuple(sorted([*places[start:stop], *places[end:]])), task.left))
+    return packing
 
 
 def _window_costs(items: CallItems, ends: dict[str, FloatArray], tables: GraphTables, cost: PackingCost) -> FloatArray:
@@ -386,12 +383,12 @@ def pack_optimally(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, cost: Pac
     """
     if not specs:
         return []
-    packing = best_packing(call_items([specs], plan, cost), graph_tables(plan), cost, with_groups=True)
-    assert packing.groups is not None and packing.eager is not None and packing.eager_paths is not None
-    left, eager = packing.eager_paths[0], packing.eager[0]
+    ((groups, eager, left),) = best_packing(
+        call_items([specs], plan, cost), graph_tables(plan), cost, with_groups=True
+    ).chosen
     by_choice = [place for place in eager if is_held(specs[place], plan)]
     unheld = [(place,) for place in eager if place not in by_choice]
-    batches = [make_batch(specs, sorted(group), plan, eager_paths=left) for group in packing.groups[0]]
+    batches = [make_batch(specs, sorted(group), plan, eager_paths=left) for group in groups]
     return batches + [
         make_batch(specs, members, plan, eager_paths=plan.paths) for members in (by_choice, *unheld) if members
     ]

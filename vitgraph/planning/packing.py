@@ -11,14 +11,13 @@ own with its own reason, and the others are packed as if it were not there. Poli
 - `exact`: no padding; a replay happens only where the tokens equal a budget.
 - `optimal`: the least predicted latency, eager included; it needs predicted times (`vitgraph.planning.optimal`).
 
-All of them mix images and videos in a replay. vLLM does not: see `split_by_modality`.
+All of them mix images and videos in a replay. vLLM 0.33 does not: its calls are of consecutive items of one modality.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 from vitgraph.errors import UsageError
@@ -105,12 +104,6 @@ def miss_reason_on(spec: EncoderItemSpec, plan: BudgetPlan, path: str) -> str | 
 def is_held(spec: EncoderItemSpec, plan: BudgetPlan) -> bool:
     """True where every path that the item has rows on has a graph that holds it."""
     return all(miss_reason_on(spec, plan, path) is None for path in plan.paths)
-
-
-def split_by_modality(specs: Sequence[EncoderItemSpec]) -> list[tuple[int, ...]]:
-    """The encoder calls that vLLM 0.33 makes of these items: consecutive ones of one modality, as places in `specs`."""
-    places = groupby(range(len(specs)), key=lambda place: specs[place].modality)
-    return [tuple(run) for _, run in places]
 
 
 def group_items(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[list[int]]:
@@ -256,15 +249,11 @@ def make_batch(
             if run.miss_reason is None and path in eager_paths:
                 run.miss_reason = EAGER_IS_FASTER
             if run.miss_reason is None:
-                run.key = _graph_of(plan, path, run, [specs[index] for index in members])
+                axis_key = plan.axis_key([specs[index] for index in members])
+                slots = None if budget is None else plan.select_slots(path, budget, segments)
+                assert budget is not None and slots is not None and axis_key is not None
+                run.key = GraphKey(path, budget, slots, axis_key)
     return batch
-
-
-def _graph_of(plan: BudgetPlan, path: str, run: PathRun, chosen: Sequence[EncoderItemSpec]) -> GraphKey:
-    budget, axis_key = select_budget(plan.path_budgets[path], run.tokens), plan.axis_key(chosen)
-    slots = None if budget is None else plan.select_slots(path, budget, run.segments)
-    assert budget is not None and slots is not None and axis_key is not None
-    return GraphKey(path, budget, slots, axis_key)
 
 
 POLICIES = ("greedy", "greedy-defer", "exact")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.planning.load_balance import assign_load_balanced
 from vitgraph.predict.cost_model import CostModel, item_features
 
 SIZE, COST = ASSIGNMENTS = ("size", "cost")
@@ -23,7 +22,7 @@ Assigner = Callable[[Sequence[EncoderItemSpec], int], Shares]
 
 def share_by_size(specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
     """Largest input first, each to the rank with the fewest pixel rows so far, as vLLM does."""
-    return _deal([spec.input_size for spec in specs], ranks)
+    return assign_load_balanced([spec.input_size for spec in specs], ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +37,19 @@ class ShareByCost:
 
     def __call__(self, specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
         costs = predicted_item_ms(self.model, specs, ranks)
-        return _deal([round(cost * _NANOSECONDS_PER_MS) for cost in costs], ranks)
+        return assign_load_balanced([round(cost * _NANOSECONDS_PER_MS) for cost in costs], ranks)
 
 
-def _deal(sizes: Sequence[int], ranks: int) -> Shares:
-    dealt = assign_load_balanced(sizes, ranks)
-    shares, start = [], 0
-    for count in dealt.items_per_rank:
-        # Pixels of neighbouring items are copied in one piece, so a share keeps the input order.
-        shares.append(tuple(sorted(dealt.order[start : start + count])))
-        start += count
-    return tuple(shares)
+def assign_load_balanced(sizes: Sequence[int], ranks: int) -> Shares:
+    """Gives the items, largest first, each to the rank with the least size so far (ties: the lowest rank)."""
+    loads = [0] * ranks
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        rank = loads.index(min(loads))
+        shares[rank].append(index)
+        loads[rank] += sizes[index]
+    # Pixels of neighbouring items are copied in one piece, so a share keeps the input order.
+    return tuple(tuple(sorted(share)) for share in shares)
 
 
 def predicted_item_ms(model: CostModel, specs: Sequence[EncoderItemSpec], ranks: int) -> list[float]:

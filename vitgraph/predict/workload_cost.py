@@ -253,11 +253,10 @@ def _packed_groups(bucket: CallBucket, tables: GraphTables, cost: TargetCost, po
     if policy != OPTIMAL:
         return grouped(bucket.items, group_ids(bucket.items, tables, policy))
     packing = best_packing(bucket.items, tables, cost, exact_items=SEARCH_EXACT_ITEMS, with_groups=True)
-    assert packing.groups is not None and packing.eager is not None
     calls, count = bucket.items.shape
     ids = np.zeros((calls, count), dtype=np.int64)
     is_eager = np.zeros((calls, count), dtype=bool)
-    for call, (groups, eager) in enumerate(zip(packing.groups, packing.eager, strict=True)):
+    for call, (groups, eager, _) in enumerate(packing.chosen):
         for number, places in enumerate([*groups, *((place,) for place in eager)]):
             ids[call, list(places)] = number
             is_eager[call, number] = number >= len(groups)

@@ -8,7 +8,7 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
-from vitgraph.planning.packing import POLICIES, pack_items, split_by_modality
+from vitgraph.planning.packing import POLICIES, pack_items
 
 SEED_BUDGETS = [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864]
 
@@ -116,11 +116,6 @@ def test_a_frame_limit_below_the_items_holds_where_a_video_takes_part() -> None:
     replayed = {batch.items: run.segments for batch in batches for run in batch.runs.values() if run.key}
     assert [segments for items, segments in replayed.items() if 2 in items] == [3]
     assert max(replayed.values()) == 10, "images alone are limited by their number"
-
-
-def test_vllm_encodes_consecutive_items_of_one_modality_together() -> None:
-    assert split_by_modality([image(1), image(1), video(2, 2), image(1)]) == [(0, 1), (2,), (3,)]
-    assert split_by_modality([]) == []
 
 
 def test_padding_waste_of_single_images_and_the_exact_policy() -> None:
