@@ -21,6 +21,7 @@ from vitgraph.records.kinds.calibrate import (
     EncoderFacts,
     HoldoutPoint,
     MemoryPoint,
+    PlannedGraphs,
     ReplayPoint,
     Timing,
 )
@@ -110,7 +111,8 @@ def synthetic_profile(
     plan = plan_of((100, 300, 900, 2500), 4)
     holdout = [_held_out(machine, plan, rng, measured) for _ in range(24)]
     return CalibrationProfile(
-        model={"name": "synthetic", "row": "qwen3_vl"},
+        name="synthetic",
+        row="qwen3_vl",
         environment=Environment(
             device="synthetic device",
             device_type="cuda",
@@ -133,7 +135,7 @@ def synthetic_profile(
             for top in (budgets[len(budgets) // 2], budgets[-1])
         ],
         holdout=holdout,
-        holdout_plans=[plan],
+        holdout_plans=[PlannedGraphs.of(plan)],
         notes=["made of formulas for tests; nothing here was measured"],
         is_synthetic=True,
         created_at="2026-01-01T00:00:00+00:00",

@@ -104,7 +104,7 @@ def tune(
         status="complete",
         status_reason=None,
         settings={"tune": spec.as_dict()},
-        resolved=Resolved(model=prepared.source.name, row=profile.model.get("row")),
+        resolved=Resolved(model=prepared.source.name, row=profile.row),
         workload=workload_of(prepared),
         result=advice.result,
     )

@@ -52,9 +52,9 @@ def find_profile(
 
 def stands_for(profile: CalibrationProfile, source: ModelSource) -> bool | None:
     """Whether a profile was measured with this model's tower; None where it does not say what it was measured with."""
-    if not is_same_network(str(profile.model.get("row")), source.row):
+    if not is_same_network(str(profile.row), source.row):
         return False
-    shape = profile.model.get("tower") or _shape_of_preset(str(profile.model.get("name")))
+    shape = profile.tower or _shape_of_preset(profile.name)
     return None if not shape else is_same_tower(shape, tower_shape(source))
 
 

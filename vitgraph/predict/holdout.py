@@ -32,9 +32,10 @@ def summarize_errors(predicted: Sequence[float], measured: Sequence[float]) -> P
 def predicted_holdout(model: CostModel) -> list[HoldoutPoint]:
     """The profile's held-out calls with the model's predictions."""
     cost = TargetCost(model, TARGETS[VITGRAPH])
+    plans = [graphs.plan() for graphs in model.profile.holdout_plans]
     found = []
     for point in model.profile.holdout:
-        prediction = cost.predict_call(point.items, model.profile.holdout_plans[point.plan], point.packing)
+        prediction = cost.predict_call(point.items, plans[point.plan], point.packing)
         found.append(replace(point, predicted_graph_ms=prediction.graph_ms, predicted_eager_ms=prediction.eager_ms))
     return found
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.records.attention_choices import AUTO, best_alone, costs_ms, for_calls
 from vitgraph.records.kinds.calibrate import (
+    CalibrateResult,
     CallPoint,
     CapturePoint,
     CopyPoint,
@@ -31,8 +31,6 @@ from vitgraph.records.store import read_record, refuse_to_replace, write_file
 if TYPE_CHECKING:
     from vitgraph.specs import ModelSpec
 
-POINTS = ("replays", "eager", "calls", "copies", "captures", "memory", "holdout")
-
 
 class ProfileError(UsageError):
     """A calibration file that cannot be read, or that does not hold what a cost model needs."""
@@ -40,27 +38,21 @@ class ProfileError(UsageError):
 
 @dataclass(slots=True)
 class CalibrationProfile:
-    """Everything that `calibrate` measured.
+    """Everything that `calibrate` measured; beside what is said here, the fields of `CalibrateResult`.
 
     Attributes:
-        model: Its name, row, weights and tower.
         environment: Device, driver, libraries, and the encoder that ran.
-        encoder: What planning needs to know.
-        max_tokens: Most tokens of a call that was measured.
-        replays, eager, calls, copies, captures, memory, holdout: The measurements.
-        holdout_plans: The graphs that the holdout calls met.
-        host: How fast the host was; None where it was not watched.
-        notes: What was left out or adjusted, in words.
-        is_synthetic: True for made-up numbers, which serve tests only.
         created_at: When, as ISO 8601.
-        elapsed_s: How long the measuring took.
         stopped: Why it is not complete; None where it is.
     """
 
-    model: dict[str, Any]
+    name: str
     environment: Environment
     encoder: EncoderFacts
     max_tokens: int
+    row: str | None = None
+    weights: str = "random"
+    tower: dict[str, Any] = field(default_factory=dict)
     replays: list[ReplayPoint] = field(default_factory=list)
     eager: list[EagerPoint] = field(default_factory=list)
     calls: list[CallPoint] = field(default_factory=list)
@@ -68,12 +60,12 @@ class CalibrationProfile:
     captures: list[CapturePoint] = field(default_factory=list)
     memory: list[MemoryPoint] = field(default_factory=list)
     holdout: list[HoldoutPoint] = field(default_factory=list)
-    holdout_plans: list[BudgetPlan] = field(default_factory=list)
+    holdout_plans: list[PlannedGraphs] = field(default_factory=list)
     host: HostCheck | None = None
     notes: list[str] = field(default_factory=list)
     is_synthetic: bool = False
-    created_at: str = ""
     elapsed_s: float = 0.0
+    created_at: str = ""
     stopped: str | None = None
 
     @property
@@ -165,7 +157,7 @@ class CalibrationProfile:
     @property
     def label(self) -> str:
         """Model, device and backend in a few words."""
-        parts = [self.model.get("name"), self.environment.device, self.backend]
+        parts = [self.name, self.environment.device, self.backend]
         kind = "synthetic" if self.is_synthetic else "replays stood in for on a CPU" if self.is_cpu else None
         return ", ".join(str(part) for part in (*parts, kind) if part)
 
@@ -175,28 +167,13 @@ class CalibrationProfile:
         Args:
             settings: What `calibrate` was asked.
         """
-        name, row = self.model.get("name", ""), self.model.get("row")
-        result = {
-            **{point: getattr(self, point) for point in POINTS},
-            "name": name,
-            "row": row,
-            "weights": self.model.get("weights", "random"),
-            "tower": self.model.get("tower", {}),
-            "encoder": self.encoder,
-            "max_tokens": self.max_tokens,
-            "holdout_plans": [PlannedGraphs.of(plan) for plan in self.holdout_plans],
-            "host": self.host,
-            "notes": self.notes,
-            "is_synthetic": self.is_synthetic,
-            "elapsed_s": self.elapsed_s,
-        }
         record = {
             "status": "complete" if self.stopped is None else "interrupted",
             "status_reason": self.stopped,
             "settings": dict(settings or {}),
-            "resolved": {"model": name, "row": row, "compile": self.is_compiled},
+            "resolved": {"model": self.name, "row": self.row, "compile": self.is_compiled},
             "environment": self.environment,
-            "result": result,
+            "result": {name: getattr(self, name) for name in CalibrateResult.model_fields},
         }
         return CalibrateRecord.model_validate(record | ({"created_at": self.created_at} if self.created_at else {}))
 
@@ -251,22 +228,13 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
     Raises:
         ProfileError: There are too few points for a cost model.
     """
-    result = record.result
     if record.environment is None:
         raise ProfileError("it does not say what it was measured on; calibrate again")
+    measured: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in record.result
+    }
     profile = CalibrationProfile(
-        model={"name": result.name, "row": result.row, "weights": result.weights, "tower": dict(result.tower)},
-        environment=record.environment,
-        encoder=result.encoder,
-        max_tokens=result.max_tokens,
-        **{point: list(getattr(result, point)) for point in POINTS},
-        holdout_plans=[plan.plan() for plan in result.holdout_plans],
-        host=result.host,
-        notes=list(result.notes),
-        is_synthetic=result.is_synthetic,
-        created_at=record.created_at,
-        elapsed_s=result.elapsed_s,
-        stopped=record.status_reason,
+        environment=record.environment, created_at=record.created_at, stopped=record.status_reason, **measured
     )
     check_profile(profile)
     return profile

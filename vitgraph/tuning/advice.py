@@ -185,7 +185,7 @@ def tune_budgets(
 def _notes(task: TuneTask, found: Searched) -> list[str]:
     profile, source = task.profile, task.source
     notes = list(profile.notes)
-    name = str(profile.model.get("name") or source.name)
+    name = profile.name or source.name
     measured = resolve_preset(name)
     is_it = name == source.name or (measured is not None and measured.weights == source.weights is not None)
     if not is_it:

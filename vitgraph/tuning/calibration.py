@@ -85,7 +85,7 @@ def calibrate(
     Args:
         encoder: The encoder, on the device to measure.
         max_tokens: Most output tokens of a call.
-        model: What the profile says of the model: `name`, `row`, `weights`, `tower`.
+        model: `name`, `row`, `weights` and `tower` of the profile.
         ran: What ran, for the record.
         budgets: Budgets to measure on every path; None takes a grid up to `max_tokens`.
         slots: Segment-slot counts to measure.
@@ -101,7 +101,7 @@ def calibrate(
     """
     run = _Calibration(encoder, max_tokens, time_limit_s, seed, progress)
     profile = CalibrationProfile(
-        model=dict(model),
+        **model,
         environment=snapshot(encoder.device).but(encoder=ran),
         encoder=run.facts,
         max_tokens=max_tokens,

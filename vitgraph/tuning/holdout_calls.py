@@ -10,7 +10,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, Settings, make_plan
-from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint, Timing
+from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint, PlannedGraphs, Timing
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
 
@@ -60,7 +60,7 @@ def measure_holdout(
         return
     rng = np.random.default_rng(seed)
     plan = _random_plan(catalogue, profile.encoder, rng)
-    profile.holdout_plans = [plan]
+    profile.holdout_plans = [PlannedGraphs.of(plan)]
     manager = EncoderCudaGraphManager(timing.encoder, plan)
     try:
         manager.capture()

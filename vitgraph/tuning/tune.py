@@ -163,16 +163,16 @@ def make_task(
     Raises:
         UsageError: The profile is of another family.
     """
-    row = profile.model.get("row")
+    row = profile.row
     if row is not None and not is_same_network(row, source.row):
         raise UsageError(
-            f"the profile was measured with {profile.model.get('name')} ({row}), but the model is {source.name} "
+            f"the profile was measured with {profile.name} ({row}), but the model is {source.name} "
             f"({source.row.name}); calibrate that model, or tune this one"
         )
     error = model_error(CostModel(profile))
     found = [*profile_doubts(profile, error), *doubts]
     if stands_for(profile, source) is False:
-        found.append(f"the profile is of the tower of {profile.model.get('name')}, and {source.name} has another")
+        found.append(f"the profile is of the tower of {profile.name}, and {source.name} has another")
     model = CostModel(profile, host_factor)
     return TuneTask(
         source, model, objective or Objective(), limits or Limits(), max_call_tokens, share, seed, error, tuple(found)

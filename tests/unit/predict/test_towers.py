@@ -41,13 +41,14 @@ def test_a_fine_tune_finds_the_profile_of_its_tower_under_any_name() -> None:
         "out_hidden_size": 2048,
     }
     tuned = replace(preset, name="my/fine-tune", vision_config=folder_config, config_source="folder")
-    assert find_profile(None, tuned).model["name"] == "qwen2.5-vl-7b"
-    assert find_profile(None, resolve_model("Qwen/Qwen2.5-VL-7B-Instruct")).model["name"] == "qwen2.5-vl-7b"
+    assert find_profile(None, tuned).name == "qwen2.5-vl-7b"
+    assert find_profile(None, resolve_model("Qwen/Qwen2.5-VL-7B-Instruct")).name == "qwen2.5-vl-7b"
 
 
 def test_rows_that_differ_in_other_parts_than_the_network_share_a_profile() -> None:
     profile = find_profile(None, resolve_model("qwen3-vl-30b-a3b"))
-    profile.model |= {"row": "qwen3_5", "name": "qwen3.5-9b", "tower": tower_shape(resolve_model("qwen3.5-9b"))}
+    profile.row, profile.name = "qwen3_5", "qwen3.5-9b"
+    profile.tower = tower_shape(resolve_model("qwen3.5-9b"))
     assert stands_for(profile, resolve_model("qwen3.5-35b-a3b")) is True
     # Of the same shapes, but it computes deepstack features too.
     assert stands_for(profile, resolve_model("qwen3-vl-8b")) is False

@@ -96,7 +96,7 @@ class Machine:
         monkeypatch.setattr(calibration, "layer_timer", lambda device: lambda: 5.0 * self.host_ms(next(self._timed)))
         monkeypatch.setattr(device_timing, "SECONDS_A_POINT", 0.0)
         monkeypatch.setattr(device_timing, "FEWEST_REPEATS", 1)
-        model = {"name": "qwen3-vl-debug", "row": "qwen3_vl", "attn_backend": "TORCH_SDPA"}
+        model = {"name": "qwen3-vl-debug", "row": "qwen3_vl"}
         return calibrate(
             tower,
             max_tokens=130,

@@ -136,7 +136,7 @@ def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> N
 def test_a_profile_is_not_called_that_of_another_model_under_the_models_other_name() -> None:
     profile = synthetic_profile(Machine())
     said = "the profile was measured with"
-    profile.model = {**profile.model, "name": "qwen3-vl-30b-a3b"}
+    profile.name = "qwen3-vl-30b-a3b"
     names = {"qwen3-vl-30b-a3b": False, "Qwen/Qwen3-VL-30B-A3B-Instruct": False, "qwen3-vl-8b": True}
     for name, differs in names.items():
         found = tuned(trace_calls(prompts=20), profile, resolve_source(ModelSpec(name)))
@@ -181,7 +181,7 @@ def test_a_profile_that_misses_its_own_calls_is_not_acted_on() -> None:
 
 def test_a_profile_of_another_tower_of_the_family_is_not_acted_on() -> None:
     profile = load_profile(STORED)
-    profile.model |= {"name": "other", "tower": {**tower_shape(SOURCE), "depth": 1}}
+    profile.name, profile.tower = "other", {**tower_shape(SOURCE), "depth": 1}
     data = tuned(trace_calls(prompts=100), profile)
     assert data.verdict == "measure_first"
     assert "the tower of other" in data.verdict_text
