@@ -26,8 +26,8 @@ from vitgraph.tuning.held_out import SEEN
 from vitgraph.tuning.misses import break_even_tokens, collect_misses
 from vitgraph.tuning.objective import Kept
 from vitgraph.tuning.search_result import ScoredSettings, SearchResult
-from vitgraph.tuning.tune import AUTOMATIC, Searched, Tuned, TuneTask
-from vitgraph.tuning.verdict import EAGER, TUNED
+from vitgraph.tuning.tune import Searched, Tuned, TuneTask
+from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED
 
 RUNNERS_UP = 5
 
@@ -91,7 +91,7 @@ def describe_vllm(tuned: Tuned, verdict: TuneVerdict, config: str, attn_backend:
 
 def _baselines(tuned: Tuned) -> Baselines:
     found = {name: _evaluation(scored, tuned, name) for name, scored in tuned.baselines.items() if name in tuned.times}
-    return Baselines(eager=_latency(tuned.times[EAGER]), oracle=_latency(tuned.times["oracle"]), **found)
+    return Baselines(eager=_latency(tuned.times[EAGER]), oracle=_latency(tuned.times[ORACLE]), **found)
 
 
 def _evaluation(found: ScoredSettings, tuned: Tuned | None = None, name: str = "") -> Evaluation:
@@ -114,7 +114,7 @@ def _latency(times: FloatArray) -> PredictedLatency:
 
 
 def _against_eager(tuned: Tuned, name: str) -> AgainstEager:
-    times, eager, oracle = tuned.times[name], tuned.times[EAGER], tuned.times["oracle"]
+    times, eager, oracle = tuned.times[name], tuned.times[EAGER], tuned.times[ORACLE]
     base = tuned.times.get(AUTOMATIC, eager)
     return AgainstEager(
         latency=_latency(times),

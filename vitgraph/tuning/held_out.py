@@ -15,7 +15,7 @@ from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
-from vitgraph.tuning.verdict import EAGER, TUNED
+from vitgraph.tuning.verdict import EAGER, ORACLE, TUNED
 
 SPLIT: Final = "split"
 CROSS_VALIDATED: Final = "cross-validation"
@@ -101,7 +101,7 @@ def predicted_times(traffic: Traffic, cost: TargetCost, plans: Plans) -> Times:
         for name, (plan, policy) in plans.items()
     }
     found[EAGER] = traffic.per_request(eager_calls(traffic, cost, some_plan))
-    found["oracle"] = traffic.per_request(oracle_calls(traffic, cost, some_plan))
+    found[ORACLE] = traffic.per_request(oracle_calls(traffic, cost, some_plan))
     return found
 
 

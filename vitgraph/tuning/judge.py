@@ -7,8 +7,7 @@ replayed alone, which no manager can beat.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -20,28 +19,22 @@ from vitgraph.graphs.captured import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import item_limits, relative_l2, worst
-from vitgraph.measure.experiment import Control, Experiment, TimedCall
+from vitgraph.measure.experiment import Control, Experiment
 from vitgraph.measure.progress import Progress, SilentProgress
+from vitgraph.measure.record_samples import samples_of
 from vitgraph.measure.series import Series, eager_series, encode_eagerly, expect_calls, graph_series
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
-from vitgraph.planning.packing import PackedBatch
+from vitgraph.planning.packing import PackedBatch, pack_items
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.kinds.tune import Measured
+from vitgraph.records.sample_table import Sample
 from vitgraph.tuning.advice import Advice
 from vitgraph.tuning.device_timing import forced_batch
-from vitgraph.tuning.judgement import (
-    EAGER,
-    EAGER_REPEAT,
-    EXACT,
-    EXACT_CALL,
-    TUNED,
-    MeasuredCall,
-    StrategyGraphs,
-    VerificationReport,
-)
+from vitgraph.tuning.judgement import EXACT, EXACT_CALL, measured_answer
+from vitgraph.tuning.verdict import EAGER, TUNED
 
 GOLDEN = (5**0.5 - 1) / 2
 REPEAT_EVERY = 2
@@ -81,7 +74,6 @@ def verify_tuning(
     rounds: int = 2,
     seed: int = 0,
     time_limit_s: float = 240.0,
-    keep: Callable[[TimedCall], None] = lambda timed: None,
     checkpoint: Callable[[], object] = lambda: None,
     progress: Progress | None = None,
 ) -> Measured:
@@ -98,7 +90,6 @@ def verify_tuning(
         seed: Seed of the choice and of the pixels.
         time_limit_s: For capturing and measuring: as many calls are chosen as are predicted to fit, and none is begun
             later.
-        keep: Takes each timed call as it is measured.
         checkpoint: Called now and then, when `advice` has been brought up to date.
         progress: Told of every step.
 
@@ -109,8 +100,8 @@ def verify_tuning(
     run.choose(max_calls)
 
     def report() -> Measured:
-        found = VerificationReport(run)
-        advice.samples, measured = found.samples(), found.measured()
+        measured = measured_answer(run)
+        advice.samples = list(run.samples)
         advice.take(measured)
         return measured
 
@@ -121,7 +112,7 @@ def verify_tuning(
     try:
         with torch.inference_mode():
             run.capture()
-            run.measure(keep, save)
+            run.measure(save)
         return report()
     finally:
         run.release()
@@ -210,26 +201,20 @@ class Verification:
         self.rounds, self.seed, self.time_limit_s = rounds, seed, time_limit_s
         self.cost: TargetCost = advice.tuned.cost
         self.paths = tuple(encoder.get_encoder_cudagraph_config().paths)
-        self.strategies = [
-            StrategyGraphs(name, EncoderCudaGraphManager(encoder, plan, policy=policy, cost=self.cost), policy)
+        self.managers = {
+            name: EncoderCudaGraphManager(encoder, plan, policy=policy, cost=self.cost)
             for name, (plan, policy) in advice.tuned.plans.items()
-        ]
+        }
         self.calls: list[EncoderCall] = []
         self.max_rel_l2: float | None = None
         self.is_wrong = False
-        self._times: OrderedDict[int, MeasuredCall] = OrderedDict()
+        self.samples: list[Sample] = []
         self._made: tuple[EncoderCall, EncoderInputs] | None = None
         self._started = time.perf_counter()
 
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._started
-
-    @property
-    def measured(self) -> list[MeasuredCall]:
-        """Calls that were measured in every strategy at least once."""
-        names = [EAGER, *(strategy.name for strategy in self.strategies)]
-        return [call for call in self._times.values() if all(call.times.get(name) for name in names)]
 
     # -- what to measure -----------------------------------------------------------------------------------------------
 
@@ -238,9 +223,7 @@ class Verification:
         spent_s = 0.0
         used: set[tuple[str, GraphKey]] = set()
         for call in representative(self.workload, self.seed):
-            new = {
-                (strategy.name, key) for strategy in self.strategies for key in self._keys(self._pack(strategy, call))
-            } - used
+            new = {(name, key) for name, manager in self.managers.items() for key in _keys(manager, call)} - used
             budgets = [key.token_budget for _, key in new] + [call.tokens]
             spent_s += float(self.cost.model.capture_ms(np.array(budgets)).sum()) / 1e3 + self._predicted_s(call)
             if len(self.calls) >= most or (len(self.calls) >= FEWEST_CALLS and spent_s > self.time_limit_s):
@@ -252,7 +235,7 @@ class Verification:
         self._inputs = CallInputs(self.encoder, self.calls, self.seed)
         self._series = [
             eager_series(self.encoder),
-            *(graph_series(strategy.manager, strategy.name) for strategy in self.strategies),
+            *(graph_series(manager, name) for name, manager in self.managers.items()),
             self._exact,
             ExactCall(self._exact, lambda inputs: self._eager_ms(inputs) <= ROUNDS_MS),
         ]
@@ -263,8 +246,8 @@ class Verification:
         """Time to measure a call in every strategy; the first eager run is not counted among its rounds."""
         eager = self.cost.model.eager_ms(call.specs)
         graphs = [
-            self.cost.predict_call(call.specs, strategy.manager.plan, strategy.policy).graph_ms
-            for strategy in self.strategies
+            self.cost.predict_call(call.specs, manager.plan, manager.policy).graph_ms
+            for manager in self.managers.values()
         ]
         rounds = self._rounds_of(eager)
         return (eager * (1 + rounds * (1 + 1 / REPEAT_EVERY)) + rounds * (sum(graphs) + 2 * min(graphs))) / 1e3
@@ -294,34 +277,26 @@ class Verification:
             segment_free_paths=frozenset(facts.segment_free_paths),
         )
 
-    @staticmethod
-    def _keys(batches: Iterable[PackedBatch]) -> set[GraphKey]:
-        return {run.key for batch in batches for run in batch.runs.values() if run.key is not None}
-
     # -- device --------------------------------------------------------------------------------------------------------
 
     def capture(self) -> None:
         """Captures the graphs that the calls meet, and of every plan the largest, which decides its memory."""
-        managers = [strategy.manager for strategy in self.strategies]
-        expect_calls(self.encoder, managers, self.calls)
-        reserve_together([*managers, self.exact])
+        expect_calls(self.encoder, self.managers.values(), self.calls)
+        reserve_together([*self.managers.values(), self.exact])
         wanted = [(self.exact, {key for call in self.calls for key in self._exact.keys(call).values()})]
-        for strategy in self.strategies:
-            used = {key for call in self.calls for key in self._keys(self._pack(strategy, call))}
-            wanted.append((strategy.manager, used | set(strategy.manager.plan.graph_keys()[:1])))
+        for manager in self.managers.values():
+            used = {key for call in self.calls for key in _keys(manager, call)}
+            wanted.append((manager, used | set(manager.plan.graph_keys()[:1])))
         for manager, keys in wanted:
             self.progress.phase("capturing graphs", len(keys))
             manager.capture_some(keys, lambda done, total, key: self.progress.step())
 
     def release(self) -> None:
         """Releases all graphs."""
-        for manager in (*(strategy.manager for strategy in self.strategies), self.exact):
+        for manager in (*self.managers.values(), self.exact):
             # After a device error even releasing fails, and that error is on its way already.
             with suppress(RuntimeError):
                 manager.clear()
-
-    def _pack(self, strategy: StrategyGraphs, call: EncoderCall) -> list[PackedBatch]:
-        return self.cost.pack(call.specs, strategy.manager.plan, strategy.policy)
 
     def _eager_ms(self, inputs: EncoderInputs) -> float:
         return self.cost.model.eager_ms(self.encoder.get_encoder_cudagraph_item_specs(inputs))
@@ -332,18 +307,16 @@ class Verification:
             self._made = call, self._inputs.make(call)
         return self._made[1]
 
-    def measure(self, keep: Callable[[TimedCall], None], checkpoint: Callable[[], object]) -> None:
+    def measure(self, checkpoint: Callable[[], object]) -> None:
         """Measures call by call, all rounds and strategies of one before the next."""
         self.progress.phase("measuring", len(self.calls))
-
-        def take(timed: TimedCall) -> None:
-            found = self._times.setdefault(timed.call.index, MeasuredCall(timed.call))
-            name = EAGER_REPEAT if timed.is_repeat else timed.series.name
-            found.times.setdefault(name, []).append(timed.time.wall_ms)
-            keep(timed)
-
         steps = len(self.calls) * self.rounds
-        self.experiment.measure(self._schedule(checkpoint), steps, take, control=Control([EAGER], REPEAT_EVERY))
+        self.experiment.measure(
+            self._schedule(checkpoint),
+            steps,
+            lambda timed: self.samples.extend(samples_of(timed)),
+            control=Control([EAGER], REPEAT_EVERY),
+        )
 
     def _schedule(self, checkpoint: Callable[[], object]) -> Iterator[tuple[EncoderCall, int]]:
         saved_s = self.elapsed_s
@@ -365,16 +338,22 @@ class Verification:
         """
         inputs = self.make(call)
         expected = encode_eagerly(self.encoder, inputs)
-        for strategy in self.strategies:
-            plan = strategy.manager.plan_call(inputs)
-            if len(plan.batches) == 1 and not (is_checked and strategy.name == TUNED):
+        for name, manager in self.managers.items():
+            plan = manager.plan_call(inputs)
+            if len(plan.batches) == 1 and not (is_checked and name == TUNED):
                 # One replay, or all of it eager as before: nothing is met for the first time on the device.
-                strategy.manager.load_planned(inputs, plan)
+                manager.load_planned(inputs, plan)
                 continue
-            outputs = strategy.manager.execute(inputs)
-            if is_checked and strategy.name == TUNED:
+            outputs = manager.execute(inputs)
+            if is_checked and name == TUNED:
                 distances = [relative_l2(*pair) for pair in zip(outputs, expected, strict=True)]
                 self.max_rel_l2 = worst([self.max_rel_l2, *distances])
                 limits = item_limits(self.encoder, inputs, expected, distances)
                 self.is_wrong |= not all(one <= limit for one, limit in zip(distances, limits, strict=True))
         self._exact.meet(call, inputs)
+
+
+def _keys(manager: EncoderCudaGraphManager, call: EncoderCall) -> set[GraphKey]:
+    """The graphs that a manager will replay for a call."""
+    batches = pack_items(call.specs, manager.plan, manager.policy, manager.cost)
+    return {run.key for batch in batches for run in batch.runs.values() if run.key is not None}

@@ -35,9 +35,7 @@ from vitgraph.tuning.held_out import DEFAULT_SHARE, Split, Times, pooled, predic
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search
 from vitgraph.tuning.search_result import ScoredSettings, SearchResult
-from vitgraph.tuning.verdict import TUNED, Outcome, outcome_of
-
-AUTOMATIC, SEED_NINE = "automatic", "seed_nine"
+from vitgraph.tuning.verdict import AUTOMATIC, SEED_NINE, TUNED, Outcome, outcome_of
 
 
 @dataclass(frozen=True, slots=True)

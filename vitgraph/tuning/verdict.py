@@ -15,7 +15,8 @@ USE_GRAPHS: Final = "use_graphs"
 NO_GRAPHS: Final = "no_graphs"
 MEASURE_FIRST: Final = "measure_first"
 DEPENDS: Final = "depends"
-TUNED, EAGER = "tuned", "eager"
+TUNED, AUTOMATIC, SEED_NINE, EAGER, ORACLE = "tuned", "automatic", "seed_nine", "eager", "oracle"
+"""What is compared: the settings found, those that people use without tuning, and the bounds on both sides."""
 
 
 @dataclass(frozen=True, slots=True)
