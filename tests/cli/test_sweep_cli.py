@@ -64,7 +64,7 @@ def test_every_run_has_a_row_and_the_table_a_figure_of_each(tmp_path: Path, star
     assert {name: (row["status"], row["exit_status"]) for name, row in rows.items()} == {
         "packing=greedy": ("complete", "0"), "packing=exact": ("failed", "3"), "packing=optimal": ("failed", "2"),
     }  # fmt: skip
-    assert "pass --calibration" in rows["packing=optimal"]["found"]
+    assert "--calibration" in rows["packing=optimal"]["found"]
     assert "No verdict: replayed on a CPU" in rows["packing=greedy"]["found"]
     assert len(started) == 3
     # The record of `exact` is whole and says what it is; only what has none is run again.

@@ -211,7 +211,9 @@ def pack_items(
     """
     if policy == OPTIMAL:
         if cost is None:
-            raise UsageError("packing `optimal` weighs predicted times; pass --calibration, or use another policy")
+            raise UsageError(
+                "packing `optimal` weighs predicted times; give a calibration (--calibration), or use another policy"
+            )
         from vitgraph.planning.optimal import pack_optimally
 
         return pack_optimally(specs, plan, cost)

@@ -209,7 +209,7 @@ class CostModel:
         self.launch_item_ms, self.sharpness = 0.0, 4.0
 
         def error() -> float:
-            return float(np.abs(np.log(self._eager_ms(totals)) - measured).mean())
+            return float(np.abs(np.log(self.eager_calls_ms(totals)) - measured).mean())
 
         self._descend(error)
         self._fit_correction(totals, measured)
@@ -242,7 +242,7 @@ class CostModel:
 
     def _fit_correction(self, totals: Mapping[str, FloatArray], measured: FloatArray) -> None:
         """What the formula is off by, in the median of neighbouring sizes."""
-        residuals = measured - np.log(self._eager_ms(totals))
+        residuals = measured - np.log(self.eager_calls_ms(totals))
         tokens = sum((features[:, TOKENS] for features in totals.values()), np.zeros(len(measured)))
         steps = np.floor(np.log(tokens) / np.log(_CORRECTION_STEP))
         bins = [steps == step for step in np.unique(steps)]
@@ -263,20 +263,14 @@ class CostModel:
         """Replays are launched before the eager run, so that its launches overlap with them on the device."""
         return smooth_max(np.asarray(host_ms), np.asarray(replays_ms + device_ms), self.sharpness)
 
-    def _eager_ms(self, totals: Mapping[str, FloatArray]) -> FloatArray:
-        host, device = np.zeros(()), np.zeros(())
-        for path, features in totals.items():
-            more_host, more_device = self.eager_parts(path, features)
-            host, device = host + more_host, device + more_device
+    def eager_calls_ms(self, totals: Mapping[str, FloatArray]) -> FloatArray:
+        """Predicted latency of eager calls from their summed features `[..., F]` on each path."""
+        host, device = np.sum([self.eager_parts(path, features) for path, features in totals.items()], axis=0)
         return self.join_ms(np.zeros(()), host, device)
 
     def eager_ms(self, specs: Sequence[EncoderItemSpec]) -> float:
         """Predicted latency of a call that is run eagerly as a whole."""
-        return float(self._eager_ms({path: _sum_features(specs, path) for path in self.replay}))
-
-    def eager_calls_ms(self, totals: Mapping[str, FloatArray]) -> FloatArray:
-        """Predicted latency of eager calls from their summed features `[..., F]` on each path."""
-        return self._eager_ms(totals)
+        return float(self.eager_calls_ms({path: _sum_features(specs, path) for path in self.replay}))
 
     def exact_calls_ms(self, totals: Mapping[str, FloatArray]) -> FloatArray:
         """Predicted replay of exact-size graphs, nothing else: what no manager can beat."""

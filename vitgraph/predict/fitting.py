@@ -1,14 +1,16 @@
-"""The small fits that the cost model is made of: non-negative least squares, monotone curves, robust medians."""
+"""The small numeric tools of cost models: non-negative least squares, monotone curves, robust medians."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+Value = TypeVar("Value")
 
 MOST_FEATURES = 8
 """Every subset of the features is solved, so there must be few."""
@@ -115,6 +117,13 @@ def smooth_max(first: FloatArray, second: FloatArray, sharpness: float) -> Float
     smaller = np.minimum(first, second)
     ratio = np.divide(smaller, larger, out=np.zeros(np.broadcast(first, second).shape), where=larger > 0)
     return larger * (1.0 + ratio**sharpness) ** (1.0 / sharpness)
+
+
+def spread(values: list[Value], most: int) -> list[Value]:
+    """At most `most` of the values, evenly, the last included."""
+    if len(values) <= most:
+        return values
+    return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
 
 
 def median_of_three(values: FloatArray) -> FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ import numpy as np
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import profile_doubts
+from vitgraph.predict.fitting import spread
 from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, fit_overheads
 from vitgraph.records.kinds.calibrate import ReplayPoint
 
 CURVE_POINTS = 12
+POINTS = ("replays", "eager", "calls", "copies", "captures", "holdout")
 
 
 def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POINTS) -> dict[str, Any]:
@@ -30,7 +33,6 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
     """
     model = CostModel(profile)
     error = model_error(model)
-    overheads = fit_overheads(TARGETS[VITGRAPH], profile)
     path = DEFAULT_PATH if DEFAULT_PATH in model.replay else next(iter(model.replay))
     slots = model.replay[path].slots
     return {
@@ -38,9 +40,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
         "created_at": profile.created_at,
         "elapsed_s": profile.elapsed_s,
         "max_tokens": profile.max_tokens,
-        "points": {
-            name: len(getattr(profile, name)) for name in ("replays", "eager", "calls", "copies", "captures", "holdout")
-        },
+        "points": {name: len(getattr(profile, name)) for name in POINTS},
         "curve": _curve(profile, path, curve_points),
         "empty_slots": [
             {"slots": float(level), "at_small_budget_ms": float(low), "at_large_budget_ms": float(high)}
@@ -49,22 +49,8 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
         "empty_slots_budgets": [slots.low_budget, slots.high_budget],
         "eager_launch_ms": model.launch_ms,
         "eager_spread": model.eager_spread,
-        "overheads": {
-            "call_ms": overheads.call_ms,
-            "replay_ms": overheads.replay_ms,
-            "item_ms": overheads.item_ms,
-            "token_ms": overheads.token_ms,
-            "miss_ms": overheads.miss_ms,
-        },
-        "memory": [
-            {
-                "max_budget": point.max_budget,
-                "graphs": point.graphs,
-                "pool_bytes": point.pool_bytes,
-                "buffer_bytes": point.buffer_bytes,
-            }
-            for point in profile.memory
-        ],
+        "overheads": asdict(fit_overheads(TARGETS[VITGRAPH], profile)),
+        "memory": [asdict(point) for point in profile.memory],
         "capture_ms": float(np.median([point.capture_ms for point in profile.captures])) if profile.captures else None,
         "error": error.model_dump(),
         "error_text": str(error),
@@ -76,23 +62,22 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
 
 def _curve(profile: CalibrationProfile, path: str, most: int) -> list[dict[str, Any]]:
     """The fullest batch of each budget in the fewest slots, with the eager run of the same batch where measured."""
+
+    def tokens(point: ReplayPoint) -> int:
+        return sum(spec.tokens_on(path) for spec in point.items)
+
     best: dict[int, ReplayPoint] = {}
-    for point in profile.replays:
-        known = best.get(point.token_budget)
-        if point.path == path and (known is None or _rank(point, path) < _rank(known, path)):
-            best[point.token_budget] = point
-    eager = [(point.items, point.time) for point in profile.eager]
-    budgets = sorted(best)
-    picks = np.unique(np.linspace(0, len(budgets) - 1, min(most, len(budgets))).round().astype(int))
+    points = (point for point in profile.replays if point.path == path)
+    for point in sorted(points, key=lambda point: (point.token_budget, -tokens(point), point.segment_slots)):
+        best.setdefault(point.token_budget, point)
     rows = []
-    for budget in (budgets[int(pick)] for pick in picks):
-        point = best[budget]
-        alone = next((time for items, time in eager if items == point.items), None)
+    for point in spread(list(best.values()), most):
+        alone = next((eager.time for eager in profile.eager if eager.items == point.items), None)
         rows.append(
             {
-                "token_budget": budget,
+                "token_budget": point.token_budget,
                 "segment_slots": point.segment_slots,
-                "tokens": sum(spec.tokens_on(path) for spec in point.items),
+                "tokens": tokens(point),
                 "replay_ms": point.time.ms,
                 "eager_ms": alone.ms if alone else None,
                 "eager_low_ms": alone.low_ms if alone else None,
@@ -100,7 +85,3 @@ def _curve(profile: CalibrationProfile, path: str, most: int) -> list[dict[str, 
             }
         )
     return rows
-
-
-def _rank(point: ReplayPoint, path: str) -> tuple[int, int]:
-    return -sum(spec.tokens_on(path) for spec in point.items), point.segment_slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,6 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets, resolve_budget_settings
 from vitgraph.planning.graph_tables import ITEMS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.planning.optimal import pack_optimally
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.fitting import nonnegative_least_squares
@@ -261,12 +260,6 @@ class TargetCost:
 
     # -- whole calls ---------------------------------------------------------------------------------------------------
 
-    def pack(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[PackedBatch]:
-        """The batches of one call under a policy."""
-        if policy == OPTIMAL:
-            return pack_optimally(specs, plan, self)
-        return pack_items(specs, plan, policy)
-
     def predict_call(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> CallPrediction:
         """Predicts one call.
 
@@ -275,78 +268,39 @@ class TargetCost:
             plan: The graphs and limits that it meets.
             policy: Packing policy.
         """
-        batches = self.pack(specs, plan, policy)
-        replays: list[float | None] = []
-        host, device = np.zeros(()), np.zeros(())
-        left: dict[str, FloatArray] = {}
+        batches = pack_items(specs, plan, policy, self)
+        replay_ms: list[float | None] = []
+        missed: dict[str, list[FloatArray]] = defaultdict(list)
         for batch in batches:
-            chosen = [specs[index] for index in batch.items]
-            replayed = [run for run in batch.runs.items() if run[1].key is not None]
-            total = 0.0
-            for path, run in replayed:
-                key = run.key
-                assert key is not None
-                features = item_features(chosen, path).sum(axis=0)
-                slots = np.array(key.segment_slots)
-                total += float(self.group_ms(path, key.axis_key, np.array(key.token_budget), slots, features))
-            replays.append(total if replayed else None)
+            times = []
             for path, run in batch.runs.items():
-                if run.key is not None:
+                features = item_features([specs[index] for index in batch.items], path).sum(axis=0)
+                if run.key is None:
+                    missed[path].append(features)
                     continue
-                features = item_features(chosen, path).sum(axis=0)
-                if self.target.joins_misses:
-                    left[path] = left.get(path, np.zeros_like(features)) + features
-                else:
-                    parts = self.eager_parts(path, features)
-                    host, device = host + parts[0], device + parts[1]
-        for path, features in left.items():
-            parts = self.eager_parts(path, features)
-            host, device = host + parts[0], device + parts[1]
-        replays_ms = np.array(sum(value for value in replays if value is not None))
-        graph_ms = float(self.join_ms(replays_ms, host, device))
-        return CallPrediction(graph_ms, self.model.eager_ms(specs), batches, replays)
+                sizes = np.array(run.key.token_budget), np.array(run.key.segment_slots)
+                times.append(float(self.group_ms(path, run.key.axis_key, *sizes, features)))
+            replay_ms.append(sum(times) if times else None)
+        runs = {path: [np.sum(found, axis=0)] if self.target.joins_misses else found for path, found in missed.items()}
+        parts = [self.eager_parts(path, features) for path, found in runs.items() for features in found]
+        host, device = (np.array(total) for total in np.reshape(parts, (-1, 2)).sum(axis=0))
+        graph_ms = float(self.join_ms(np.array(sum(filter(None, replay_ms))), host, device))
+        return CallPrediction(graph_ms, self.model.eager_ms(specs), batches, replay_ms)
 
     # -- what the graphs take ------------------------------------------------------------------------------------------
 
     def graph_count(self, plan: BudgetPlan) -> int:
         """Graphs to capture."""
-        keys = 1
-        for axis in plan.axes:
-            keys *= len(axis.keys)
-        return keys * sum(map(len, plan.slot_tiers.values()))
+        return len(plan.axis_keys) * sum(map(len, plan.slot_tiers.values()))
 
     def memory_bytes(self, plan: BudgetPlan) -> float:
         """Predicted bytes of pool and buffers."""
-        graphs = self.graph_count(plan)
-        largest = max(budgets[-1] for budgets in plan.path_budgets.values())
+        budgets = np.array([budget for values in plan.path_budgets.values() for budget in values], dtype=np.int64)
         if self.target.shares_buffers:
-            return self.model.shared_bytes(largest, graphs)
-        budgets = [budget for values in plan.path_budgets.values() for budget in values]
-        return self.model.separate_bytes(np.array(budgets, dtype=np.int64))
+            return self.model.shared_bytes(int(budgets.max()), self.graph_count(plan))
+        return self.model.separate_bytes(budgets)
 
     def capture_s(self, plan: BudgetPlan) -> float:
         """Predicted seconds to capture all graphs."""
-        keys = self.graph_count(plan) // max(1, sum(map(len, plan.slot_tiers.values())))
         budgets = np.array([budget for (_, budget), tiers in plan.slot_tiers.items() for _ in tiers])
-        return float(self.model.capture_ms(budgets).sum()) * keys / 1e3
-
-
-def compilation_config(settings: Settings, *, takes_videos: bool, is_compiled: bool) -> str:
-    """vLLM's `--compilation-config`, as one line of JSON.
-
-    Args:
-        settings: Tuned for vLLM.
-        takes_videos: The model takes videos; its frames are then named, because vLLM otherwise reserves the longest
-            video's for every item.
-        is_compiled: The times are of a compiled encoder, which vLLM leaves uncompiled unless told.
-    """
-    config: dict[str, Any] = {
-        "cudagraph_mm_encoder": True,
-        "encoder_cudagraph_token_budgets": list(settings.token_budgets),
-        "encoder_cudagraph_max_vision_items_per_batch": settings.max_items,
-    }
-    if is_compiled:
-        config["compile_mm_encoder"] = True
-    if takes_videos:
-        config["encoder_cudagraph_max_frames_per_batch"] = settings.max_frames
-    return json.dumps(config)
+        return float(self.model.capture_ms(budgets).sum()) * len(plan.axis_keys) / 1e3

@@ -15,7 +15,7 @@ from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.items import VIDEO
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, compilation_config
+from vitgraph.predict.targets import VITGRAPH, VLLM, Settings
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.tune import (
     Measured,
@@ -287,8 +287,18 @@ class Paste:
     @property
     def config(self) -> str:
         """The JSON of `--compilation-config`."""
-        is_compiled = self.task.profile.is_compiled
-        return compilation_config(self.settings, takes_videos=self._takes_videos, is_compiled=is_compiled)
+        config: dict[str, Any] = {
+            "cudagraph_mm_encoder": True,
+            "encoder_cudagraph_token_budgets": list(self.settings.token_budgets),
+            "encoder_cudagraph_max_vision_items_per_batch": self.settings.max_items,
+        }
+        if self.task.profile.is_compiled:
+            # vLLM leaves its encoder uncompiled unless told.
+            config["compile_mm_encoder"] = True
+        if self._takes_videos:
+            # Left unset, vLLM reserves the longest video's frames for every item.
+            config["encoder_cudagraph_max_frames_per_batch"] = self.settings.max_frames
+        return json.dumps(config)
 
     def where(self, verdict: TuneVerdict) -> dict[str, Any]:
         """The fields of a result: without `use_graphs` there is nothing to paste, graphs are off by default."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from vitgraph.planning.graph_tables import FloatArray, IntArray
-
-Value = TypeVar("Value")
+from vitgraph.predict.fitting import spread
 
 
 def candidate_budgets(tokens: IntArray, counts: FloatArray, high: int, most: int) -> IntArray:
@@ -100,13 +98,6 @@ def best_lists(problem: ListProblem, most_graphs: int, keep: int | None = None) 
             found.append((used, last, least))
     kept = found if keep is None else spread(found, keep)
     return [BudgetList(_trace(problem, came_from, used, last), cost, used) for used, last, cost in kept]
-
-
-def spread(values: list[Value], most: int) -> list[Value]:
-    """At most `most` of the values, evenly, the last included."""
-    if len(values) <= most:
-        return values
-    return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
 
 
 def _span_costs(problem: ListProblem) -> FloatArray:

@@ -22,8 +22,8 @@ from vitgraph.records.kinds.tune import (
     Unseen,
     VllmAnswer,
 )
+from vitgraph.tuning.explain import break_even_tokens, collect_misses
 from vitgraph.tuning.held_out import SEEN
-from vitgraph.tuning.misses import break_even_tokens, collect_misses
 from vitgraph.tuning.objective import Kept
 from vitgraph.tuning.search_result import ScoredSettings, SearchResult
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask
@@ -36,7 +36,7 @@ def describe(task: TuneTask, found: Searched, target: str) -> dict[str, Any]:
     """What was found for one target, by field of the result."""
     tuned = found.targets[target]
     plan, policy = tuned.plans[TUNED]
-    counters, misses = collect_misses(found.reported, tuned.cost, plan, policy)
+    counters, misses = collect_misses(found.reported, plan, policy, tuned.cost)
     return {
         "best": _evaluation(tuned.best, tuned, TUNED),
         "unseen": _unseen(task, found, tuned),

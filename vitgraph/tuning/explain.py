@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from vitgraph.errors import UsageError
-from vitgraph.planning.accounting import count_calls
+from vitgraph.planning.accounting import GraphCounters, count_calls
 from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.planning.packing import PackedBatch, pack_items
+from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.packing import (
+    AXIS_NOT_CAPTURED,
+    EAGER_IS_FASTER,
+    NOT_CAPTURED,
+    NOT_EXACT,
+    TOO_MANY_FRAMES,
+    TOO_MANY_TOKENS,
+    VIDEO_DISABLED,
+    PackedBatch,
+    pack_items,
+)
 from vitgraph.predict.holdout import model_error
-from vitgraph.predict.targets import OPTIMAL, TargetCost
+from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, predict_calls
-from vitgraph.tuning.misses import REASON_TEXTS, collect_misses
+from vitgraph.records.kinds.tune import MissReason
 from vitgraph.tuning.objective import Kept
+
+REASON_TEXTS = {
+    TOO_MANY_TOKENS: "more tokens than the largest budget",
+    TOO_MANY_FRAMES: "more segments than a replay may hold",
+    AXIS_NOT_CAPTURED: "a size of a capture axis that no graph covers",
+    NOT_EXACT: "no budget of exactly these tokens",
+    NOT_CAPTURED: "the graph could not be captured",
+    VIDEO_DISABLED: "videos are left to eager",
+    EAGER_IS_FASTER: "a graph could hold it, but eager is predicted to be faster",
+}
+
+_STEPS = 48
 
 
 def explain_plan(
@@ -39,17 +61,15 @@ def explain_plan(
         UsageError: The policy needs a calibration.
     """
     prediction = cost.predict_call(specs, plan, policy) if cost is not None else None
-    batches = prediction.batches if prediction is not None else _pack(specs, plan, policy)
+    batches = prediction.batches if prediction is not None else pack_items(specs, plan, policy)
     times = prediction.replay_ms if prediction is not None else [None] * len(batches)
     predicted = None
     if prediction is not None and cost is not None:
-        error = model_error(cost.model)
         predicted = {
             "graph_ms": prediction.graph_ms,
             "eager_ms": prediction.eager_ms,
             "is_faster": prediction.graph_ms < prediction.eager_ms,
-            "error": error.model_dump(),
-            "error_text": str(error),
+            **_error(cost),
         }
     return {
         "policy": policy,
@@ -82,43 +102,80 @@ def explain_workload(
     Raises:
         UsageError: The policy needs a calibration.
     """
-    if cost is None:
-        counters = count_calls([_pack(specs, plan, policy) for specs in calls])
-        misses = [
-            {"reason": reason, "text": REASON_TEXTS.get(reason, reason), "items": count}
-            for reason, count in counters.misses_by_reason.most_common()
-        ]
-        return {
-            "policy": policy,
-            "calls": len(calls),
-            "counts": counters.as_dict(),
-            "misses": misses,
-            "predicted": None,
-        }
     traffic = Traffic([tuple(specs) for specs in calls], requests)
-    counters, missed = collect_misses(traffic, cost, plan, policy)
-    graph = traffic.per_request(predict_calls(traffic, cost, plan, policy))
-    eager = traffic.per_request(eager_calls(traffic, cost, plan))
-    error = model_error(cost.model)
+    counters, missed = collect_misses(traffic, plan, policy, cost)
+    predicted = None
+    if cost is not None:
+        graph = traffic.per_request(predict_calls(traffic, cost, plan, policy))
+        eager = traffic.per_request(eager_calls(traffic, cost, plan))
+        predicted = {
+            "graph": _summary(graph),
+            "eager": _summary(eager),
+            "slower_than_eager_share": Kept.of(graph, eager).slower_share,
+            **_error(cost),
+        }
     return {
         "policy": policy,
         "calls": len(calls),
         "counts": counters.as_dict(),
         "misses": [miss.model_dump() for miss in missed],
-        "predicted": {
-            "graph": _summary(graph),
-            "eager": _summary(eager),
-            "slower_than_eager_share": Kept.of(graph, eager).slower_share,
-            "error": error.model_dump(),
-            "error_text": str(error),
-        },
+        "predicted": predicted,
     }
 
 
-def _pack(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> list[PackedBatch]:
-    if policy == OPTIMAL:
-        raise UsageError("packing `optimal` weighs predicted times; give a calibration, or use another policy")
-    return pack_items(specs, plan, policy)
+def collect_misses(
+    traffic: Traffic, plan: BudgetPlan, policy: str, cost: TargetCost | None = None
+) -> tuple[GraphCounters, list[MissReason]]:
+    """Counts hits, misses and waste of a workload as the bench does, and describes the misses by reason.
+
+    Returns:
+        The counters, and for each reason its items, their token sizes and what the reason means.
+    """
+    counters = GraphCounters()
+    tokens: dict[str, list[int]] = defaultdict(list)
+    for specs, count in zip(traffic.distinct, traffic.counts.tolist(), strict=True):
+        batches = pack_items(specs, plan, policy, cost)
+        for _ in range(count):
+            counters.add(batches)
+        for batch in batches:
+            for item in batch.items:
+                if (reason := batch.miss_reason_of(item)) is not None:
+                    tokens[reason] += [specs[item].output_tokens] * count
+    return counters, [
+        MissReason(
+            reason=reason,
+            text=REASON_TEXTS.get(reason, reason),
+            items=len(sizes),
+            share=len(sizes) / counters.items,
+            smallest_tokens=min(sizes),
+            median_tokens=float(np.median(sizes)),
+            largest_tokens=max(sizes),
+        )
+        for reason, sizes in sorted(tokens.items(), key=lambda entry: -len(entry[1]))
+    ]
+
+
+def break_even_tokens(cost: TargetCost, path: str, budget: int, slots: int) -> int | None:
+    """Fewest tokens of a single image from which on replaying this graph is no slower than eager; None where never.
+
+    Sizes below it would be faster eager: they lose more to padding than the graph saves in launches.
+    """
+    sizes = np.unique(np.geomspace(1, budget, _STEPS).round().astype(int))
+    specs = [EncoderItemSpec(IMAGE, int(size), int(size), path_output_tokens={path: int(size)}) for size in sizes]
+    features = cost.item_features(specs, path)
+    axis_key = next(iter(cost.model.replay[path].padded))
+    replays = cost.group_ms(path, axis_key, np.array(budget), np.array(slots), features)
+    graph = cost.join_ms(replays, np.zeros(()), np.zeros(()))
+    eager = cost.model.eager_calls_ms({path: features})
+    slower = np.flatnonzero(graph > eager)
+    if not len(slower):
+        return 1
+    return int(sizes[slower[-1] + 1]) if slower[-1] + 1 < len(sizes) else None
+
+
+def _error(cost: TargetCost) -> dict[str, Any]:
+    error = model_error(cost.model)
+    return {"error": error.model_dump(), "error_text": str(error)}
 
 
 def _item(index: int, spec: EncoderItemSpec) -> dict[str, Any]:

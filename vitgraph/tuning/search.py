@@ -17,6 +17,7 @@ from vitgraph.errors import BudgetError, UsageError
 from vitgraph.planning.budgets import generate_budgets
 from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.predict.engine_rules import EngineRules
+from vitgraph.predict.fitting import spread
 from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import ReplayGroups, eager_calls, predict_calls, replayed_groups
@@ -316,10 +317,10 @@ class Search:
         found = self.all_candidates(CANDIDATES)
         for items in self.item_options:
             candidates = self.usable(found, items)
-            tops = self._tops(candidates) if self.only is None else np.array([t for i, t in self.only if i == items])
+            tops = spread(candidates.tolist(), TOPS) if self.only is None else [t for i, t in self.only if i == items]
             for top in tops:
-                for frames in self.frame_options(items, int(top)):
-                    self._try_packing(Settings((int(top),), items, frames, "greedy"), candidates)
+                for frames in self.frame_options(items, top):
+                    self._try_packing(Settings((top,), items, frames, "greedy"), candidates)
 
     def _try_packing(self, settings: Settings, candidates: IntArray) -> None:
         groups = self._groups(settings)
@@ -333,16 +334,12 @@ class Search:
         for budgets, policy in product(filter(None, found), self.target.policies):
             self.evaluate(replace(settings, token_budgets=budgets, packing=policy))
 
-    def _tops(self, candidates: IntArray) -> IntArray:
-        picks = np.unique(np.linspace(0, max(0, len(candidates) - 1), TOPS).round().astype(int))
-        return candidates[picks] if len(candidates) else candidates
-
     def _try_tops(self) -> None:
         """Paths have lists of their own, made from the largest budget alone."""
-        tops = self._tops(self.all_candidates(CANDIDATES))
+        tops = spread(self.all_candidates(CANDIDATES).tolist(), TOPS)
         for top, items, policy in product(tops, self.item_options, self.target.policies):
-            for frames in self.frame_options(items, int(top)):
-                self.evaluate(Settings((int(top),), items, frames, policy))
+            for frames in self.frame_options(items, top):
+                self.evaluate(Settings((top,), items, frames, policy))
 
     def _may_follow(self, found: ScoredSettings, current: ScoredSettings) -> bool:
         return found.is_allowed and found.graphs <= max(self._most_graphs, current.graphs)

@@ -10,7 +10,7 @@ from plain_packing import check_packing, random_call
 from synthetic import Machine, synthetic_profile, two_path_cost
 
 from vitgraph.planning.accounting import count_calls
-from vitgraph.planning.packing import OPTIMAL, POLICIES
+from vitgraph.planning.packing import OPTIMAL, POLICIES, pack_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
 
@@ -27,7 +27,7 @@ def check_calls(policy: str, calls: int, seed: int) -> None:
     for _ in range(calls):
         specs, plan = random_call(drawn)
         cost = COSTS[len(plan.paths)]
-        batches = cost.pack(specs, plan, policy)
+        batches = pack_items(specs, plan, policy, cost)
         check_packing(specs, plan, policy, batches)
         counted.append(batches)
         items += len(specs)

@@ -18,6 +18,7 @@ from vitgraph.planning.packing import (
     TOO_MANY_FRAMES,
     TOO_MANY_TOKENS,
     VIDEO_DISABLED,
+    pack_items,
 )
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
@@ -116,7 +117,7 @@ def test_a_doubtful_gain_is_left_to_eager(count: int) -> None:
     assert gain > 0
     sure, doubtful = (TargetCost(COST.model, COST.target, doubt) for doubt in (gain / 2, 2 * gain / (1 - gain)))
     assert sure.predict_call(specs, plan, "optimal").graph_ms == pytest.approx(graph)
-    assert {batch.miss_reason for batch in doubtful.pack(specs, plan, "optimal")} == {EAGER_IS_FASTER}
+    assert {batch.miss_reason for batch in pack_items(specs, plan, "optimal", doubtful)} == {EAGER_IS_FASTER}
 
 
 def test_unfit_items_keep_their_own_reason() -> None:

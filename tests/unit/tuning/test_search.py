@@ -15,8 +15,8 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, predict_calls
+from vitgraph.tuning.explain import break_even_tokens
 from vitgraph.tuning.list_maker import MOST_GRAPHS
-from vitgraph.tuning.misses import break_even_tokens
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search
 from vitgraph.tuning.search_result import SearchResult
