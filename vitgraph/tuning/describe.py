@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from vitgraph.planning.accounting import GraphCounters
-from vitgraph.planning.graph_tables import FloatArray
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, TargetCost
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.kinds.tune import (
@@ -17,15 +16,14 @@ from vitgraph.records.kinds.tune import (
     BeyondVllm,
     Evaluation,
     GraphSettings,
-    PredictedLatency,
     TuneVerdict,
     Unseen,
     VllmAnswer,
 )
 from vitgraph.tuning.explain import break_even_tokens, collect_misses
 from vitgraph.tuning.held_out import SEEN
-from vitgraph.tuning.objective import Kept
-from vitgraph.tuning.search_result import ScoredSettings, SearchResult
+from vitgraph.tuning.objective import Kept, ScoredSettings, latency_of
+from vitgraph.tuning.search import SearchResult
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask
 from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED
 
@@ -91,14 +89,15 @@ def describe_vllm(tuned: Tuned, verdict: TuneVerdict, config: str, attn_backend:
 
 def _baselines(tuned: Tuned) -> Baselines:
     found = {name: _evaluation(scored, tuned, name) for name, scored in tuned.baselines.items() if name in tuned.times}
-    return Baselines(eager=_latency(tuned.times[EAGER]), oracle=_latency(tuned.times[ORACLE]), **found)
+    bounds = {name: latency_of(tuned.times[name], len(tuned.times[name])) for name in (EAGER, ORACLE)}
+    return Baselines.model_validate(bounds | found)
 
 
 def _evaluation(found: ScoredSettings, tuned: Tuned | None = None, name: str = "") -> Evaluation:
     """The section of some settings; of a plan called `name` also what it does on the calls that are reported on."""
     return Evaluation(
         settings=GraphSettings(**found.settings.as_dict()),
-        latency=PredictedLatency(mean_ms=found.mean_ms, p50_ms=found.p50_ms, p99_ms=found.p99_ms),
+        latency=found.latency,
         score=found.score,
         graphs=found.graphs,
         memory_bytes=found.memory_bytes,
@@ -108,16 +107,11 @@ def _evaluation(found: ScoredSettings, tuned: Tuned | None = None, name: str = "
     )
 
 
-def _latency(times: FloatArray) -> PredictedLatency:
-    p50, p99 = np.percentile(times, (50, 99))
-    return PredictedLatency(mean_ms=float(times.mean()), p50_ms=float(p50), p99_ms=float(p99), requests=len(times))
-
-
 def _against_eager(tuned: Tuned, name: str) -> AgainstEager:
     times, eager, oracle = tuned.times[name], tuned.times[EAGER], tuned.times[ORACLE]
     base = tuned.times.get(AUTOMATIC, eager)
     return AgainstEager(
-        latency=_latency(times),
+        latency=latency_of(times, len(times)),
         improvement_pct=float(1 - times.sum() / eager.sum()) * 100,
         slower_share=Kept.of(times, eager).slower_share,
         closed_to_oracle_mean=closed_share(float(base.mean()), float(times.mean()), float(oracle.mean())),

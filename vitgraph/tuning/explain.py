@@ -27,7 +27,7 @@ from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, predict_calls
 from vitgraph.records.kinds.tune import MissReason
-from vitgraph.tuning.objective import Kept
+from vitgraph.tuning.objective import Kept, latency_of
 
 REASON_TEXTS = {
     TOO_MANY_TOKENS: "more tokens than the largest budget",
@@ -109,8 +109,8 @@ def explain_workload(
         graph = traffic.per_request(predict_calls(traffic, cost, plan, policy))
         eager = traffic.per_request(eager_calls(traffic, cost, plan))
         predicted = {
-            "graph": _summary(graph),
-            "eager": _summary(eager),
+            "graph": latency_of(graph).model_dump(exclude_none=True),
+            "eager": latency_of(eager).model_dump(exclude_none=True),
             "slower_than_eager_share": Kept.of(graph, eager).slower_share,
             **_error(cost),
         }
@@ -206,8 +206,3 @@ def _batch(batch: PackedBatch, specs: Sequence[EncoderItemSpec], replay_ms: floa
         "runs": runs,
         "replay_ms": replay_ms,
     }
-
-
-def _summary(times: np.ndarray) -> dict[str, float]:
-    p50, p99 = np.percentile(times, (50, 99))
-    return {"mean_ms": float(times.mean()), "p50_ms": float(p50), "p99_ms": float(p99)}

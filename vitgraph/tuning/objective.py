@@ -1,4 +1,4 @@
-"""What tuning minimises, and what it must stay within."""
+"""What tuning minimises, what it must stay within, and how settings score."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.graph_tables import FloatArray
+from vitgraph.predict.targets import Settings
+from vitgraph.records.kinds.tune import PredictedLatency
 
 METRICS = ("mean", "p99", "throughput")
 TIE_WEIGHT = 0.05
@@ -168,3 +170,47 @@ class Limits:
             "max_capture_s": self.max_capture_s,
             "max_slower_share": self.most_slower,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSettings:
+    """Settings with what they are predicted to give and to take.
+
+    Attributes:
+        settings: What was evaluated.
+        score: Of the objective; below 1 is better than eager.
+        loss: What requests may be slower than eager, as a share of eager's time; weighed beside the score.
+        excess: By how much more requests, or the P99, may become slower than eager than is allowed; 0 is preferred to
+            everything else.
+        latency: Per request.
+        graphs: Graphs to capture.
+        memory_bytes: Their pool and buffers.
+        capture_s: Time to capture them.
+        is_allowed: Within the limits.
+    """
+
+    settings: Settings
+    score: float
+    loss: float
+    excess: float
+    latency: PredictedLatency
+    graphs: int
+    memory_bytes: float
+    capture_s: float
+    is_allowed: bool
+
+    @property
+    def rank(self) -> float:
+        """What the search minimises, of settings that keep eager's promises and of those that do not."""
+        return self.score + self.loss + self.excess
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The less, the better."""
+        return self.excess > 0.0, self.rank
+
+
+def latency_of(times: FloatArray, requests: int | None = None) -> PredictedLatency:
+    """Predicted times of requests in a few figures."""
+    p50, p99 = np.percentile(times, (50, 99))
+    return PredictedLatency(mean_ms=float(times.mean()), p50_ms=float(p50), p99_ms=float(p99), requests=requests)

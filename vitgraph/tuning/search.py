@@ -8,7 +8,7 @@ Spaces that are small enough are tried in full. Settings that the engine cannot 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 
 import numpy as np
@@ -23,15 +23,13 @@ from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import ReplayGroups, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import (
-    BudgetList,
+    MOST_GRAPHS,
+    ListMaker,
     candidate_budgets,
     geometric_budgets,
     is_subset_space_small,
 )
-from vitgraph.tuning.list_maker import MOST_GRAPHS, ListMaker
-from vitgraph.tuning.objective import Kept, Limits, Objective
-from vitgraph.tuning.search_options import frame_options, item_options
-from vitgraph.tuning.search_result import ScoredSettings, SearchResult
+from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings, latency_of
 
 EXHAUSTIVE_EVALUATIONS = 1500
 SINGLE_ITEM_CANDIDATES = 384
@@ -52,6 +50,42 @@ four requests a call were predicted to bring the median request 81 % of the way 
 0.02 and above, and 91 % at 0.01, of the 93 % that the manager's own time leaves. Elsewhere it moves the mean by less
 than 1 % of the way, for up to 58 graphs more than at 0.05; memory stays below the automatic list's.
 """
+
+
+@dataclass(slots=True)
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        best: The winner; None where nothing is within the limits.
+        evaluated: Every evaluation within the limits, the best first; without a limit on graphs, those of up to
+            `MOST_GRAPHS` where there are any.
+        is_exhaustive: All settings of the space were tried.
+        is_exact: The winner is the optimum over the candidates.
+        evaluations: How many settings were evaluated.
+    """
+
+    best: ScoredSettings | None
+    evaluated: list[ScoredSettings]
+    is_exhaustive: bool
+    is_exact: bool
+    evaluations: int
+
+
+def item_options(traffic: Traffic) -> list[int]:
+    """Items that a replay may hold: one, as many as the largest call has, and steps between."""
+    most = traffic.max_items
+    options = {1, most, *(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if size < most)}
+    return sorted(options)
+
+
+def frame_options(traffic: Traffic) -> list[int]:
+    """0 without videos; else eager videos, one median video, the longest, and the longest call."""
+    if not traffic.has_videos:
+        return [0]
+    segments = [sum(spec.segments for spec in specs) for specs in traffic.distinct]
+    single = [spec.segments for specs in traffic.distinct for spec in specs]
+    return sorted({0, int(np.median(single)), max(single), max(segments)})
 
 
 class Search:
@@ -94,7 +128,7 @@ class Search:
         some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
         self._eager_calls = eager_calls(traffic, cost, some_plan)
         self.eager_ms = traffic.per_request(self._eager_calls)
-        self._lists = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
+        self._maker = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
         self.only: set[tuple[int, int]] | None = None
         self.item_options = item_options(traffic)
         if rules is not None:
@@ -145,15 +179,12 @@ class Search:
             return None
         calls = predict_calls(self.traffic, self.cost, plan, settings.packing)
         times = self.traffic.per_request(calls)
-        p50, p99 = np.percentile(times, (50, 99))
         graphs, memory, capture = self.cost.graph_count(plan), self.cost.memory_bytes(plan), self.cost.capture_s(plan)
         return ScoredSettings(
             settings,
             self.objective.score(times, self.eager_ms),
             *self._losses(calls),
-            float(times.mean()),
-            float(p50),
-            float(p99),
+            latency_of(times),
             graphs,
             memory,
             capture,
@@ -277,6 +308,25 @@ class Search:
             for frames in self.frame_options(items, budgets[-1]):
                 yield Settings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
 
+    def _groups(self, settings: Settings) -> ReplayGroups | None:
+        plan = make_plan(self.target, self.facts, settings)
+        groups = replayed_groups(self.traffic, self.cost, plan, settings.packing)
+        return groups if len(groups.counts) else None
+
+    def _lists(self, groups: ReplayGroups | None, settings: Settings, keep: int) -> list[Settings]:
+        """Exact lists for groups that a packing has made, as settings that are otherwise the same."""
+        candidates = self._candidates_for(groups, settings, CANDIDATES)
+        if groups is None or not len(candidates):
+            return []
+        lists = self._maker.make(groups, candidates, settings, keep=keep)
+        return [replace(settings, token_budgets=budgets) for budgets in lists]
+
+    def _candidates_for(self, groups: ReplayGroups | None, settings: Settings, most: int) -> IntArray:
+        if groups is None:
+            return np.zeros(0, dtype=np.int64)
+        found = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], most)
+        return self.usable(found, settings.max_items)
+
     # -- one item a call -----------------------------------------------------------------------------------------------
 
     def _try_single_items(self) -> None:
@@ -289,27 +339,19 @@ class Search:
 
     def _try_single(self, settings: Settings, policies: Sequence[str]) -> None:
         groups = self._groups(settings)
-        if groups is None:
+        candidates = self._candidates_for(groups, settings, SINGLE_ITEM_CANDIDATES)
+        if groups is None or not len(candidates):
             return
         settings = replace(settings, packing=policies[-1])
-        found = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], SINGLE_ITEM_CANDIDATES)
-        candidates = self.usable(found, settings.max_items)
-        if not len(candidates):
-            return
-        lists = self._lists.make(groups, candidates, settings, above=groups.eager_ms)
+        lists = self._maker.make(groups, candidates, settings, above=groups.eager_ms)
         if "p99" in self.objective.weights:
-            lists += self._tail_lists(groups, candidates, settings)
-        for entry, policy in product(lists, policies):
-            self.evaluate(replace(settings, token_budgets=entry.budgets, packing=policy))
-
-    def _tail_lists(self, groups: ReplayGroups, candidates: IntArray, settings: Settings) -> list[BudgetList]:
-        """Lists with the fewest requests above a threshold of latency, for thresholds up to eager's P99."""
-        found = []
-        for threshold in np.percentile(self.eager_ms, 99) * np.linspace(0.4, 1.0, TAIL_THRESHOLDS):
-            found += self._lists.make(
-                groups, candidates, settings, above=groups.eager_ms, threshold=float(threshold), keep=8
-            )
-        return found
+            # The fewest requests above a threshold of latency, for thresholds up to eager's P99.
+            for threshold in np.percentile(self.eager_ms, 99) * np.linspace(0.4, 1.0, TAIL_THRESHOLDS):
+                lists += self._maker.make(
+                    groups, candidates, settings, above=groups.eager_ms, threshold=float(threshold), keep=8
+                )
+        for budgets, policy in product(lists, policies):
+            self.evaluate(replace(settings, token_budgets=budgets, packing=policy))
 
     # -- several items a call ------------------------------------------------------------------------------------------
 
@@ -326,13 +368,11 @@ class Search:
         groups = self._groups(settings)
         if groups is None:
             return
-        top = settings.token_budgets[-1]
-        usable = self.usable(candidate_budgets(groups.tokens, groups.counts, top, CANDIDATES), settings.max_items)
-        found = [entry.budgets for entry in self._lists.make(groups, usable, settings, keep=3)] if len(usable) else []
         # Where the packing itself depends on the list, the densest one is a good place to prune from.
-        found.append(tuple(int(budget) for budget in candidates[candidates <= top]))
-        for budgets, policy in product(filter(None, found), self.target.policies):
-            self.evaluate(replace(settings, token_budgets=budgets, packing=policy))
+        densest = tuple(candidates[candidates <= settings.token_budgets[-1]].tolist())
+        found = [*self._lists(groups, settings, 3), *([replace(settings, token_budgets=densest)] if densest else [])]
+        for tried, policy in product(found, self.target.policies):
+            self.evaluate(replace(tried, packing=policy))
 
     def _try_tops(self) -> None:
         """Paths have lists of their own, made from the largest budget alone."""
@@ -341,31 +381,14 @@ class Search:
             for frames in self.frame_options(items, top):
                 self.evaluate(Settings((top,), items, frames, policy))
 
-    def _may_follow(self, found: ScoredSettings, current: ScoredSettings) -> bool:
-        return found.is_allowed and found.graphs <= max(self._most_graphs, current.graphs)
-
-    def _groups(self, settings: Settings) -> ReplayGroups | None:
-        plan = make_plan(self.target, self.facts, settings)
-        groups = replayed_groups(self.traffic, self.cost, plan, settings.packing)
-        return groups if len(groups.counts) else None
-
-    def _repack(self, start: ScoredSettings) -> None:
+    def _repack(self, current: ScoredSettings) -> None:
         """Alternates: pack with the list, take the exact list for that packing, until nothing improves."""
-        current = start
         for _ in range(REPACKINGS):
-            settings = current.settings
-            groups = self._groups(settings)
-            if groups is None:
-                return
-            found = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], CANDIDATES)
-            candidates = self.usable(found, settings.max_items)
-            if not len(candidates):
-                return
-            tried = [
-                self.evaluate(replace(settings, token_budgets=entry.budgets))
-                for entry in self._lists.make(groups, candidates, settings, keep=4)
+            tried = map(self.evaluate, self._lists(self._groups(current.settings), current.settings, 4))
+            most = max(self._most_graphs, current.graphs)
+            better = [
+                e for e in tried if e is not None and e.is_allowed and e.graphs <= most and e.order < current.order
             ]
-            better = [e for e in tried if e is not None and self._may_follow(e, current) and e.order < current.order]
             if not better:
                 return
             current = min(better, key=lambda e: e.order)

@@ -32,9 +32,8 @@ from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.records.kinds.tune import ModelError
 from vitgraph.tuning.held_out import DEFAULT_SHARE, Split, Times, pooled, predicted_times, split_calls
-from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.search import Search
-from vitgraph.tuning.search_result import ScoredSettings, SearchResult
+from vitgraph.tuning.objective import Limits, Objective, ScoredSettings
+from vitgraph.tuning.search import Search, SearchResult
 from vitgraph.tuning.verdict import AUTOMATIC, SEED_NINE, TUNED, Outcome, outcome_of
 
 

@@ -15,11 +15,10 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
 from vitgraph.predict.traffic import Traffic
 from vitgraph.predict.workload_cost import eager_calls, predict_calls
+from vitgraph.tuning.budget_lists import MOST_GRAPHS
 from vitgraph.tuning.explain import break_even_tokens
-from vitgraph.tuning.list_maker import MOST_GRAPHS
 from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.search import Search
-from vitgraph.tuning.search_result import SearchResult
+from vitgraph.tuning.search import Search, SearchResult
 
 Call = tuple[EncoderItemSpec, ...]
 FAST_LAUNCH = CostModel(synthetic_profile(Machine(launch=6.0)))
@@ -106,7 +105,7 @@ def test_padding_far_beyond_the_input_goes_eager() -> None:
     padded = search.evaluate(Settings((4096,), 1, 0, "greedy"))
     best = search.run().best
     assert padded is not None and best is not None
-    assert padded.mean_ms > 6 * float(search.eager_ms.mean())
+    assert padded.latency.mean_ms > 6 * float(search.eager_ms.mean())
     assert 64 in best.settings.token_budgets
     assert best.score < 0.6
 

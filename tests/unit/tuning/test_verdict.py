@@ -22,9 +22,8 @@ from vitgraph.records.sections import Compiled
 from vitgraph.records.stats import summarize
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
-from vitgraph.tuning.objective import Kept, Limits, Objective
+from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings
 from vitgraph.tuning.search import Search
-from vitgraph.tuning.search_result import ScoredSettings
 from vitgraph.tuning.verdict import measured_verdict
 from vitgraph.workloads.base import MediaItem, Request
 
