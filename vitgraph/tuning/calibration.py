@@ -32,8 +32,7 @@ from vitgraph.records.kinds.calibrate import (
     ReplayPoint,
 )
 from vitgraph.records.sections import Encoder
-from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem, encoder_facts
-from vitgraph.tuning.calibration_plan import DEFAULT_SLOTS, CalibrationPlan
+from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem, encoder_facts
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
 from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
 from vitgraph.tuning.holdout_calls import PASSES, measure_holdout

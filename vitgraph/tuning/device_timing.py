@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -100,17 +101,15 @@ class DeviceTiming:
 
     def replay(self, manager: EncoderCudaGraphManager, key: GraphKey, batch: Sequence[SizedItem]) -> Timing:
         """One graph replayed alone, with the batch in its buffers."""
-        specs = [item.spec for item in batch]
-        forced = forced_batch(range(len(batch)), specs, self.paths, {key.path: key})
-        manager.execute_planned(self.inputs(batch), CallPlan.of([forced], specs, self.paths))
+        forced = forced_batch(range(len(batch)), [item.spec for item in batch], self.paths, {key.path: key})
+        manager.execute_planned(self.inputs(batch), self._plan([forced], batch))
         return self.repeat(manager.graphs[key].graph.replay)[0]
 
     def call(
         self, manager: EncoderCudaGraphManager, batches: Sequence[PackedBatch], items: Sequence[SizedItem]
     ) -> Timing:
         """A whole call through the manager, packed in a given way."""
-        inputs = self.inputs(items)
-        plan = CallPlan.of(list(batches), [item.spec for item in items], self.paths)
+        inputs, plan = self.inputs(items), self._plan(batches, items)
         return self.repeat(lambda: manager.execute_planned(inputs, plan))[0]
 
     def eager(self, items: Sequence[SizedItem], share: float = 1.0) -> Timing:
@@ -129,8 +128,7 @@ class DeviceTiming:
         self, manager: EncoderCudaGraphManager, batches: Sequence[PackedBatch], items: Sequence[SizedItem]
     ) -> tuple[Timing, Timing]:
         """A call through the manager, packed in a given way, and eagerly, in turn."""
-        plan = CallPlan.of(list(batches), [item.spec for item in items], self.paths)
-        return self._beside_eager(manager, self.inputs(items), plan)
+        return self._beside_eager(manager, self.inputs(items), self._plan(batches, items))
 
     def _beside_eager(
         self, manager: EncoderCudaGraphManager, inputs: EncoderInputs, plan: CallPlan, share: float = 1.0
@@ -139,6 +137,9 @@ class DeviceTiming:
             lambda: manager.execute_planned(inputs, plan), lambda: encode_eagerly(self.encoder, inputs), share=share
         )
         return graph, eager
+
+    def _plan(self, batches: Sequence[PackedBatch], items: Sequence[SizedItem]) -> CallPlan:
+        return CallPlan.of(list(batches), [item.spec for item in items], self.paths)
 
     def trace(self, items: Sequence[SizedItem]) -> BusyTime | None:
         """What a profiler trace says of an eager call; None where there is no GPU to trace."""
@@ -166,12 +167,9 @@ class DeviceTiming:
 
     def covers(self, key: GraphKey, batch: Sequence[SizedItem]) -> bool:
         """Whether the graph's capture-axis values are enough for every item."""
-        start = 0
-        for axis in self.encoder.get_encoder_cudagraph_config().axes:
-            size = len(axis.keys[0])
-            held = key.axis_key[start : start + size]
-            needs = (item.spec.axis_sizes[axis.name] for item in batch)
-            if any(need > have for sizes in needs for need, have in zip(sizes, held, strict=True)):
-                return False
-            start += size
-        return True
+        axes = self.encoder.get_encoder_cudagraph_config().axes
+        return all(
+            need <= have
+            for item in batch
+            for need, have in zip(chain(*(item.spec.axis_sizes[axis.name] for axis in axes)), key.axis_key, strict=True)
+        )
