@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vitgraph.errors import InputError
+from vitgraph.errors import InputError, UsageError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.items import VIDEO
+from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.doubt import profile_doubts
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
+from vitgraph.predict.find_profile import stands_for
+from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import VITGRAPH, VLLM, Settings
+from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, make_plan
+from vitgraph.predict.towers import is_same_network
 from vitgraph.predict.traffic import Traffic
 from vitgraph.records.kinds.tune import (
+    AdvisedCalls,
+    GraphSettings,
     Measured,
     OtherTraffic,
     TuneResult,
@@ -26,15 +31,16 @@ from vitgraph.records.kinds.tune import (
 )
 from vitgraph.records.sample_table import Sample
 from vitgraph.specs import WorkloadSpec
-from vitgraph.tuning.common_list import advised_calls, common_list, outcome_fields
-from vitgraph.tuning.describe import describe, describe_vllm
-from vitgraph.tuning.held_out import predicted_times
+from vitgraph.tuning.describe import Paste, describe, describe_vllm
 from vitgraph.tuning.objective import Limits, Objective
-from vitgraph.tuning.tune import Searched, Tuned, TuneTask, make_task, search_calls
+from vitgraph.tuning.tune import Searched, Tuned, TuneTask, predicted_times, search_calls
 from vitgraph.tuning.verdict import (
     DEPENDS,
+    MEASURE_FIRST,
+    NO_GRAPHS,
     TUNED,
     USE_GRAPHS,
+    Outcome,
     measured_verdict,
 )
 from vitgraph.workloads.registry import build_workload
@@ -136,16 +142,26 @@ def tune_budgets(
     Raises:
         UsageError: The profile is of another model, or nothing is within the limits.
     """
-    task = make_task(
+    row = profile.row
+    if row is not None and not is_same_network(row, source.row):
+        raise UsageError(
+            f"the profile was measured with {profile.name} ({row}), but the model is {source.name} "
+            f"({source.row.name}); calibrate that model, or tune this one"
+        )
+    error = model_error(CostModel(profile))
+    found_doubts = [*profile_doubts(profile, error), *doubts]
+    if stands_for(profile, source) is False:
+        found_doubts.append(f"the profile is of the tower of {profile.name}, and {source.name} has another")
+    task = TuneTask(
         source,
-        profile,
-        max_call_tokens=max_call_tokens,
-        objective=objective,
-        limits=limits,
-        share=share,
-        seed=seed,
-        doubts=doubts,
-        host_factor=host_factor,
+        CostModel(profile, host_factor),
+        objective or Objective(),
+        limits or Limits(),
+        max_call_tokens,
+        share,
+        seed,
+        error,
+        tuple(found_doubts),
     )
     by_size = {1: search_calls(task, calls, (target, VLLM))}
     if regroup is not None:
@@ -182,6 +198,121 @@ def tune_budgets(
     return Advice(result, own.tuned, found.reported_calls, paste, task.limits.most_slower)
 
 
+@dataclass(slots=True)
+class CommonList:
+    """One list for every number of requests a call.
+
+    Attributes:
+        tuned: It on the calls of the workload.
+        outcomes: What it does, by number of requests a call.
+        own: What the list made for each number does.
+        verdict: Whether to use graphs, for all of them.
+    """
+
+    tuned: Tuned
+    outcomes: dict[int, Outcome]
+    own: dict[int, Outcome]
+    verdict: TuneVerdict
+
+    @property
+    def sizes_text(self) -> str:
+        """Which calls its settings are for, in words."""
+        if len(self.outcomes) == 1:
+            return "the calls of this workload"
+        if self.verdict == USE_GRAPHS:
+            return f"calls of {', '.join(map(str, self.outcomes))} requests, one list for all of them"
+        return "calls of one request"
+
+    def __str__(self) -> str:
+        if self.verdict != DEPENDS:
+            return str(self.outcomes[1])
+        parts = [
+            f"{size} a call: {outcome.improvement_pct:+.1f}%, {_SHORT[outcome.verdict]}"
+            for size, outcome in self.own.items()
+        ]
+        return (
+            f"it depends on how many requests a call has ({'; '.join(parts)}): say so with --requests-per-call or "
+            f"--request-rate, which replays arrivals; no list for {self.tuned.cost.target.name} holds for all of them"
+        )
+
+
+_SHORT = {USE_GRAPHS: "use graphs", NO_GRAPHS: "leave them off", MEASURE_FIRST: "measure it first"}
+
+
+def common_list(task: TuneTask, by_size: Mapping[int, Searched], target: str) -> CommonList:
+    """Of the lists for each number of requests, the one that keeps most and whose least gain is the largest.
+
+    Where none holds for all of them, the settings are those of one request a call.
+    """
+    own = {size: found.targets[target] for size, found in by_size.items()}
+    tried: dict[Settings, dict[int, Outcome]] = {}
+    for tuned in own.values():
+        settings = tuned.best.settings
+        if settings not in tried:
+            tried[settings] = {size: _try_list(task, settings, other, target) for size, other in by_size.items()}
+
+    def worth(settings: Settings) -> tuple[bool, float]:
+        outcomes = tried[settings].values()
+        return all(outcome.is_kept for outcome in outcomes), min(outcome.improvement_pct for outcome in outcomes)
+
+    best = max(tried, key=worth)
+    verdicts = {outcome.verdict for outcome in tried[best].values()}
+    verdict: TuneVerdict = verdicts.pop() if len(verdicts) == 1 else DEPENDS
+    if verdict in (DEPENDS, NO_GRAPHS):
+        verdict = NO_GRAPHS if all(tuned.outcome.verdict == NO_GRAPHS for tuned in own.values()) else DEPENDS
+    if target == VLLM and task.source.architecture in WITHOUT_GRAPHS:
+        verdict = NO_GRAPHS
+    shown, first = own[1], by_size[1]
+    if verdict == USE_GRAPHS and best != shown.best.settings:
+        shown = _with_settings(task, shown, first, best)
+    return CommonList(shown, tried[best], {size: tuned.outcome for size, tuned in own.items()}, verdict)
+
+
+def _try_list(task: TuneTask, settings: Settings, found: Searched, target: str) -> Outcome:
+    tuned = found.targets[target]
+    if settings == tuned.best.settings:
+        return tuned.outcome
+    plan = make_plan(tuned.cost.target, task.profile.encoder, settings)
+    return task.outcome(predicted_times(found.reported, tuned.cost, {TUNED: (plan, settings.packing)}))
+
+
+def _with_settings(task: TuneTask, tuned: Tuned, found: Searched, settings: Settings) -> Tuned:
+    """What was found, with other settings than its own best."""
+    scored = tuned.search.predict(settings)
+    assert scored is not None
+    plans = {**tuned.plans, TUNED: (make_plan(tuned.cost.target, task.profile.encoder, settings), settings.packing)}
+    times = predicted_times(found.reported, tuned.cost, plans)
+    seen = predicted_times(found.searched, tuned.cost, plans)
+    result = replace(tuned.result, best=scored)
+    return replace(tuned, result=result, plans=plans, times=times, seen=seen, outcome=task.outcome(times))
+
+
+def advised_calls(found: Mapping[int, Searched], common: CommonList) -> dict[str, Any]:
+    """The rows for each number of requests a call; none where the number was chosen."""
+    if len(found) == 1:
+        return {}
+    target = common.tuned.cost.target.name
+    rows = [
+        AdvisedCalls(
+            requests_per_call=size,
+            calls=len(searched.calls),
+            best=GraphSettings(**searched.targets[target].best.settings.as_dict()),
+            **outcome_fields(common.own[size]),
+        )
+        for size, searched in found.items()
+    ]
+    lists = [AdvisedCalls(requests_per_call=size, **outcome_fields(one)) for size, one in common.outcomes.items()]
+    return {"by_requests_per_call": tuple(rows), "list_for_all": tuple(lists)}
+
+
+def outcome_fields(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "verdict": outcome.verdict,
+        "improvement_pct": outcome.improvement_pct,
+        "slower_share": outcome.kept.slower_share,
+    }
+
+
 def _notes(task: TuneTask, found: Searched) -> list[str]:
     profile, source = task.profile, task.source
     notes = list(profile.notes)
@@ -207,7 +338,7 @@ def _notes(task: TuneTask, found: Searched) -> list[str]:
             f"is the best alone for these calls, its attention takes {ratio:.2f} times as long, and predictions for "
             f"{ENGINE} leave that out; `vitgraph calibrate --mm-encoder-attn-backend {backend}` measures it"
         )
-    return notes + _engine_notes(found.targets[VLLM].rules)
+    return notes + _engine_notes(found.targets[VLLM].search.rules)
 
 
 def _engine_backend(task: TuneTask, found: Searched) -> tuple[str | None, float | None]:
@@ -249,7 +380,7 @@ def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherT
             except InputError:
                 continue
             calls.append(
-                tuple(spec for spec in specs if tuned.rules is None or plan.max_frames or spec.modality != VIDEO)
+                tuple(spec for spec in specs if tuned.search.rules is None or plan.max_frames or spec.modality != VIDEO)
             )
         calls = [call for call in calls if call]
         if not calls:
@@ -262,59 +393,3 @@ def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherT
         text = f"if your traffic turns into {trace}: {gain:+.1f}%, {slower:.0%} slower"
         rows.append(OtherTraffic(name=trace, requests=len(calls), text=text, **outcome_fields(outcome)))
     return rows
-
-
-@dataclass(frozen=True, slots=True)
-class Paste:
-    """What to paste into vLLM.
-
-    Attributes:
-        task: What was tuned for.
-        settings: The list for vLLM.
-        has_videos: Whether the workload has videos.
-        attn_backend: The engine's attention backend; None where nothing is known.
-    """
-
-    task: TuneTask
-    settings: Settings
-    has_videos: bool
-    attn_backend: str | None
-
-    @property
-    def _takes_videos(self) -> bool:
-        return VIDEO in self.task.profile.encoder.modalities
-
-    @property
-    def config(self) -> str:
-        """The JSON of `--compilation-config`."""
-        config: dict[str, Any] = {
-            "cudagraph_mm_encoder": True,
-            "encoder_cudagraph_token_budgets": list(self.settings.token_budgets),
-            "encoder_cudagraph_max_vision_items_per_batch": self.settings.max_items,
-        }
-        if self.task.profile.is_compiled:
-            # vLLM leaves its encoder uncompiled unless told.
-            config["compile_mm_encoder"] = True
-        if self._takes_videos:
-            # Left unset, vLLM reserves the longest video's frames for every item.
-            config["encoder_cudagraph_max_frames_per_batch"] = self.settings.max_frames
-        return json.dumps(config)
-
-    def where(self, verdict: TuneVerdict) -> dict[str, Any]:
-        """The fields of a result: without `use_graphs` there is nothing to paste, graphs are off by default."""
-        if verdict != USE_GRAPHS:
-            return {"compilation_config": None, "serve_line": None}
-        return {"compilation_config": self.config, "serve_line": self.serve_line()}
-
-    def serve_line(self) -> str:
-        """A whole `vllm serve` command with the settings.
-
-        A list that was chosen for images alone has no room for a video's frames, so that its line turns videos off.
-        """
-        source = self.task.source
-        parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", self.config]
-        if self._takes_videos and not self.has_videos:
-            parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
-        if self.attn_backend is not None:
-            parts += ["--mm-encoder-attn-backend", self.attn_backend]
-        return shlex.join(parts)

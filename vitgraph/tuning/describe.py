@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from vitgraph.planning.accounting import GraphCounters
-from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, TargetCost
+from vitgraph.planning.items import VIDEO
+from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, Settings, TargetCost
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.kinds.tune import (
     AgainstEager,
@@ -21,11 +25,10 @@ from vitgraph.records.kinds.tune import (
     VllmAnswer,
 )
 from vitgraph.tuning.explain import break_even_tokens, collect_misses
-from vitgraph.tuning.held_out import SEEN
 from vitgraph.tuning.objective import Kept, ScoredSettings, latency_of
 from vitgraph.tuning.search import SearchResult
-from vitgraph.tuning.tune import Searched, Tuned, TuneTask
-from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED
+from vitgraph.tuning.tune import SEEN, Searched, Tuned, TuneTask
+from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED, USE_GRAPHS
 
 RUNNERS_UP = 5
 
@@ -167,3 +170,59 @@ def _beyond_vllm(found: Searched) -> BeyondVllm:
         points.append("several segment-slot counts of one budget (it has one)")
     mean_ms, own_ms = float(theirs.times[TUNED].mean()), float(own.times[TUNED].mean())
     return BeyondVllm(points=tuple(points), loss_pct=(mean_ms / own_ms - 1.0) * 100.0, mean_ms=mean_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Paste:
+    """What to paste into vLLM.
+
+    Attributes:
+        task: What was tuned for.
+        settings: The list for vLLM.
+        has_videos: Whether the workload has videos.
+        attn_backend: The engine's attention backend; None where nothing is known.
+    """
+
+    task: TuneTask
+    settings: Settings
+    has_videos: bool
+    attn_backend: str | None
+
+    @property
+    def _takes_videos(self) -> bool:
+        return VIDEO in self.task.profile.encoder.modalities
+
+    @property
+    def config(self) -> str:
+        """The JSON of `--compilation-config`."""
+        config: dict[str, Any] = {
+            "cudagraph_mm_encoder": True,
+            "encoder_cudagraph_token_budgets": list(self.settings.token_budgets),
+            "encoder_cudagraph_max_vision_items_per_batch": self.settings.max_items,
+        }
+        if self.task.profile.is_compiled:
+            # vLLM leaves its encoder uncompiled unless told.
+            config["compile_mm_encoder"] = True
+        if self._takes_videos:
+            # Left unset, vLLM reserves the longest video's frames for every item.
+            config["encoder_cudagraph_max_frames_per_batch"] = self.settings.max_frames
+        return json.dumps(config)
+
+    def where(self, verdict: TuneVerdict) -> dict[str, Any]:
+        """The fields of a result: without `use_graphs` there is nothing to paste, graphs are off by default."""
+        if verdict != USE_GRAPHS:
+            return {"compilation_config": None, "serve_line": None}
+        return {"compilation_config": self.config, "serve_line": self.serve_line()}
+
+    def serve_line(self) -> str:
+        """A whole `vllm serve` command with the settings.
+
+        A list that was chosen for images alone has no room for a video's frames, so that its line turns videos off.
+        """
+        source = self.task.source
+        parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", self.config]
+        if self._takes_videos and not self.has_videos:
+            parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
+        if self.attn_backend is not None:
+            parts += ["--mm-encoder-attn-backend", self.attn_backend]
+        return shlex.join(parts)

@@ -1,40 +1,131 @@
-"""Ties a workload, a profile, an objective and limits to the settings that are predicted to be best, and says why."""
+"""Ties a workload, a profile, an objective and limits to the settings that are predicted to be best.
+
+The settings are judged on calls that the search has not seen.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
 
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.graph_tables import FloatArray
+from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import profile_doubts
 from vitgraph.predict.engine_rules import EngineRules, engine_tower
-from vitgraph.predict.find_profile import stands_for
-from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import (
     DOUBT,
-    TARGETS,
     VLLM,
-    Settings,
     TargetCost,
     automatic_settings,
     make_plan,
     seed_settings,
     target_named,
 )
-from vitgraph.predict.towers import is_same_network
 from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.records.kinds.tune import ModelError
-from vitgraph.tuning.held_out import DEFAULT_SHARE, Split, Times, pooled, predicted_times, split_calls
-from vitgraph.tuning.objective import Limits, Objective, ScoredSettings
+from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings
 from vitgraph.tuning.search import Search, SearchResult
-from vitgraph.tuning.verdict import AUTOMATIC, SEED_NINE, TUNED, Outcome, outcome_of
+from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, SEED_NINE, TUNED, Outcome
+
+SPLIT: Final = "split"
+CROSS_VALIDATED: Final = "cross-validation"
+SEEN: Final = "none"
+Method = Literal["split", "cross-validation", "none"]
+
+FEW_CALLS = 64
+"""Below this many calls half of them would say too little: every call is held out once instead."""
+
+FOLDS = 4
+FEWEST_CALLS = 2 * FOLDS
+Plans = Mapping[str, tuple[BudgetPlan, str]]
+"""Plan and packing policy by name (`tuned`, `automatic`, `seed_nine`)."""
+
+Times = dict[str, FloatArray]
+"""Predicted milliseconds of each request, by name; `eager` and `oracle` among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which calls are searched on and which are reported on.
+
+    Attributes:
+        method: `split`, `cross-validation`, or `none` where there are too few calls to hold any back.
+        parts: Places of the calls searched on and of those reported on, one pair a search.
+        share: Share of the calls that one search sees.
+        seed: Seed of the choice.
+    """
+
+    method: Method
+    parts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    share: float
+    seed: int
+
+    @property
+    def reported(self) -> list[int]:
+        """Places of all calls that are reported on."""
+        return sorted({place for _, part in self.parts for place in part})
+
+    def __str__(self) -> str:
+        if self.method == SPLIT:
+            (searched, reported), *_ = self.parts
+            return (
+                f"searched on {len(searched)} calls (share {self.share:g}, seed {self.seed}), reported on the "
+                f"{len(reported)} others"
+            )
+        if self.method == CROSS_VALIDATED:
+            return (
+                f"few calls: each was held out of one of {len(self.parts)} searches, and the figures are of those; the "
+                "settings are those of a search on all"
+            )
+        return "too few calls to hold any back: the figures are of the calls that the settings were made for"
+
+
+def split_calls(calls: int, share: float, seed: int) -> Split:
+    """Splits calls at random.
+
+    Args:
+        calls: How many there are.
+        share: Share to search on; 1 holds none back.
+        seed: Seed of the choice.
+
+    Raises:
+        UsageError: The share is not above 0 and at most 1.
+    """
+    if not 0.0 < share <= 1.0:
+        raise UsageError(f"--search-share is {share}; it must be above 0 and at most 1, which holds no calls back")
+    order = np.random.default_rng(seed).permutation(calls)
+    everything = tuple(range(calls))
+    if share == 1.0 or calls < FEWEST_CALLS:
+        return Split(SEEN, ((everything, everything),), 1.0, seed)
+    if calls < FEW_CALLS:
+        folds = [set(order[fold::FOLDS].tolist()) for fold in range(FOLDS)]
+        parts = tuple((tuple(i for i in everything if i not in fold), tuple(sorted(fold))) for fold in folds)
+        return Split(CROSS_VALIDATED, parts, 1.0 - 1.0 / FOLDS, seed)
+    cut = min(calls - 1, max(1, round(share * calls)))
+    searched, reported = tuple(sorted(order[:cut].tolist())), tuple(sorted(order[cut:].tolist()))
+    return Split(SPLIT, ((searched, reported),), share, seed)
+
+
+def predicted_times(traffic: Traffic, cost: TargetCost, plans: Plans) -> Times:
+    """What each plan, eager and the oracle are predicted to take on some calls."""
+    some_plan, _ = plans[TUNED]
+    found = {
+        name: traffic.per_request(predict_calls(traffic, cost, plan, policy, exact_items=EXACT_ITEMS))
+        for name, (plan, policy) in plans.items()
+    }
+    found[EAGER] = traffic.per_request(eager_calls(traffic, cost, some_plan))
+    found[ORACLE] = traffic.per_request(oracle_calls(traffic, cost, some_plan))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +160,54 @@ class TuneTask:
         return self.model.profile
 
     def outcome(self, times: Times) -> Outcome:
-        """What predicted times of settings amount to."""
-        noise = 100.0 * (self.model.eager_spread or 0.0)
-        return outcome_of(times, self.objective, self.error, noise, self.limits.most_slower, self.doubts)
+        """What predicted times of settings amount to; a gain must exceed the model's error and eager's noise."""
+        graph, eager = times[TUNED], times[EAGER]
+        margin_pct = max(100.0 * (self.model.eager_spread or 0.0), self.error.both.median_pct or 0.0)
+        gain_pct = (1.0 - self.objective.score(graph, eager)) * 100.0
+        return Outcome(gain_pct, Kept.of(graph, eager), margin_pct, self.limits.most_slower, self.doubts)
 
 
-@dataclass(slots=True)
-class Tuned:
-    """What was found for one target.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one search found.
 
     Attributes:
-        cost: Predicted times of the target.
-        result: The search.
+        search: The search.
+        result: Its result.
         baselines: Evaluations of the automatic list and of the documented nine budgets, by name.
         plans: Plan and policy by name (`tuned`, `automatic`, `seed_nine`), for measuring them.
-        times: Predicted times on the calls that are reported on.
-        seen: The same on those that were searched on.
-        outcome: What the former amount to.
-        rules: The engine's rules that the search kept; None without any.
-        predict: Scores other settings as the search did; None for those that contradict each other.
     """
 
-    cost: TargetCost
+    search: Search
     result: SearchResult
     baselines: dict[str, ScoredSettings]
     plans: dict[str, tuple[BudgetPlan, str]]
-    times: Times
-    seen: Times
-    outcome: Outcome
-    rules: EngineRules | None
-    predict: Callable[[Settings], ScoredSettings | None]
+
+    @property
+    def cost(self) -> TargetCost:
+        """Predicted times of the target."""
+        return self.search.cost
 
     @property
     def best(self) -> ScoredSettings:
         """The winner."""
         assert self.result.best is not None
         return self.result.best
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned(Found):
+    """What was found for one target.
+
+    Attributes:
+        times: Predicted times on the calls that are reported on.
+        seen: The same on those that were searched on.
+        outcome: What the former amount to.
+    """
+
+    times: Times
+    seen: Times
+    outcome: Outcome
 
 
 @dataclass(slots=True)
@@ -128,52 +231,7 @@ class Searched:
     @property
     def reported_calls(self) -> list[EncoderCall]:
         """The calls that are reported on; the ones to measure."""
-        places = sorted({place for _, reported in self.split.parts for place in reported})
-        return [self.calls[place] for place in places]
-
-
-def make_task(
-    source: ModelSource,
-    profile: CalibrationProfile,
-    *,
-    max_call_tokens: int,
-    objective: Objective | None = None,
-    limits: Limits | None = None,
-    share: float = DEFAULT_SHARE,
-    seed: int = 0,
-    doubts: Sequence[str] = (),
-    host_factor: float = 1.0,
-) -> TuneTask:
-    """A task, with the errors and doubts of its profile.
-
-    Args:
-        source: The model.
-        profile: Measured with that model's tower on the device in question.
-        max_call_tokens: Output tokens that a call may hold.
-        objective: What to minimise; the mean by default.
-        limits: What to stay within.
-        share: Share of the calls to search on.
-        seed: Seed of that choice.
-        doubts: Further reasons not to act on predictions.
-        host_factor: How many times as long as the profile's host this one takes.
-
-    Raises:
-        UsageError: The profile is of another family.
-    """
-    row = profile.row
-    if row is not None and not is_same_network(row, source.row):
-        raise UsageError(
-            f"the profile was measured with {profile.name} ({row}), but the model is {source.name} "
-            f"({source.row.name}); calibrate that model, or tune this one"
-        )
-    error = model_error(CostModel(profile))
-    found = [*profile_doubts(profile, error), *doubts]
-    if stands_for(profile, source) is False:
-        found.append(f"the profile is of the tower of {profile.name}, and {source.name} has another")
-    model = CostModel(profile, host_factor)
-    return TuneTask(
-        source, model, objective or Objective(), limits or Limits(), max_call_tokens, share, seed, error, tuple(found)
-    )
+        return [self.calls[place] for place in self.split.reported]
 
 
 def search_calls(task: TuneTask, calls: Sequence[EncoderCall], targets: Sequence[str]) -> Searched:
@@ -185,40 +243,32 @@ def search_calls(task: TuneTask, calls: Sequence[EncoderCall], targets: Sequence
     split = split_calls(len(calls), task.share, task.seed)
     everything = _traffic(calls, range(len(calls)))
     facts = replace(task.profile.encoder, axes=_needed_axes(task.profile.encoder, everything))
-    reported = _traffic(calls, sorted({place for _, part in split.parts for place in part}))
-    searched = _traffic(calls, sorted({place for part, _ in split.parts for place in part}))
+    seen = _traffic(calls, sorted({place for part, _ in split.parts for place in part}))
     found = {}
-    for name in dict.fromkeys(target_named(target).name for target in targets):
-        cost = TargetCost(task.model, TARGETS[name], DOUBT)
+    for name in dict.fromkeys(targets):
+        cost = TargetCost(task.model, target_named(name), DOUBT)
         rules = EngineRules(engine_tower(task.source), everything.has_videos) if name == VLLM else None
-        found[name] = _search_target(task, cost, facts, rules, calls, split)
-    return Searched(calls, split, found, reported, searched)
-
-
-def _search_target(
-    task: TuneTask,
-    cost: TargetCost,
-    facts: EncoderFacts,
-    rules: EngineRules | None,
-    calls: Sequence[EncoderCall],
-    split: Split,
-) -> Tuned:
-    has_videos = any(spec.modality == VIDEO for call in calls for spec in call.specs)
-    parts, seen = [], []
-    for searched, reported in split.parts:
-        seen_traffic = _traffic(calls, searched)
-        search, result, baselines, plans = _search(task, cost, facts, rules, seen_traffic, has_videos)
-        parts.append(predicted_times(_traffic(calls, reported), cost, plans))
-        seen.append(predicted_times(seen_traffic, cost, plans))
-    if len(split.parts) > 1:
-        everything = _traffic(calls, range(len(calls)))
-        search, result, baselines, plans = _search(task, cost, facts, rules, everything, has_videos)
-    times = pooled(parts)
-    return Tuned(cost, result, baselines, plans, times, pooled(seen), task.outcome(times), rules, search.predict)
+        folds = [
+            _search(task, cost, facts, rules, _traffic(calls, part), everything.has_videos) for part, _ in split.parts
+        ]
+        reports = [_traffic(calls, part) for _, part in split.parts]
+        times = _pooled(predicted_times(part, cost, fold.plans) for part, fold in zip(reports, folds, strict=True))
+        seen_times = _pooled(predicted_times(fold.search.traffic, cost, fold.plans) for fold in folds)
+        whole = folds[0] if len(folds) == 1 else _search(task, cost, facts, rules, everything, everything.has_videos)
+        found[name] = Tuned(
+            whole.search, whole.result, whole.baselines, whole.plans, times, seen_times, task.outcome(times)
+        )
+    return Searched(calls, split, found, _traffic(calls, split.reported), seen)
 
 
 def _traffic(calls: Sequence[EncoderCall], places: Sequence[int]) -> Traffic:
     return Traffic([calls[place].specs for place in places], [len(calls[place].requests) for place in places])
+
+
+def _pooled(parts: Iterable[Times]) -> Times:
+    """The times of several held-out parts as one."""
+    pooled = list(parts)
+    return {name: np.concatenate([part[name] for part in pooled]) for name in pooled[0]}
 
 
 def _needed_axes(facts: EncoderFacts, traffic: Traffic) -> tuple[CaptureAxis, ...]:
@@ -237,7 +287,7 @@ def _search(
     rules: EngineRules | None,
     traffic: Traffic,
     has_videos: bool,
-) -> tuple[Search, SearchResult, dict[str, ScoredSettings], dict[str, tuple[BudgetPlan, str]]]:
+) -> Found:
     """The winner on some traffic, and the lists that people use without tuning."""
     baselines = {
         AUTOMATIC: automatic_settings(cost.target, facts, task.max_call_tokens, has_videos),
@@ -264,4 +314,4 @@ def _search(
             plans[name] = make_plan(cost.target, facts, settings), settings.packing
         except BudgetError:
             continue
-    return search, result, {name: found for name, found in evaluated.items() if found is not None}, plans
+    return Found(search, result, {name: found for name, found in evaluated.items() if found is not None}, plans)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vitgraph.planning.graph_tables import FloatArray
-from vitgraph.records.kinds.tune import Measured, ModelError, TuneVerdict
+from vitgraph.records.kinds.tune import Measured, TuneVerdict
 from vitgraph.records.latency import Pair
-from vitgraph.tuning.objective import Kept, Objective, is_surely_more
+from vitgraph.tuning.objective import Kept, is_surely_more
 
 USE_GRAPHS: Final = "use_graphs"
 NO_GRAPHS: Final = "no_graphs"
@@ -65,35 +63,6 @@ class Outcome:
                 f"eager ({self.margin_pct:.1f}%)"
             )
         return f"leave graphs off: the best list is {gain} in the mean, but {self.kept.broken(self.most_slower)}"
-
-
-def outcome_of(
-    times: Mapping[str, FloatArray],
-    objective: Objective,
-    error: ModelError,
-    noise_pct: float,
-    most_slower: float,
-    doubts: Sequence[str],
-) -> Outcome:
-    """What one plan's predicted times amount to.
-
-    Args:
-        times: Predicted times of each request, by name.
-        objective: What is minimised.
-        error: Of the model on its held-out calls.
-        noise_pct: How far eager strays from itself, in percent.
-        most_slower: Share of the requests that may become slower.
-        doubts: Why predictions are not to be acted on.
-    """
-    graph, eager = times[TUNED], times[EAGER]
-    margin = max(noise_pct, error.both.median_pct or 0.0)
-    gain = (1.0 - objective.score(graph, eager)) * 100.0
-    return Outcome(gain, Kept.of(graph, eager), margin, most_slower, tuple(doubts))
-
-
-def joint_verdict(verdicts: Sequence[TuneVerdict]) -> TuneVerdict:
-    """The verdict where how many requests a call has is not known: the common one, or `depends`."""
-    return verdicts[0] if len(set(verdicts)) == 1 else DEPENDS
 
 
 def measured_verdict(measured: Measured, most_slower: float) -> tuple[TuneVerdict, str] | None:
