@@ -58,7 +58,7 @@ def measured_profile(
         progress: Told of every step.
     """
     from vitgraph.measure.setup import load, resolve_device, resolve_dtype
-    from vitgraph.predict.towers import tower_shape
+    from vitgraph.predict.find_profile import tower_shape
     from vitgraph.tuning.calibration import calibrate as measure
 
     device = resolve_device(model.device)

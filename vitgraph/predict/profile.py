@@ -211,7 +211,7 @@ def load_profile(path: Path) -> CalibrationProfile:
 def _check_figures(profile: CalibrationProfile) -> None:
     """Makes a model and its predictions once: what no calibration writes is found here, and not in whoever predicts."""
     from vitgraph.predict.cost_model import CostModel  # it is made of profiles
-    from vitgraph.predict.holdout import predicted_holdout
+    from vitgraph.predict.doubt import predicted_holdout
 
     try:
         with np.errstate(divide="raise", over="raise", invalid="raise"):

@@ -9,9 +9,8 @@ import numpy as np
 
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import profile_doubts
+from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.fitting import spread
-from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, fit_overheads
 from vitgraph.records.kinds.calibrate import ReplayPoint

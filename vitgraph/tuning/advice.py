@@ -12,14 +12,12 @@ from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.items import VIDEO
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import profile_doubts
+from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
-from vitgraph.predict.find_profile import stands_for
-from vitgraph.predict.holdout import model_error
+from vitgraph.predict.find_profile import is_same_network, stands_for
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, make_plan
-from vitgraph.predict.towers import is_same_network
-from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import Traffic
 from vitgraph.records.kinds.tune import (
     AdvisedCalls,
     GraphSettings,

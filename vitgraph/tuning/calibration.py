@@ -21,8 +21,7 @@ from vitgraph.measure.progress import Progress
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import host_problems
-from vitgraph.predict.holdout import predicted_holdout
+from vitgraph.predict.doubt import host_problems, predicted_holdout
 from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_profile
 from vitgraph.records.kinds.calibrate import (
     CallPoint,

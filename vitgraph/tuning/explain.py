@@ -22,10 +22,9 @@ from vitgraph.planning.packing import (
     PackedBatch,
     pack_items,
 )
-from vitgraph.predict.holdout import model_error
+from vitgraph.predict.doubt import model_error
 from vitgraph.predict.targets import TargetCost
-from vitgraph.predict.traffic import Traffic
-from vitgraph.predict.workload_cost import eager_calls, predict_calls
+from vitgraph.predict.workload_cost import Traffic, eager_calls, predict_calls
 from vitgraph.records.kinds.tune import MissReason
 from vitgraph.tuning.objective import Kept, latency_of
 

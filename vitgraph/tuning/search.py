@@ -19,8 +19,7 @@ from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
-from vitgraph.predict.traffic import Traffic
-from vitgraph.predict.workload_cost import ReplayGroups, eager_calls, predict_calls, replayed_groups
+from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import (
     MOST_GRAPHS,

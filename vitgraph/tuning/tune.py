@@ -29,8 +29,7 @@ from vitgraph.predict.targets import (
     seed_settings,
     target_named,
 )
-from vitgraph.predict.traffic import Traffic
-from vitgraph.predict.workload_cost import eager_calls, oracle_calls, predict_calls
+from vitgraph.predict.workload_cost import Traffic, eager_calls, oracle_calls, predict_calls
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.records.kinds.tune import ModelError
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings

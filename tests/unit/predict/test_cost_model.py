@@ -10,7 +10,7 @@ from synthetic import BUDGETS, Machine, image, plan_of, synthetic_profile, video
 
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel, item_features
-from vitgraph.predict.holdout import model_error, summarize_errors
+from vitgraph.predict.doubt import model_error, summarize_errors
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, fit_overheads
 from vitgraph.tuning.describe import closed_share
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import host_factor, profile_doubts
+from vitgraph.predict.doubt import host_factor, model_error, profile_doubts
 from vitgraph.predict.find_profile import shipped_profiles
-from vitgraph.predict.holdout import model_error
 from vitgraph.predict.profile import load_profile
 from vitgraph.records.kinds.calibrate import HostCheck
 

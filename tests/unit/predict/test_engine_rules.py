@@ -16,7 +16,7 @@ from vitgraph.models.registry import all_presets, resolve_model
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower, rules_table
 from vitgraph.predict.targets import TARGETS, VLLM, Settings, TargetCost
-from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import Traffic
 from vitgraph.specs import GraphSpec, WorkloadSpec
 from vitgraph.tuning.calibration_items import encoder_facts
 from vitgraph.tuning.objective import Limits, Objective

@@ -16,8 +16,7 @@ from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import group_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
-from vitgraph.predict.traffic import Traffic
-from vitgraph.predict.workload_cost import eager_calls, group_ids, oracle_calls, predict_calls
+from vitgraph.predict.workload_cost import Traffic, eager_calls, group_ids, oracle_calls, predict_calls
 
 MODEL = CostModel(synthetic_profile())
 COSTS = {name: TargetCost(MODEL, target) for name, target in TARGETS.items()}

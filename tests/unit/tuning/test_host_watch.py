@@ -14,8 +14,7 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.timing import BusyTime, CallTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import SLOW_LAUNCH_US, host_problems, profile_doubts
-from vitgraph.predict.holdout import model_error
+from vitgraph.predict.doubt import SLOW_LAUNCH_US, host_problems, model_error, profile_doubts
 from vitgraph.predict.profile import CalibrationProfile, profile_of
 from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.report.to_terminal import render

@@ -13,8 +13,7 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
-from vitgraph.predict.traffic import Traffic
-from vitgraph.predict.workload_cost import eager_calls, predict_calls
+from vitgraph.predict.workload_cost import Traffic, eager_calls, predict_calls
 from vitgraph.tuning.budget_lists import MOST_GRAPHS
 from vitgraph.tuning.explain import break_even_tokens
 from vitgraph.tuning.objective import Limits, Objective

@@ -17,8 +17,8 @@ from vitgraph.measure.setup import resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
+from vitgraph.predict.find_profile import tower_shape
 from vitgraph.predict.profile import CalibrationProfile, load_profile
-from vitgraph.predict.towers import tower_shape
 from vitgraph.records.kinds.tune import TuneResult
 from vitgraph.records.sections import Encoder
 from vitgraph.specs import ModelSpec, WorkloadSpec

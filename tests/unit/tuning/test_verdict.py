@@ -15,7 +15,7 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.find_profile import find_profile
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
-from vitgraph.predict.traffic import Traffic
+from vitgraph.predict.workload_cost import Traffic
 from vitgraph.records.kinds.tune import Closed, Measured, PredictionError, Strategy
 from vitgraph.records.latency import Improvement, Pair, SlowerRequests
 from vitgraph.records.sections import Compiled
