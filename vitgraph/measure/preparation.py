@@ -190,7 +190,7 @@ def arrived(workload: Workload, spec: BenchSpec | WorkloadCallsSpec, source: Mod
         spec.graph.max_num_batched_tokens,
     )
     seed = spec.workload.seed
-    return replay_workload(workload, source.rule(), cost.eager_ms, engine, asked.request_rate, seed).workload
+    return replay_workload(workload, source.rule(), cost.eager_ms, engine, asked.request_rate, seed)
 
 
 def _waste_notes(counters: GraphCounters) -> list[str]:

@@ -41,23 +41,13 @@ def describe_sharing(
     """How the calls would be shared, for `--dry-run`: idle ranks, imbalance, and what assigning by cost changes."""
     shared = [assign(specs, ranks) for specs in calls]
     loads = [input_loads(specs, shares) for specs, shares in zip(calls, shared, strict=True)]
-    described: dict[str, Any] = {
+    chosen = calls[:: max(1, len(calls) // MOST_EFFECT_CALLS)][:MOST_EFFECT_CALLS]
+    return {
         "ranks": ranks,
         "calls_with_idle_ranks": sum(not all(shares) for shares in shared),
         "input_imbalance": sum(imbalance_of(each) for each in loads) / len(loads) if loads else None,
-        "by_cost": None,
+        "by_cost": assignment_effect(chosen, ranks, cost) if cost is not None else None,
     }
-    chosen = calls[:: max(1, len(calls) // MOST_EFFECT_CALLS)][:MOST_EFFECT_CALLS]
-    effect = assignment_effect(chosen, ranks, cost) if cost is not None else None
-    if effect is not None:
-        described["by_cost"] = {
-            "calls": effect.calls,
-            "changed_calls": effect.changed,
-            "predicted_slowest_ms": {"size": effect.size_ms, "cost": effect.cost_ms},
-            "predicted_imbalance": {"size": effect.size_imbalance, "cost": effect.cost_imbalance},
-            "input_imbalance": {"size": effect.size_input_imbalance, "cost": effect.cost_input_imbalance},
-        }
-    return described
 
 
 def sharing_notes(described: Mapping[str, Any]) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,48 +79,38 @@ def predicted_rank_ms(model: CostModel, specs: Sequence[EncoderItemSpec], shares
     return [float(cost) for cost in model.exact_calls_ms(totals)]
 
 
-@dataclass(frozen=True, slots=True)
-class AssignmentEffect:
-    """What assigning by cost changes, as predicted.
-
-    Attributes:
-        calls: Calls compared.
-        changed: Calls in which some rank gets other items.
-        size_ms: Mean over the calls of the slowest rank's predicted time, shares by size.
-        cost_ms: The same, shares by cost.
-        size_imbalance: Mean over the calls of the slowest rank's predicted time over the ranks' mean, by size.
-        cost_imbalance: The same, by cost.
-        size_input_imbalance: The same of the pixel rows in place of the time, by size.
-        cost_input_imbalance: The same, by cost.
-    """
-
-    calls: int
-    changed: int
-    size_ms: float
-    cost_ms: float
-    size_imbalance: float
-    cost_imbalance: float
-    size_input_imbalance: float
-    cost_input_imbalance: float
-
-
 def assignment_effect(
-    calls: Iterable[Sequence[EncoderItemSpec]], ranks: int, model: CostModel
-) -> AssignmentEffect | None:
-    """Compares both assignments on some calls; None where there are no calls."""
-    by_cost = ShareByCost(model)
-    changed, slowest, imbalance, input_imbalance = 0, [], [], []
-    for specs in calls:
-        both = share_by_size(specs, ranks), by_cost(specs, ranks)
-        changed += sorted(both[0]) != sorted(both[1])
-        times = [predicted_rank_ms(model, specs, shares) for shares in both]
-        slowest.append([max(each) for each in times])
-        imbalance.append([imbalance_of(each) for each in times])
-        input_imbalance.append([imbalance_of(input_loads(specs, shares)) for shares in both])
-    if not slowest:
+    calls: Sequence[Sequence[EncoderItemSpec]], ranks: int, model: CostModel
+) -> dict[str, Any] | None:
+    """What assigning by cost changes on some calls, as predicted; None where there are no calls.
+
+    Returns:
+        `calls`, `changed_calls` in which some rank gets other items, and means over the calls by `size` and by `cost`:
+        `predicted_slowest_ms`, the slowest rank's time; `predicted_imbalance`, that over the ranks' mean; and
+        `input_imbalance`, the same of their pixel rows.
+    """
+    if not calls:
         return None
-    means = (float(value) for found in (slowest, imbalance, input_imbalance) for value in np.mean(found, axis=0))
-    return AssignmentEffect(len(slowest), changed, *means)
+    by_cost = ShareByCost(model)
+    shared = [(share_by_size(specs, ranks), by_cost(specs, ranks)) for specs in calls]
+    times = [
+        [predicted_rank_ms(model, specs, shares) for shares in both] for specs, both in zip(calls, shared, strict=True)
+    ]
+    loads = [[input_loads(specs, shares) for shares in both] for specs, both in zip(calls, shared, strict=True)]
+
+    def means(
+        found: Sequence[Sequence[Sequence[float]]], figure: Callable[[Sequence[float]], float]
+    ) -> dict[str, float]:
+        size, cost = np.mean([[figure(each) for each in both] for both in found], axis=0)
+        return {"size": float(size), "cost": float(cost)}
+
+    return {
+        "calls": len(calls),
+        "changed_calls": sum(sorted(size) != sorted(cost) for size, cost in shared),
+        "predicted_slowest_ms": means(times, max),
+        "predicted_imbalance": means(times, imbalance_of),
+        "input_imbalance": means(loads, imbalance_of),
+    }
 
 
 def input_loads(specs: Sequence[EncoderItemSpec], shares: Shares) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -69,29 +69,8 @@ class _Running:
         """Encoder outputs in the cache that the language model has not passed yet."""
         if self.computed >= self.prompt:
             return 0
-        ends = [start + item.output_tokens for start, item in zip(self.starts, self.items, strict=True)]
-        return sum(
-            item.output_tokens
-            for item, end in zip(self.items[: self.encoded], ends[: self.encoded], strict=True)
-            if end > self.computed
-        )
-
-
-@dataclass(slots=True)
-class EngineCalls:
-    """The calls of a replay.
-
-    Attributes:
-        calls: Of each call, pairs of request and item place, in order.
-        starts_s: When each call's step begins.
-        steps: Steps that the engine made.
-        elapsed_s: When the last request was answered.
-    """
-
-    calls: list[list[tuple[int, int]]] = field(default_factory=list)
-    starts_s: list[float] = field(default_factory=list)
-    steps: int = 0
-    elapsed_s: float = 0.0
+        encoded = zip(self.items[: self.encoded], self.starts, strict=False)
+        return sum(item.output_tokens for item, start in encoded if start + item.output_tokens > self.computed)
 
 
 def replay_arrivals(
@@ -99,7 +78,7 @@ def replay_arrivals(
     arrivals_s: Sequence[float],
     encoder_ms: Callable[[Sequence[EncoderItemSpec]], float],
     engine: EngineModel,
-) -> EngineCalls:
+) -> list[list[tuple[int, int]]]:
     """Replays arrivals through the scheduler.
 
     Args:
@@ -107,12 +86,16 @@ def replay_arrivals(
         arrivals_s: When each arrives.
         encoder_ms: What a call takes.
         engine: What is assumed of the engine.
+
+    Returns:
+        Of each call, pairs of request and item place, in order.
     """
     waiting = deque(sorted(range(len(requests)), key=lambda index: (arrivals_s[index], index)))
     largest = max((item.output_tokens for items in requests for item in items), default=0)
     cache = max(engine.max_num_batched_tokens, largest)
     running: list[_Running] = []
-    found, now = EngineCalls(), 0.0
+    found: list[list[tuple[int, int]]] = []
+    now = 0.0
     while waiting or running:
         if not running and arrivals_s[waiting[0]] > now:
             now = arrivals_s[waiting[0]]
@@ -126,29 +109,11 @@ def replay_arrivals(
             running.append(request)
             waiting.popleft()
         calls = step.calls()
-        found.calls += calls
-        found.starts_s += [now] * len(calls)
-        found.steps += 1
+        found += calls
         by_place = [[requests[request][place] for request, place in call] for call in calls]
         now += (sum(map(encoder_ms, by_place)) + engine.step_ms + step.prompt_tokens * engine.token_us / 1e3) / 1e3
         running = [request for request in running if request.generated < max(1, engine.output_tokens)]
-    found.elapsed_s = now
     return found
-
-
-@dataclass(slots=True)
-class ReplayedWorkload:
-    """A workload as an engine would call the encoder for it.
-
-    Attributes:
-        workload: Its requests name their calls; its provenance says what was assumed.
-        calls: The calls.
-        split: Requests whose items are in several calls, each of which counts as a request of its own.
-    """
-
-    workload: Workload
-    calls: EngineCalls
-    split: int
 
 
 def replay_workload(
@@ -158,8 +123,10 @@ def replay_workload(
     engine: EngineModel,
     request_rate: str,
     seed: int,
-) -> ReplayedWorkload:
-    """Replays a workload's requests as they arrive.
+) -> Workload:
+    """A workload as an engine would call the encoder for it: its requests name their calls.
+
+    A request whose items are in several calls counts as one in each. The provenance says what was assumed.
 
     Args:
         workload: The requests.
@@ -185,16 +152,14 @@ def replay_workload(
         specs.append([spec for _, spec in usable])
     if not any(specs):
         raise InputError(f"no item of {workload.name} is one that this model takes; there is nothing to replay")
-    calls = replay_arrivals(specs, arrivals, encoder_ms, engine)
-    parts = split_by_calls(requests, calls.calls)
+    parts = split_by_calls(requests, replay_arrivals(specs, arrivals, encoder_ms, engine))
     provenance = {
         **workload.provenance,
         "request_rate": request_rate,
         "engine": str(engine),
         "requests_split_over_calls": len(parts) - sum(map(bool, specs)),
     }
-    replayed = replace(workload, requests=tuple(parts), skipped=tuple(skipped), provenance=provenance)
-    return ReplayedWorkload(replayed, calls, len(parts) - sum(map(bool, specs)))
+    return replace(workload, requests=tuple(parts), skipped=tuple(skipped), provenance=provenance)
 
 
 def _enter(index: int, items: Sequence[EncoderItemSpec], engine: EngineModel) -> _Running:

@@ -83,9 +83,9 @@ def test_cost_moves_what_size_would_balance_wrongly() -> None:
     assert slowest[1] < slowest[0]
     effect = assignment_effect([call, [image(256)] * 4], 2, model)
     assert effect is not None
-    assert (effect.calls, effect.changed) == (2, 1)
-    assert effect.cost_ms < effect.size_ms
-    assert effect.cost_imbalance < effect.size_imbalance
+    assert (effect["calls"], effect["changed_calls"]) == (2, 1)
+    for figure in ("predicted_slowest_ms", "predicted_imbalance"):
+        assert effect[figure]["cost"] < effect[figure]["size"]
 
 
 def test_equal_items_cost_the_same_and_are_shared_as_by_size(model: CostModel) -> None:
