@@ -209,7 +209,7 @@ class Manager:
             )
         except BudgetError as error:
             raise ValueError(str(error)) from error
-        self.token_budgets, self.max_batch_size = list(settings.token_budgets), settings.max_vision_items_per_batch
+        self.token_budgets, self.max_batch_size = list(settings.token_budgets), settings.max_items
 
     @staticmethod
     def _generate_budgets(smallest: int, largest: int) -> list[int]:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ModelSource, resolve_model
-from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
-from vitgraph.predict.targets import Settings
 from vitgraph.records.sections import Compiled, Encoder
 from vitgraph.specs import GraphSpec, ModelSpec
 
@@ -107,7 +106,7 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
 
     Args:
         rule: The model's rule.
-        spec: Settings as given.
+        spec: BudgetSettings as given.
         specs: The workload's items; they decide whether videos take part, and warnings.
 
     Raises:
@@ -166,7 +165,7 @@ def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[i
 
     Args:
         plan: The plan.
-        spec: Settings as given.
+        spec: BudgetSettings as given.
         calls_items: Items of each call.
     """
     warnings = list(plan.notes)
@@ -192,7 +191,7 @@ def engine_notes(source: ModelSource, spec: GraphSpec, *, has_videos: bool) -> l
 
     Args:
         source: The model.
-        spec: Settings as given.
+        spec: BudgetSettings as given.
         has_videos: Whether videos may come.
     """
     frames = spec.max_frames_per_batch
@@ -203,7 +202,7 @@ def engine_notes(source: ModelSource, spec: GraphSpec, *, has_videos: bool) -> l
     rules = EngineRules(engine_tower(source), has_videos)
     if frames is None:
         frames = rules.least_frames(plan.max_items, max(budgets))
-    broken = rules.broken(Settings(tuple(budgets), plan.max_items, frames, spec.packing))
+    broken = rules.broken(BudgetSettings(tuple(budgets), plan.max_items, frames, spec.packing))
     return [f"{ENGINE} cannot run these graphs as given: {rule.text}" for rule in broken]
 
 

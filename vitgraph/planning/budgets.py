@@ -65,23 +65,34 @@ def select_budget(budgets: Sequence[int], tokens: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSettings:
-    """The four encoder-graph settings after every default has been filled in.
+    """Settings of graph mode after every default has been filled in; what tuning chooses.
 
     Attributes:
         token_budgets: Ascending output-token budgets of the default path.
-        max_vision_items_per_batch: Most images and videos in one replay.
-        max_frames_per_batch: Most attention segments (video frames) in one replay; 0 means videos go eager.
+        max_items: Most images and videos in one replay.
+        max_frames: Most attention segments (video frames) in one replay; 0 means videos go eager.
+        packing: Packing policy.
         notes: What was adjusted, in words, for the report.
     """
 
     token_budgets: tuple[int, ...]
-    max_vision_items_per_batch: int
-    max_frames_per_batch: int
-    notes: tuple[str, ...] = ()
+    max_items: int
+    max_frames: int
+    packing: str = "greedy"
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def max_budget(self) -> int:
         return self.token_budgets[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Spelled as vLLM and `bench` spell them."""
+        return {
+            "token_budgets": list(self.token_budgets),
+            "max_vision_items_per_batch": self.max_items,
+            "max_frames_per_batch": self.max_frames,
+            "packing": self.packing,
+        }
 
 
 def resolve_budget_settings(
@@ -135,7 +146,7 @@ def resolve_budget_settings(
         frames = items * max_frames_per_video
     else:
         frames = max_frames_per_batch
-    return BudgetSettings(tuple(budgets), items, frames, tuple(notes))
+    return BudgetSettings(tuple(budgets), items, frames, notes=tuple(notes))
 
 
 def _check_range(low: int, high: int) -> None:
@@ -311,7 +322,7 @@ def plan_budgets(
         }
     if axes and len(path_budgets) > 1:
         raise BudgetError("capture axes and several paths cannot be combined in one model")
-    most = max(settings.max_vision_items_per_batch, settings.max_frames_per_batch)
+    most = max(settings.max_items, settings.max_frames)
     tiers: dict[tuple[str, int], tuple[int, ...]] = {}
     for path, budgets in path_budgets.items():
         for budget in budgets:
@@ -320,11 +331,11 @@ def plan_budgets(
                 tiers[path, budget] = (max(1, budget // tile),)
                 continue
             room = max(1, min(most, budget // min_tokens_per_segment))
-            tiers[path, budget] = segment_slot_tiers(room, min(settings.max_vision_items_per_batch, room))
+            tiers[path, budget] = segment_slot_tiers(room, min(settings.max_items, room))
     return BudgetPlan(
         path_budgets=path_budgets,
-        max_items=settings.max_vision_items_per_batch,
-        max_frames=settings.max_frames_per_batch,
+        max_items=settings.max_items,
+        max_frames=settings.max_frames,
         slot_tiers=tiers,
         axes=axes,
         notes=settings.notes,

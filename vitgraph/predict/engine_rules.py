@@ -17,8 +17,8 @@ from importlib import resources
 from itertools import count
 
 from vitgraph.models.registry import ModelSource
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.items import VIDEO
-from vitgraph.predict.targets import Settings
 
 ENGINE = "vLLM 0.33.0"
 """What the rules were read from."""
@@ -225,7 +225,7 @@ class EngineRules:
         by_length = items * self.tower.segments_per_video
         return min(by_length, largest // self.tower.tokens_per_segment)
 
-    def broken(self, settings: Settings) -> list[BrokenRule]:
+    def broken(self, settings: BudgetSettings) -> list[BrokenRule]:
         """Every rule that settings break, each once, with the first value that breaks it."""
         family, items, frames, tower = self.family, settings.max_items, settings.max_frames, self.tower
         smallest, largest = min(settings.token_budgets), max(settings.token_budgets)
@@ -257,7 +257,7 @@ class EngineRules:
             add("frames-held", value, FRAMES_RULE, f"use {least} frames, or leave them unset")
         return found
 
-    def conform(self, settings: Settings) -> Settings | None:
+    def conform(self, settings: BudgetSettings) -> BudgetSettings | None:
         """The nearest settings that break no rule, or None where no budget is left."""
         items = settings.max_items
         most = self.largest_budget(items, self.least_frames(items, max(settings.token_budgets)))

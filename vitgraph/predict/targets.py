@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -79,41 +78,14 @@ def target_named(name: str) -> Target:
     return TARGETS[name]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What tuning chooses.
-
-    Attributes:
-        token_budgets: Ascending budgets.
-        max_items: Items a replay may hold.
-        max_frames: Segments a replay may hold when videos take part; 0 is image-only.
-        packing: Packing policy.
-    """
-
-    token_budgets: tuple[int, ...]
-    max_items: int
-    max_frames: int
-    packing: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Spelled as vLLM and `bench` spell them."""
-        return {
-            "token_budgets": list(self.token_budgets),
-            "max_vision_items_per_batch": self.max_items,
-            "max_frames_per_batch": self.max_frames,
-            "packing": self.packing,
-        }
-
-
-def make_plan(target: Target, facts: EncoderFacts, settings: Settings) -> BudgetPlan:
+def make_plan(target: Target, facts: EncoderFacts, settings: BudgetSettings) -> BudgetPlan:
     """The graphs that a target's manager captures for some settings.
 
     Raises:
         BudgetError: Items above the smallest budget.
     """
-    budgets = BudgetSettings(settings.token_budgets, settings.max_items, settings.max_frames)
     plan = plan_budgets(
-        budgets,
+        settings,
         path_minimums=facts.path_minimums if facts.is_multi_path else None,
         min_tokens_per_segment=facts.min_tokens_per_segment,
         axes=facts.axes,
@@ -126,25 +98,20 @@ def make_plan(target: Target, facts: EncoderFacts, settings: Settings) -> Budget
     return replace(plan, slot_tiers={**plan.slot_tiers, **with_segments})
 
 
-def automatic_settings(target: Target, facts: EncoderFacts, max_call_tokens: int, has_videos: bool) -> Settings:
+def automatic_settings(target: Target, facts: EncoderFacts, max_call_tokens: int, has_videos: bool) -> BudgetSettings:
     """What the manager does when nothing is set: doubling budgets, as many items as fit."""
     resolved = resolve_budget_settings(
         (min(facts.path_minimums.values()), max_call_tokens),
         video_limit_per_prompt=int(has_videos),
         max_frames_per_video=facts.max_frames_per_video,
     )
-    return Settings(
-        resolved.token_budgets,
-        resolved.max_vision_items_per_batch,
-        resolved.max_frames_per_batch,
-        target.policies[0],
-    )
+    return replace(resolved, packing=target.policies[0])
 
 
-def seed_settings(target: Target, facts: EncoderFacts, has_videos: bool) -> Settings:
+def seed_settings(target: Target, facts: EncoderFacts, has_videos: bool) -> BudgetSettings:
     """The nine budgets of vLLM's documentation; frames as that manager would set them."""
     frames = SEED_ITEMS * facts.max_frames_per_video if has_videos else 0
-    return Settings(SEED_BUDGETS, SEED_ITEMS, frames, target.policies[0])
+    return BudgetSettings(SEED_BUDGETS, SEED_ITEMS, frames, target.policies[0])
 
 
 @dataclass(frozen=True, slots=True)

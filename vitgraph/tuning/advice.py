@@ -10,13 +10,14 @@ from typing import Any
 from vitgraph.errors import InputError, UsageError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource, resolve_preset
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.items import VIDEO
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
 from vitgraph.predict.find_profile import is_same_network, stands_for
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import VITGRAPH, VLLM, Settings, make_plan
+from vitgraph.predict.targets import VITGRAPH, VLLM, make_plan
 from vitgraph.predict.workload_cost import Traffic
 from vitgraph.records.kinds.tune import (
     AdvisedCalls,
@@ -243,13 +244,13 @@ def common_list(task: TuneTask, by_size: Mapping[int, Searched], target: str) ->
     Where none holds for all of them, the settings are those of one request a call.
     """
     own = {size: found.targets[target] for size, found in by_size.items()}
-    tried: dict[Settings, dict[int, Outcome]] = {}
+    tried: dict[BudgetSettings, dict[int, Outcome]] = {}
     for tuned in own.values():
         settings = tuned.best.settings
         if settings not in tried:
             tried[settings] = {size: _try_list(task, settings, other, target) for size, other in by_size.items()}
 
-    def worth(settings: Settings) -> tuple[bool, float]:
+    def worth(settings: BudgetSettings) -> tuple[bool, float]:
         outcomes = tried[settings].values()
         return all(outcome.is_kept for outcome in outcomes), min(outcome.improvement_pct for outcome in outcomes)
 
@@ -266,7 +267,7 @@ def common_list(task: TuneTask, by_size: Mapping[int, Searched], target: str) ->
     return CommonList(shown, tried[best], {size: tuned.outcome for size, tuned in own.items()}, verdict)
 
 
-def _try_list(task: TuneTask, settings: Settings, found: Searched, target: str) -> Outcome:
+def _try_list(task: TuneTask, settings: BudgetSettings, found: Searched, target: str) -> Outcome:
     tuned = found.targets[target]
     if settings == tuned.best.settings:
         return tuned.outcome
@@ -274,7 +275,7 @@ def _try_list(task: TuneTask, settings: Settings, found: Searched, target: str) 
     return task.outcome(predicted_times(found.reported, tuned.cost, {TUNED: (plan, settings.packing)}))
 
 
-def _with_settings(task: TuneTask, tuned: Tuned, found: Searched, settings: Settings) -> Tuned:
+def _with_settings(task: TuneTask, tuned: Tuned, found: Searched, settings: BudgetSettings) -> Tuned:
     """What was found, with other settings than its own best."""
     scored = tuned.search.predict(settings)
     assert scored is not None

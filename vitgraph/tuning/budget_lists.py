@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings
 from vitgraph.planning.graph_tables import FloatArray, IntArray, graph_tables
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.fitting import spread
-from vitgraph.predict.targets import OPTIMAL, Settings, TargetCost, make_plan
+from vitgraph.predict.targets import OPTIMAL, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.objective import SLOWER_THRESHOLD, Limits
@@ -157,7 +157,7 @@ class ListMaker:
         self,
         groups: ReplayGroups,
         candidates: IntArray,
-        settings: Settings,
+        settings: BudgetSettings,
         *,
         above: FloatArray | None = None,
         threshold: float | None = None,

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from vitgraph.planning.accounting import GraphCounters
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.items import VIDEO
-from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, Settings, TargetCost
+from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, TargetCost
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.kinds.tune import (
     AgainstEager,
@@ -184,7 +185,7 @@ class Paste:
     """
 
     task: TuneTask
-    settings: Settings
+    settings: BudgetSettings
     has_videos: bool
     attn_backend: str | None
 

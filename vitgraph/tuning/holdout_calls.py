@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import TARGETS, VITGRAPH, Settings, make_plan
+from vitgraph.predict.targets import TARGETS, VITGRAPH, make_plan
 from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint, PlannedGraphs, Timing
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
@@ -100,7 +100,7 @@ def _random_plan(catalogue: ItemCatalogue, facts: EncoderFacts, rng: np.random.G
         budgets.add(max(low, size * max(1, int(np.exp(place)) // size)))
     frames = min(VIDEO_FRAMES, facts.max_frames_per_video) if catalogue.videos else 0
     ordered = tuple(sorted(budgets))
-    settings = Settings(ordered, min(MOST_ITEMS, ordered[0]), frames, PACKING)
+    settings = BudgetSettings(ordered, min(MOST_ITEMS, ordered[0]), frames, PACKING)
     return make_plan(TARGETS[VITGRAPH], facts, settings)
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import UsageError
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.graph_tables import FloatArray
-from vitgraph.predict.targets import Settings
 from vitgraph.records.kinds.tune import PredictedLatency
 
 METRICS = ("mean", "p99", "throughput")
@@ -189,7 +189,7 @@ class ScoredSettings:
         is_allowed: Within the limits.
     """
 
-    settings: Settings
+    settings: BudgetSettings
     score: float
     loss: float
     excess: float

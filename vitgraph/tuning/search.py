@@ -14,11 +14,11 @@ from itertools import combinations, product
 import numpy as np
 
 from vitgraph.errors import BudgetError, UsageError
-from vitgraph.planning.budgets import generate_budgets
+from vitgraph.planning.budgets import BudgetSettings, generate_budgets
 from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.fitting import spread
-from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Settings, Target, TargetCost, make_plan
+from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Target, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import (
@@ -122,9 +122,9 @@ class Search:
                 f"a call may hold {self.high} tokens, but the smallest item of the workload has {self.low}; raise "
                 "--max-model-len and --max-num-batched-tokens"
             )
-        self._known: dict[Settings, ScoredSettings | None] = {}
+        self._known: dict[BudgetSettings, ScoredSettings | None] = {}
         self._most_graphs = limits.max_graphs or MOST_GRAPHS
-        some_plan = make_plan(cost.target, facts, Settings((self.high,), 1, 0, cost.target.policies[0]))
+        some_plan = make_plan(cost.target, facts, BudgetSettings((self.high,), 1, 0, cost.target.policies[0]))
         self._eager_calls = eager_calls(traffic, cost, some_plan)
         self.eager_ms = traffic.per_request(self._eager_calls)
         self._maker = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
@@ -158,18 +158,18 @@ class Search:
         raised = np.unique([self.rules.usable(int(budget), items) for budget in fitting]).astype(np.int64)
         return raised[raised <= self.high_for(items)]
 
-    def evaluate(self, settings: Settings) -> ScoredSettings | None:
+    def evaluate(self, settings: BudgetSettings) -> ScoredSettings | None:
         """Evaluates settings once, as near to them as the engine can run; None where that is nowhere."""
         conforming = settings if self.rules is None else self.rules.conform(settings)
         return self.predict(conforming) if conforming is not None else None
 
-    def predict(self, settings: Settings) -> ScoredSettings | None:
+    def predict(self, settings: BudgetSettings) -> ScoredSettings | None:
         """Evaluates settings once, whatever the engine makes of them; None where they contradict each other."""
         if settings not in self._known:
             self._known[settings] = self._evaluate(settings)
         return self._known[settings]
 
-    def _evaluate(self, settings: Settings) -> ScoredSettings | None:
+    def _evaluate(self, settings: BudgetSettings) -> ScoredSettings | None:
         if settings.max_items > settings.token_budgets[0]:
             return None
         try:
@@ -200,7 +200,7 @@ class Search:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run(self, seeds: Iterable[Settings] = ()) -> SearchResult:
+    def run(self, seeds: Iterable[BudgetSettings] = ()) -> SearchResult:
         """Searches, starting from what it makes itself and from `seeds`."""
         candidates = self.all_candidates(CANDIDATES)
         choices = len(self.item_options) * len(self.frame_options(1, self.high)) * len(self.target.policies)
@@ -208,27 +208,27 @@ class Search:
             return self.exhaustive(candidates, seeds)
         return self.guided(seeds)
 
-    def exhaustive(self, candidates: IntArray, seeds: Iterable[Settings] = ()) -> SearchResult:
+    def exhaustive(self, candidates: IntArray, seeds: Iterable[BudgetSettings] = ()) -> SearchResult:
         """Tries every list of the candidates with every limit and policy."""
         for settings in (*seeds, *self._all_settings(candidates)):
             self.evaluate(settings)
         return self._result(is_exhaustive=True, is_exact=True)
 
-    def _all_settings(self, candidates: IntArray) -> Iterator[Settings]:
+    def _all_settings(self, candidates: IntArray) -> Iterator[BudgetSettings]:
         values = [int(value) for value in candidates]
         for size in range(1, len(values) + 1):
             for budgets in combinations(values, size):
                 for items, policy in product(self.item_options, self.target.policies):
                     for frames in self.frame_options(items, budgets[-1]):
-                        yield Settings(budgets, items, frames, policy)
+                        yield BudgetSettings(budgets, items, frames, policy)
 
-    def again(self, better: Sequence[ScoredSettings], seeds: Iterable[Settings]) -> SearchResult:
+    def again(self, better: Sequence[ScoredSettings], seeds: Iterable[BudgetSettings]) -> SearchResult:
         """Searches with other limits than an earlier search had, around what that one found to be good."""
         starts = dict.fromkeys((e.settings.max_items, e.settings.token_budgets[-1]) for e in better)
         self.only = set(list(starts)[:STARTS])
         return self.run(seeds)
 
-    def guided(self, seeds: Iterable[Settings] = ()) -> SearchResult:
+    def guided(self, seeds: Iterable[BudgetSettings] = ()) -> SearchResult:
         """Exact lists for given packings."""
         for settings in (*seeds, *self._fixed_seeds()):
             self.evaluate(settings)
@@ -297,7 +297,7 @@ class Search:
             counts.extend([float(count)] * len(found))
         return candidate_budgets(np.array(sizes), np.array(counts), self.high, most)
 
-    def _fixed_seeds(self) -> Iterator[Settings]:
+    def _fixed_seeds(self) -> Iterator[BudgetSettings]:
         lists = [
             tuple(generate_budgets(self.low, self.high)),
             tuple(budget for budget in SEED_BUDGETS if self.low <= budget <= self.high),
@@ -305,14 +305,14 @@ class Search:
         ]
         for budgets, items, policy in product(filter(None, lists), self.item_options, self.target.policies):
             for frames in self.frame_options(items, budgets[-1]):
-                yield Settings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
+                yield BudgetSettings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
 
-    def _groups(self, settings: Settings) -> ReplayGroups | None:
+    def _groups(self, settings: BudgetSettings) -> ReplayGroups | None:
         plan = make_plan(self.target, self.facts, settings)
         groups = replayed_groups(self.traffic, self.cost, plan, settings.packing)
         return groups if len(groups.counts) else None
 
-    def _lists(self, groups: ReplayGroups | None, settings: Settings, keep: int) -> list[Settings]:
+    def _lists(self, groups: ReplayGroups | None, settings: BudgetSettings, keep: int) -> list[BudgetSettings]:
         """Exact lists for groups that a packing has made, as settings that are otherwise the same."""
         candidates = self._candidates_for(groups, settings, CANDIDATES)
         if groups is None or not len(candidates):
@@ -320,7 +320,7 @@ class Search:
         lists = self._maker.make(groups, candidates, settings, keep=keep)
         return [replace(settings, token_budgets=budgets) for budgets in lists]
 
-    def _candidates_for(self, groups: ReplayGroups | None, settings: Settings, most: int) -> IntArray:
+    def _candidates_for(self, groups: ReplayGroups | None, settings: BudgetSettings, most: int) -> IntArray:
         if groups is None:
             return np.zeros(0, dtype=np.int64)
         found = candidate_budgets(groups.tokens, groups.counts, settings.token_budgets[-1], most)
@@ -334,9 +334,9 @@ class Search:
             for frames in self.frame_options(items, self.high_for(items)):
                 for policies in ([name for name in self.target.policies if name != OPTIMAL], [OPTIMAL]):
                     if set(policies) <= set(self.target.policies):
-                        self._try_single(Settings((self.high_for(items),), items, frames, "greedy"), policies)
+                        self._try_single(BudgetSettings((self.high_for(items),), items, frames, "greedy"), policies)
 
-    def _try_single(self, settings: Settings, policies: Sequence[str]) -> None:
+    def _try_single(self, settings: BudgetSettings, policies: Sequence[str]) -> None:
         groups = self._groups(settings)
         candidates = self._candidates_for(groups, settings, SINGLE_ITEM_CANDIDATES)
         if groups is None or not len(candidates):
@@ -361,9 +361,9 @@ class Search:
             tops = spread(candidates.tolist(), TOPS) if self.only is None else [t for i, t in self.only if i == items]
             for top in tops:
                 for frames in self.frame_options(items, top):
-                    self._try_packing(Settings((top,), items, frames, "greedy"), candidates)
+                    self._try_packing(BudgetSettings((top,), items, frames, "greedy"), candidates)
 
-    def _try_packing(self, settings: Settings, candidates: IntArray) -> None:
+    def _try_packing(self, settings: BudgetSettings, candidates: IntArray) -> None:
         groups = self._groups(settings)
         if groups is None:
             return
@@ -378,7 +378,7 @@ class Search:
         tops = spread(self.all_candidates(CANDIDATES).tolist(), TOPS)
         for top, items, policy in product(tops, self.item_options, self.target.policies):
             for frames in self.frame_options(items, top):
-                self.evaluate(Settings((top,), items, frames, policy))
+                self.evaluate(BudgetSettings((top,), items, frames, policy))
 
     def _repack(self, current: ScoredSettings) -> None:
         """Alternates: pack with the list, take the exact list for that packing, until nothing improves."""

@@ -57,7 +57,7 @@ def test_unsorted_budgets_are_sorted_and_repeats_dropped() -> None:
 def test_automatic_items_never_exceed_the_smallest_budget() -> None:
     settings = resolve_budget_settings((64, 16384))
     assert settings.token_budgets == (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-    assert settings.max_vision_items_per_batch == 64
+    assert settings.max_items == 64
 
 
 def test_more_items_than_the_smallest_budget_has_tokens_is_refused_with_both_numbers() -> None:
@@ -66,11 +66,11 @@ def test_more_items_than_the_smallest_budget_has_tokens_is_refused_with_both_num
 
 
 def test_one_given_setting_adjusts_the_other() -> None:
-    assert resolve_budget_settings((64, 16384), [64, 128], 64).max_vision_items_per_batch == 64
+    assert resolve_budget_settings((64, 16384), [64, 128], 64).max_items == 64
     raised = resolve_budget_settings((64, 16384), [], 128)
     assert raised.token_budgets[0] == 128
     assert "128" in raised.notes[0]
-    assert resolve_budget_settings((64, 16384), [32, 64]).max_vision_items_per_batch == 32
+    assert resolve_budget_settings((64, 16384), [32, 64]).max_items == 32
 
 
 def test_an_unset_frame_limit_is_automatic_and_zero_means_image_only() -> None:
@@ -78,7 +78,7 @@ def test_an_unset_frame_limit_is_automatic_and_zero_means_image_only() -> None:
         settings = resolve_budget_settings(
             (64, 1024), [], 4, given, video_limit_per_prompt=limit, max_frames_per_video=10
         )
-        return settings.max_frames_per_batch
+        return settings.max_frames
 
     assert (frames(None), frames(0), frames(7), frames(None, limit=0), frames(7, limit=0)) == (40, 0, 7, 0, 0)
 
@@ -91,7 +91,7 @@ def test_negative_limits_are_refused(items: int, frames: int | None) -> None:
 
 def test_a_fixed_size_model_gets_one_budget_and_one_item() -> None:
     settings = resolve_budget_settings((256, 256))
-    assert (settings.token_budgets, settings.max_vision_items_per_batch) == ((256,), 1)
+    assert (settings.token_budgets, settings.max_items) == ((256,), 1)
 
 
 @pytest.mark.parametrize(

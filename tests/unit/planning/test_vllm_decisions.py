@@ -54,8 +54,8 @@ def resolved(case: dict[str, Any]) -> dict[str, Any] | str:
         return "error"
     return {
         "token_budgets": list(settings.token_budgets),
-        "max_batch_size": settings.max_vision_items_per_batch,
-        "max_frames_per_batch": settings.max_frames_per_batch,
+        "max_batch_size": settings.max_items,
+        "max_frames_per_batch": settings.max_frames,
     }
 
 

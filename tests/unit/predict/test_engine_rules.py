@@ -13,9 +13,10 @@ from vitgraph.commands.import_settings import import_settings
 from vitgraph.errors import InputError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import all_presets, resolve_model
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower, rules_table
-from vitgraph.predict.targets import TARGETS, VLLM, Settings, TargetCost
+from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.workload_cost import Traffic
 from vitgraph.specs import GraphSpec, WorkloadSpec
 from vitgraph.tuning.calibration_items import encoder_facts
@@ -29,7 +30,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "choose-budgets.md"
 
 def names(model: str, budgets: tuple[int, ...], items: int, frames: int = 0, *, has_videos: bool = False) -> list[str]:
     rules = EngineRules(engine_tower(resolve_model(model)), has_videos)
-    return [rule.name for rule in rules.broken(Settings(budgets, items, frames, "greedy-defer"))]
+    return [rule.name for rule in rules.broken(BudgetSettings(budgets, items, frames, "greedy-defer"))]
 
 
 @pytest.mark.parametrize("model", ["qwen2-vl-7b", "qwen2.5-vl-7b", "qwen3-vl-30b-a3b", "qwen3.5-9b", "glm-4.1v-9b"])
@@ -59,8 +60,10 @@ def test_kimi_asserts_on_its_position_table() -> None:
 def test_gemma_3_holds_as_many_crops_as_items() -> None:
     tower = EngineTower("Gemma3ForConditionalGeneration", 1, {"default": 256}, crops=4)
     rules = EngineRules(tower, has_videos=False)
-    assert [rule.name for rule in rules.broken(Settings((256, 1280), 2, 0, "greedy-defer"))] == ["crops-of-an-item"]
-    assert rules.broken(Settings((256, 1280), 5, 0, "greedy-defer")) == []
+    assert [rule.name for rule in rules.broken(BudgetSettings((256, 1280), 2, 0, "greedy-defer"))] == [
+        "crops-of-an-item"
+    ]
+    assert rules.broken(BudgetSettings((256, 1280), 5, 0, "greedy-defer")) == []
     assert names("gemma-3-4b", (256, 1280), 2) == []
     assert names("gemma-3-4b", (128, 256), 2) == ["whole-item"]
 
@@ -86,7 +89,7 @@ def test_conforming_settings_break_nothing(model: str, has_videos: bool) -> None
     unit = max(rules.tower.path_tokens.values())
     for items in (1, 2, 3, 7, 8):
         for top in (unit, 4096, 4410, 16384):
-            conforming = rules.conform(Settings((max(unit, items), max(unit, top)), items, 0, "greedy-defer"))
+            conforming = rules.conform(BudgetSettings((max(unit, items), max(unit, top)), items, 0, "greedy-defer"))
             assert conforming is None or rules.broken(conforming) == []
             assert conforming is None or conforming.max_items == items
 

@@ -15,7 +15,7 @@ from vitgraph.planning.graph_tables import call_items, graph_tables
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import group_items
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
+from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, make_plan
 from vitgraph.predict.workload_cost import Traffic, eager_calls, group_ids, oracle_calls, predict_calls
 
 MODEL = CostModel(synthetic_profile())
@@ -38,7 +38,9 @@ PLANS = {
     "one item": plan_of([200, 900]),
     "videos": plan_of([64, 150, 400, 800], 3, 24),
     "videos eager": plan_of([64, 150, 400, 800], 3, 0),
-    "one slot count": make_plan(TARGETS[VLLM], MODEL.profile.encoder, Settings((64, 300, 900), 4, 48, "greedy-defer")),
+    "one slot count": make_plan(
+        TARGETS[VLLM], MODEL.profile.encoder, BudgetSettings((64, 300, 900), 4, 48, "greedy-defer")
+    ),
 }
 
 

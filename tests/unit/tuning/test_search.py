@@ -10,9 +10,10 @@ import pytest
 from synthetic import Machine, image, synthetic_profile, video
 
 from vitgraph.errors import UsageError
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, Settings, TargetCost, make_plan
+from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, make_plan
 from vitgraph.predict.workload_cost import Traffic, eager_calls, predict_calls
 from vitgraph.tuning.budget_lists import MOST_GRAPHS
 from vitgraph.tuning.explain import break_even_tokens
@@ -101,7 +102,7 @@ def test_padding_far_beyond_the_input_goes_eager() -> None:
     """64 tokens in a graph of 4,096 are many times slower than eager; nothing that pads so may win."""
     machine = Machine(launch=6.0)
     search = search_of([(image(64),)] * 50 + [(image(4096),)], model=CostModel(synthetic_profile(machine)))
-    padded = search.evaluate(Settings((4096,), 1, 0, "greedy"))
+    padded = search.evaluate(BudgetSettings((4096,), 1, 0, "greedy"))
     best = search.run().best
     assert padded is not None and best is not None
     assert padded.latency.mean_ms > 6 * float(search.eager_ms.mean())
@@ -130,7 +131,7 @@ def test_compute_bound_encoder_gets_its_exact_sizes_or_eager() -> None:
     for chunks, measured in EAGER_MS.items():
         assert machine.eager([image(100 * chunks)]) == pytest.approx(measured, rel=0.08)
     search = search_of([(image(100 * chunks),) for chunks in CHUNKS], model=model)
-    doubling = search.evaluate(Settings((100, 200, 400, 800, 1600, 3200), 1, 0, "greedy"))
+    doubling = search.evaluate(BudgetSettings((100, 200, 400, 800, 1600, 3200), 1, 0, "greedy"))
     result = search.run()
     assert doubling is not None and result.best is not None
     assert doubling.score > 1.5
