@@ -17,7 +17,7 @@ import torch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.environment import read_gpu_state, snapshot, validity_problems
 from vitgraph.measure.experiment import without_collection
-from vitgraph.measure.progress import Progress
+from vitgraph.measure.progress import Progress, SilentProgress
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
@@ -140,7 +140,7 @@ class _Calibration:
         self._traced: Call | None = None
         self._told: set[str] = set()
         self.seed = seed
-        self.progress = progress
+        self.progress = progress or SilentProgress()
         self._time_limit_s = time_limit_s
         self._started = time.perf_counter()
 
@@ -151,25 +151,17 @@ class _Calibration:
     def _is_late(self, share: float) -> bool:
         return self.elapsed_s > share * self._time_limit_s
 
-    def _phase(self, name: str, total: int | None = None) -> None:
-        if self.progress is not None:
-            self.progress.phase(name, total)
-
-    def _step(self) -> None:
-        if self.progress is not None:
-            self.progress.step()
-
     def _look(self) -> None:
         """A step, between which and the next the host is looked at."""
         self.host.look()
-        self._step()
+        self.progress.step()
 
     def _tell_of_host(self, profile: CalibrationProfile) -> list[str]:
         """Keeps how the host is, tells the user at once what is wrong with it, and returns all of that."""
         profile.host = self.host.check(self.sweeps.fastest_ms(self._traced))
         problems = host_problems(profile.host) | ({"moved": note} if (note := self.sweeps.note()) else {})
         for kind, text in problems.items():
-            if kind not in self._told and self.progress is not None:
+            if kind not in self._told:
                 self.progress.note(text)
             self._told.add(kind)
         return list(problems.values())
@@ -193,7 +185,7 @@ class _Calibration:
         profile.copies = [self.timing.copies(item) for item in copied.values()]
         has_moved = self.sweeps.movement_ms() is not None
         self._tell_of_host(profile)
-        self._phase("measuring calls that the fit does not see", holdout_calls * PASSES)
+        self.progress.phase("measuring calls that the fit does not see", holdout_calls * PASSES)
         measure_holdout(
             profile,
             self.timing,
@@ -202,7 +194,7 @@ class _Calibration:
             seed=self.seed,
             is_late=lambda: self._is_late(1.0 - LAST_SWEEP_SHARE if has_moved else 1.0),
             is_slowed=self.host.is_slowed,
-            tick=self._step,
+            tick=self.progress.step,
         )
         if has_moved:
             self._sweep_last()
@@ -224,11 +216,13 @@ class _Calibration:
             segment_free_paths=frozenset(self.facts.segment_free_paths),
         )
         manager = EncoderCudaGraphManager(self.encoder, graphs)
-        self._phase(f"capturing budgets up to {max(max(grid) for grid in stage.values())}", len(graphs.graph_keys()))
+        self.progress.phase(
+            f"capturing budgets up to {max(max(grid) for grid in stage.values())}", len(graphs.graph_keys())
+        )
         try:
-            manager.capture(lambda done, total, key: self._step())
+            manager.capture(lambda done, total, key: self.progress.step())
             self._note_captures(profile, manager)
-            self._phase("timing replays", len(tiers))
+            self.progress.phase("timing replays", len(tiers))
             # By budget, so that a stop leaves every path with the small ones.
             for (path, budget), levels in sorted(tiers.items(), key=lambda tier: tier[0][1]):
                 if self._is_late(REPLAY_SHARE) and self._has_enough_replays(profile):
@@ -236,7 +230,7 @@ class _Calibration:
                     break
                 for axis_key in {key.axis_key for key in manager.graphs if key.path == path}:
                     self._measure_budget(profile, manager, plan, GraphKey(path, budget, levels[0], axis_key))
-                self._step()
+                self.progress.step()
             self._measure_calls(profile, manager, graphs)
         finally:
             manager.clear()
@@ -348,7 +342,7 @@ class _Calibration:
         """Short eager calls, long before the rest of them: the host may be slower or faster then."""
         budgets = plan.budgets[next(iter(self.facts.path_minimums))]
         calls = self._eager_calls(budgets, max(budgets, default=0))
-        self._phase("timing short eager calls, which are timed again later")
+        self.progress.phase("timing short eager calls, which are timed again later")
         self.sweeps.sweep(
             "early",
             sorted(calls, key=lambda call: sum(item.spec.output_tokens for item in call)),
@@ -369,7 +363,7 @@ class _Calibration:
         path = next(iter(self.facts.path_minimums))
         budgets = sorted({point.token_budget for point in profile.replays if point.path == path})
         calls = self._eager_calls(budgets, max(point.token_budget for point in profile.replays))
-        self._phase("timing eager calls", len(calls))
+        self.progress.phase("timing eager calls", len(calls))
         self.sweeps.sweep(
             "main",
             calls,
@@ -393,5 +387,5 @@ class _Calibration:
     def _sweep_last(self) -> None:
         """Once more, so that a call is likely to have met the host undisturbed at least once."""
         calls = self.sweeps.host_bound()
-        self._phase("timing short eager calls again, since the host's times have moved", len(calls))
+        self.progress.phase("timing short eager calls again, since the host's times have moved", len(calls))
         self.sweeps.sweep("last", calls, is_late=lambda: self._is_late(1.0), tick=self._look, share=FURTHER_SWEEP)
