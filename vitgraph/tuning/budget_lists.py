@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -224,16 +223,3 @@ class ListMaker:
             times = self.cost.group_ms(DEFAULT_PATH, key, candidates, slots, groups.features[:, None, :])
             total = np.where(axis == index, times, total)
         return np.where(slots > 0, total, np.inf)
-
-
-def geometric_budgets(low: int, high: int, ratio: float) -> tuple[int, ...]:
-    """Budgets from `low` to `high` in steps of about `ratio`, a seed for the search."""
-    budgets = [low]
-    while budgets[-1] < high:
-        budgets.append(min(high, max(budgets[-1] + 1, round(budgets[-1] * ratio))))
-    return tuple(budgets)
-
-
-def is_subset_space_small(candidates: Sequence[int] | IntArray, combinations: int, most: int) -> bool:
-    """Whether all lists of the candidates, times other choices, are few enough to try every one."""
-    return len(candidates) < 24 and ((1 << len(candidates)) - 1) * combinations <= most

@@ -7,26 +7,25 @@ Spaces that are small enough are tried in full. Settings that the engine cannot 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import accumulate, combinations, product
 
 import numpy as np
 
 from vitgraph.errors import BudgetError, UsageError
-from vitgraph.planning.budgets import BudgetSettings, generate_budgets
+from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.fitting import spread
-from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Target, TargetCost, make_plan
+from vitgraph.predict.targets import OPTIMAL, Target, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import (
     MOST_GRAPHS,
     ListMaker,
     candidate_budgets,
-    geometric_budgets,
-    is_subset_space_small,
 )
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings, latency_of
 
@@ -204,9 +203,8 @@ class Search:
         """Searches, starting from what it makes itself and from `seeds`."""
         candidates = self.all_candidates(CANDIDATES)
         choices = len(self.item_options) * len(self.frame_options(1, self.high)) * len(self.target.policies)
-        if not self.facts.is_multi_path and is_subset_space_small(candidates, choices, EXHAUSTIVE_EVALUATIONS):
-            return self.exhaustive(candidates, seeds)
-        return self.guided(seeds)
+        is_small = ((1 << len(candidates)) - 1) * choices <= EXHAUSTIVE_EVALUATIONS
+        return self.exhaustive(candidates, seeds) if is_small and not self.facts.is_multi_path else self.guided(seeds)
 
     def exhaustive(self, candidates: IntArray, seeds: Iterable[BudgetSettings] = ()) -> SearchResult:
         """Tries every list of the candidates with every limit and policy."""
@@ -215,9 +213,8 @@ class Search:
         return self._result(is_exhaustive=True, is_exact=True)
 
     def _all_settings(self, candidates: IntArray) -> Iterator[BudgetSettings]:
-        values = [int(value) for value in candidates]
-        for size in range(1, len(values) + 1):
-            for budgets in combinations(values, size):
+        for size in range(1, len(candidates) + 1):
+            for budgets in combinations(candidates.tolist(), size):
                 for items, policy in product(self.item_options, self.target.policies):
                     for frames in self.frame_options(items, budgets[-1]):
                         yield BudgetSettings(budgets, items, frames, policy)
@@ -230,7 +227,7 @@ class Search:
 
     def guided(self, seeds: Iterable[BudgetSettings] = ()) -> SearchResult:
         """Exact lists for given packings."""
-        for settings in (*seeds, *self._fixed_seeds()):
+        for settings in seeds:
             self.evaluate(settings)
         if self.facts.is_multi_path:
             self._try_tops()
@@ -265,8 +262,11 @@ class Search:
 
     def _allowed(self) -> list[ScoredSettings]:
         found = [evaluation for evaluation in self._known.values() if evaluation is not None and evaluation.is_allowed]
-        order = {policy: place for place, policy in enumerate(self.target.policies)}
-        return sorted(found, key=lambda e: (*e.order, e.graphs, order[e.settings.packing], e.settings.max_items))
+        return sorted(found, key=lambda e: (*e.order, e.graphs, self._plainness(e), e.settings.max_items))
+
+    def _plainness(self, found: ScoredSettings) -> int:
+        """Place of the policy among those of the target, the simplest first."""
+        return self.target.policies.index(found.settings.packing)
 
     def _ranked(self) -> list[ScoredSettings]:
         """Without those of so many graphs that they take minutes to capture, where there are others."""
@@ -280,32 +280,17 @@ class Search:
         slack = min(self.parsimony * best.rank, PARSIMONY_OF_GAIN * gain if gain > 0 else np.inf)
         alike = [e for e in ranked if e.order[0] == best.order[0]]
         near = [e for e in alike if e.rank <= best.rank + slack] if self.parsimony else [best]
-        order = {policy: place for place, policy in enumerate(self.target.policies)}
-        return min(near, key=lambda e: (e.graphs, order[e.settings.packing], e.rank))
+        return min(near, key=lambda e: (e.graphs, self._plainness(e), e.rank))
 
     # -- lists ---------------------------------------------------------------------------------------------------------
 
     def all_candidates(self, most: int) -> IntArray:
         """Budgets worth considering: sizes of items, and of calls that fit."""
-        sizes: list[int] = []
-        counts: list[float] = []
-        for specs, count in zip(self.traffic.distinct, self.traffic.counts, strict=True):
+        counts: Counter[int] = Counter()
+        for specs, count in zip(self.traffic.distinct, self.traffic.counts.tolist(), strict=True):
             tokens = [spec.output_tokens for spec in specs]
-            joined = np.cumsum(tokens)
-            found = {*tokens, *(int(total) for total in joined)}
-            sizes.extend(found)
-            counts.extend([float(count)] * len(found))
-        return candidate_budgets(np.array(sizes), np.array(counts), self.high, most)
-
-    def _fixed_seeds(self) -> Iterator[BudgetSettings]:
-        lists = [
-            tuple(generate_budgets(self.low, self.high)),
-            tuple(budget for budget in SEED_BUDGETS if self.low <= budget <= self.high),
-            geometric_budgets(self.low, min(self.high, max(self.low, self.traffic.max_tokens)), 1.25),
-        ]
-        for budgets, items, policy in product(filter(None, lists), self.item_options, self.target.policies):
-            for frames in self.frame_options(items, budgets[-1]):
-                yield BudgetSettings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
+            counts.update(dict.fromkeys({*tokens, *accumulate(tokens)}, count))
+        return candidate_budgets(np.array(list(counts)), np.array(list(counts.values()), float), self.high, most)
 
     def _groups(self, settings: BudgetSettings) -> ReplayGroups | None:
         plan = make_plan(self.target, self.facts, settings)

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 
-from vitgraph.tuning.budget_lists import BudgetList, ListProblem, best_lists, candidate_budgets, geometric_budgets
+from vitgraph.tuning.budget_lists import BudgetList, ListProblem, best_lists, candidate_budgets
 
 
 def every_list(problem: ListProblem, most_graphs: int) -> float:
@@ -83,8 +83,3 @@ def test_candidates_keep_the_largest_and_the_frequent_where_there_are_too_many()
     assert len(found) <= 20
     assert {577, 1063} <= set(found.tolist())
     assert max(np.diff(found) / found[:-1]) < 0.5
-
-
-def test_geometric_budgets_reach_their_end() -> None:
-    assert geometric_budgets(64, 200, 1.5) == (64, 96, 144, 200)
-    assert geometric_budgets(1, 3, 1.01) == (1, 2, 3)
