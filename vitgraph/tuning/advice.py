@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.measure.calls import EncoderCall
+from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.budgets import BudgetSettings
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
@@ -365,30 +366,24 @@ def _engine_notes(rules: EngineRules | None) -> list[str]:
 
 def other_traffic(task: TuneTask, tuned: Tuned, name: str | None) -> list[OtherTraffic]:
     """What the settings do on the other shipped traces, one request a call: traffic changes, a list does not."""
-    rule = task.source.rule()
     plan, policy = tuned.plans[TUNED]
+    takes_videos = tuned.search.rules is None or plan.max_frames > 0
     rows: list[OtherTraffic] = []
     for trace in SHIPPED_TRACES:
         if trace == name:
             continue
         spec = WorkloadSpec(dataset_name="trace", dataset_path=trace, num_prompts=OTHER_REQUESTS, num_warmups=0)
-        calls = []
-        for request in build_workload(spec).requests:
-            try:
-                specs = [rule.item_spec(rule.geometry(i.width, i.height, i.frames, i.fps)) for i in request.items]
-            except InputError:
-                continue
-            calls.append(
-                tuple(spec for spec in specs if tuned.search.rules is None or plan.max_frames or spec.modality != VIDEO)
-            )
-        calls = [call for call in calls if call]
-        if not calls:
+        served: list[tuple[EncoderItemSpec, ...]] = []
+        with suppress(InputError):
+            for call in make_calls(build_workload(spec).requests, task.source.rule(), 1)[0]:
+                served.append(tuple(spec for spec in call.specs if takes_videos or spec.modality != VIDEO))
+        served = [call for call in served if call]
+        if not served:
             text = f"{trace}: nothing that is served"
             rows.append(OtherTraffic(name=trace, requests=0, verdict=None, text=text))
             continue
-        times = predicted_times(Traffic(calls), tuned.cost, {TUNED: (plan, policy)})
-        outcome = task.outcome(times)
+        outcome = task.outcome(predicted_times(Traffic(served), tuned.cost, {TUNED: (plan, policy)}))
         gain, slower = outcome.improvement_pct, outcome.kept.slower_share
         text = f"if your traffic turns into {trace}: {gain:+.1f}%, {slower:.0%} slower"
-        rows.append(OtherTraffic(name=trace, requests=len(calls), text=text, **outcome_fields(outcome)))
+        rows.append(OtherTraffic(name=trace, requests=len(served), text=text, **outcome_fields(outcome)))
     return rows
