@@ -33,9 +33,8 @@ from vitgraph.records.kinds.calibrate import (
 from vitgraph.records.sections import Encoder
 from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem, encoder_facts
 from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
-from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
 from vitgraph.tuning.holdout_calls import PASSES, measure_holdout
-from vitgraph.tuning.host_watch import HostWatch, layer_timer
+from vitgraph.tuning.host_watch import Call, EagerSweeps, HostWatch, layer_timer
 
 STAGES = (1024, 4096)
 """Budgets are captured in stages, each with a manager of its own, so that a stop after one leaves a usable profile."""

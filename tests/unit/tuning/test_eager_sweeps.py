@@ -19,7 +19,7 @@ from vitgraph.tuning import calibration
 from vitgraph.tuning.calibration import calibrate
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
-from vitgraph.tuning.eager_sweeps import Call, EagerSweeps
+from vitgraph.tuning.host_watch import Call, EagerSweeps
 
 LAUNCH_MS, PER_TOKEN_MS, SLOWDOWN = 15.0, 0.02, 1.7
 
