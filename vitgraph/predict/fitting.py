@@ -126,6 +126,15 @@ def spread(values: list[Value], most: int) -> list[Value]:
     return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
 
 
+def geometric_budgets(low: int, high: int, fine: float, coarse: float = 0.0, turn: int | None = None) -> list[int]:
+    """Budgets from `low` to `high`, in steps of the ratio `fine` up to `turn` and of `coarse` above."""
+    budgets = [low]
+    while budgets[-1] < high:
+        ratio = fine if turn is None or budgets[-1] < turn else coarse
+        budgets.append(min(high, max(budgets[-1] + 1, round(budgets[-1] * ratio))))
+    return budgets
+
+
 def median_of_three(values: FloatArray) -> FloatArray:
     """Each value replaced by the median of itself and its neighbours; the ends keep theirs."""
     if len(values) < 3:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from vitgraph.errors import InputError, UsageError
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.predict.fitting import geometric_budgets
 from vitgraph.records.kinds.calibrate import EncoderFacts
 
 ASPECTS = (1.0, 4 / 3, 3 / 4, 16 / 9, 2 / 3)
@@ -130,18 +131,6 @@ def encoder_facts(rule: GeometryRule) -> EncoderFacts:
     )
 
 
-def budget_grid(low: int, high: int, *, fine: float, coarse: float, turn: int) -> list[int]:
-    """Budgets from `low` to `high`, in steps of the ratio `fine` up to `turn` and of `coarse` above."""
-    budgets = [low]
-    while budgets[-1] < high:
-        ratio = fine if budgets[-1] < turn else coarse
-        budgets.append(min(high, max(budgets[-1] + 1, round(budgets[-1] * ratio))))
-    # A last step that is hardly one would cost a capture and tell nothing.
-    if len(budgets) > 2 and budgets[-1] < 1.1 * budgets[-2]:
-        del budgets[-2]
-    return budgets
-
-
 @dataclass(slots=True)
 class CalibrationPlan:
     """What to measure.
@@ -171,7 +160,10 @@ class CalibrationPlan:
             start = max(low, smallest)
             grid = list(budgets) if budgets is not None else None
             if grid is None:
-                grid = budget_grid(start, catalogue.max_tokens, fine=FINE_STEP, coarse=COARSE_STEP, turn=COARSE_FROM)
+                grid = geometric_budgets(start, catalogue.max_tokens, FINE_STEP, COARSE_STEP, COARSE_FROM)
+                # A last step that is hardly one would cost a capture and tell nothing.
+                if len(grid) > 2 and grid[-1] < 1.1 * grid[-2]:
+                    del grid[-2]
             filled = (catalogue.fill(path, budget) for budget in grid if budget >= start)
             grids[path] = sorted({sum(item.spec.tokens_on(path) for item in batch) for batch in filled if batch})
         found = cls(catalogue, facts, grids, tuple(sorted({level for level in slots if level > 1})))

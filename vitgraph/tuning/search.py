@@ -15,11 +15,11 @@ from itertools import accumulate, combinations, product
 import numpy as np
 
 from vitgraph.errors import BudgetError, UsageError
-from vitgraph.planning.budgets import BudgetSettings
+from vitgraph.planning.budgets import BudgetSettings, generate_budgets
 from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.predict.engine_rules import EngineRules
-from vitgraph.predict.fitting import spread
-from vitgraph.predict.targets import OPTIMAL, Target, TargetCost, make_plan
+from vitgraph.predict.fitting import geometric_budgets, spread
+from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Target, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.tuning.budget_lists import (
@@ -227,7 +227,7 @@ class Search:
 
     def guided(self, seeds: Iterable[BudgetSettings] = ()) -> SearchResult:
         """Exact lists for given packings."""
-        for settings in seeds:
+        for settings in (*seeds, *self._fixed_seeds()):
             self.evaluate(settings)
         if self.facts.is_multi_path:
             self._try_tops()
@@ -291,6 +291,16 @@ class Search:
             tokens = [spec.output_tokens for spec in specs]
             counts.update(dict.fromkeys({*tokens, *accumulate(tokens)}, count))
         return candidate_budgets(np.array(list(counts)), np.array(list(counts.values()), float), self.high, most)
+
+    def _fixed_seeds(self) -> Iterator[BudgetSettings]:
+        lists = [
+            tuple(generate_budgets(self.low, self.high)),
+            tuple(budget for budget in SEED_BUDGETS if self.low <= budget <= self.high),
+            tuple(geometric_budgets(self.low, min(self.high, max(self.low, self.traffic.max_tokens)), 1.25)),
+        ]
+        for budgets, items, policy in product(filter(None, lists), self.item_options, self.target.policies):
+            for frames in self.frame_options(items, budgets[-1]):
+                yield BudgetSettings(budgets, min(items, SEED_ITEMS, budgets[0]), frames, policy)
 
     def _groups(self, settings: BudgetSettings) -> ReplayGroups | None:
         plan = make_plan(self.target, self.facts, settings)
