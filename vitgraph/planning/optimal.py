@@ -231,7 +231,7 @@ def _weighed(
     doubted = cost.join_ms(replays_ms * (1.0 + cost.doubt), *parts)
     best = doubted.argmin(axis=1)
     rows = np.arange(len(best))
-    return Packing(doubted[rows, best], cost.join_ms(replays_ms, *parts)[rows, best], []), best
+    return Packing(cost.join_ms(replays_ms, *parts)[rows, best], doubted[rows, best], []), best
 
 
 def _largest(values: IntArray, member: BoolArray) -> IntArray:

@@ -117,6 +117,8 @@ def test_a_doubtful_gain_is_left_to_eager(count: int) -> None:
     assert gain > 0
     sure, doubtful = (TargetCost(COST.model, COST.target, doubt) for doubt in (gain / 2, 2 * gain / (1 - gain)))
     assert sure.predict_call(specs, plan, "optimal").graph_ms == pytest.approx(graph)
+    promised = best_packing(call_items([specs], plan, sure), graph_tables(plan), sure).latency_ms
+    assert promised[0] == pytest.approx(graph)
     assert {batch.miss_reason for batch in pack_items(specs, plan, "optimal", doubtful)} == {EAGER_IS_FASTER}
 
 
