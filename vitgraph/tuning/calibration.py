@@ -26,7 +26,6 @@ from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_pro
 from vitgraph.records.kinds.calibrate import (
     CallPoint,
     CapturePoint,
-    EncoderFacts,
     MemoryPoint,
     ReplayPoint,
 )
@@ -96,18 +95,20 @@ def calibrate(
         ProfileError: The time was too short for a profile.
         KeyboardInterrupt: The user stopped it before there was enough.
     """
-    run = _Calibration(encoder, max_tokens, time_limit_s, seed, progress)
+    facts, catalogue = encoder_facts(encoder.rule), ItemCatalogue(encoder.rule, max_tokens)
     profile = CalibrationProfile(
         **model,
         environment=snapshot(encoder.device).but(encoder=ran),
-        encoder=run.facts,
+        encoder=facts,
         max_tokens=max_tokens,
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+    plan = CalibrationPlan.of(catalogue, facts, budgets, slots)
+    run = _Calibration(encoder, profile, plan, time_limit_s, seed, progress or SilentProgress())
     before = read_gpu_state(encoder.device)
     with torch.inference_mode(), without_collection():
         try:
-            run.measure(profile, CalibrationPlan.of(run.catalogue, run.facts, budgets, slots), holdout_calls)
+            run.measure(holdout_calls)
         except KeyboardInterrupt as stop:
             profile.stopped = "stopped by the user; the points until then are kept"
             profile.eager = run.sweeps.points()
@@ -127,19 +128,23 @@ class _Calibration:
     """One calibration in progress."""
 
     def __init__(
-        self, encoder: VisionEncoder, max_tokens: int, time_limit_s: float, seed: int, progress: Progress | None
+        self,
+        encoder: VisionEncoder,
+        profile: CalibrationProfile,
+        plan: CalibrationPlan,
+        time_limit_s: float,
+        seed: int,
+        progress: Progress,
     ) -> None:
-        self.encoder = encoder
-        self.max_tokens = max_tokens
-        self.facts: EncoderFacts = encoder_facts(encoder.rule)
-        self.catalogue = ItemCatalogue(encoder.rule, max_tokens)
+        self.encoder, self.profile, self.plan = encoder, profile, plan
+        self.facts, self.catalogue = plan.facts, plan.catalogue
         self.timing = DeviceTiming(encoder, seed)
         self.sweeps = EagerSweeps(self.timing.eager)
         self.host = HostWatch(layer_timer(encoder.device))
         self._traced: Call | None = None
         self._told: set[str] = set()
         self.seed = seed
-        self.progress = progress or SilentProgress()
+        self.progress = progress
         self._time_limit_s = time_limit_s
         self._started = time.perf_counter()
 
@@ -155,38 +160,38 @@ class _Calibration:
         self.host.look()
         self.progress.step()
 
-    def _tell_of_host(self, profile: CalibrationProfile) -> list[str]:
+    def _tell_of_host(self) -> list[str]:
         """Keeps how the host is, tells the user at once what is wrong with it, and returns all of that."""
-        profile.host = self.host.check(self.sweeps.fastest_ms(self._traced))
-        problems = host_problems(profile.host) | ({"moved": note} if (note := self.sweeps.note()) else {})
+        self.profile.host = self.host.check(self.sweeps.fastest_ms(self._traced))
+        problems = host_problems(self.profile.host) | ({"moved": note} if (note := self.sweeps.note()) else {})
         for kind, text in problems.items():
             if kind not in self._told:
                 self.progress.note(text)
             self._told.add(kind)
         return list(problems.values())
 
-    def measure(self, profile: CalibrationProfile, plan: CalibrationPlan, holdout_calls: int) -> None:
-        bounds = [0, *(bound for bound in STAGES if bound < self.max_tokens), self.max_tokens]
+    def measure(self, holdout_calls: int) -> None:
+        bounds = [0, *(bound for bound in STAGES if bound < self.profile.max_tokens), self.profile.max_tokens]
         for low, high in pairwise(bounds):
-            stage = {path: [b for b in grid if low < b <= high] for path, grid in plan.budgets.items()}
+            stage = {path: [b for b in grid if low < b <= high] for path, grid in self.plan.budgets.items()}
             stage = {path: grid for path, grid in stage.items() if grid}
             if not stage:
                 continue
-            if profile.replays and self._is_late(REPLAY_SHARE):
-                profile.notes.append(f"no replays above {low} tokens: the time was up")
+            if self.profile.replays and self._is_late(REPLAY_SHARE):
+                self.profile.notes.append(f"no replays above {low} tokens: the time was up")
                 break
-            is_first = not profile.replays
-            self._measure_stage(profile, plan, stage)
+            is_first = not self.profile.replays
+            self._measure_stage(stage)
             if is_first:
-                self._sweep_early(profile, plan)
-        calls = self._measure_eager(profile)
+                self._sweep_early()
+        calls = self._measure_eager()
         copied = {item.spec.output_tokens: item for item in map(self.catalogue.image, COPY_TOKENS) if item is not None}
-        profile.copies = [self.timing.copies(item) for item in copied.values()]
+        self.profile.copies = [self.timing.copies(item) for item in copied.values()]
         has_moved = self.sweeps.movement_ms() is not None
-        self._tell_of_host(profile)
+        self._tell_of_host()
         self.progress.phase("measuring calls that the fit does not see", holdout_calls * PASSES)
         measure_holdout(
-            profile,
+            self.profile,
             self.timing,
             self.catalogue,
             calls=holdout_calls,
@@ -197,19 +202,17 @@ class _Calibration:
         )
         if has_moved:
             self._sweep_last()
-        profile.eager = self.sweeps.points(calls)
-        profile.notes += self._tell_of_host(profile)
+        self.profile.eager = self.sweeps.points(calls)
+        self.profile.notes += self._tell_of_host()
 
     # -- replays -------------------------------------------------------------------------------------------------------
 
-    def _measure_stage(
-        self, profile: CalibrationProfile, plan: CalibrationPlan, stage: Mapping[str, list[int]]
-    ) -> None:
-        tiers = {(path, budget): plan.tiers(path, budget) for path, grid in stage.items() for budget in grid}
+    def _measure_stage(self, stage: Mapping[str, list[int]]) -> None:
+        tiers = {(path, budget): self.plan.tiers(path, budget) for path, grid in stage.items() for budget in grid}
         graphs = BudgetPlan(
             path_budgets={path: tuple(grid) for path, grid in stage.items()},
             max_items=max(BATCH_ITEMS),
-            max_frames=max((1, *plan.slots)),
+            max_frames=max((1, *self.plan.slots)),
             slot_tiers=tiers,
             axes=self.facts.axes,
             segment_free_paths=frozenset(self.facts.segment_free_paths),
@@ -220,35 +223,35 @@ class _Calibration:
         )
         try:
             manager.capture(lambda done, total, key: self.progress.step())
-            self._note_captures(profile, manager)
+            self._note_captures(manager)
             self.progress.phase("timing replays", len(tiers))
             # By budget, so that a stop leaves every path with the small ones.
             for (path, budget), levels in sorted(tiers.items(), key=lambda tier: tier[0][1]):
-                if self._is_late(REPLAY_SHARE) and self._has_enough_replays(profile):
-                    profile.notes.append(f"no replays of {budget} tokens and more were timed: the time was up")
+                if self._is_late(REPLAY_SHARE) and self._has_enough_replays():
+                    self.profile.notes.append(f"no replays of {budget} tokens and more were timed: the time was up")
                     break
                 for axis_key in {key.axis_key for key in manager.graphs if key.path == path}:
-                    self._measure_budget(profile, manager, plan, GraphKey(path, budget, levels[0], axis_key))
+                    self._measure_budget(manager, GraphKey(path, budget, levels[0], axis_key))
                 self.progress.step()
-            self._measure_calls(profile, manager, graphs)
+            self._measure_calls(manager, graphs)
         finally:
             manager.clear()
 
-    def _has_enough_replays(self, profile: CalibrationProfile) -> bool:
+    def _has_enough_replays(self) -> bool:
         """Whether every path has replays of so many budgets that a cost model can be made of them."""
         found: dict[str, set[int]] = {}
-        for point in profile.replays:
+        for point in self.profile.replays:
             found.setdefault(point.path, set()).add(point.token_budget)
         return all(len(found.get(path, ())) >= FEWEST_BUDGETS for path in self.facts.path_minimums)
 
-    def _note_captures(self, profile: CalibrationProfile, manager: EncoderCudaGraphManager) -> None:
+    def _note_captures(self, manager: EncoderCudaGraphManager) -> None:
         captured = list(manager.graphs.values())
         for graph in captured:
             key = graph.key
-            profile.captures.append(
+            self.profile.captures.append(
                 CapturePoint(key.path, key.token_budget, key.segment_slots, graph.capture_ms, graph.buffer_bytes)
             )
-        profile.memory.append(
+        self.profile.memory.append(
             MemoryPoint(
                 max_budget=captured[0].token_budget,
                 graphs=len(captured),
@@ -258,16 +261,14 @@ class _Calibration:
             )
         )
         for dropped in manager.dropped:
-            profile.notes.append(f"budget {dropped.key.token_budget} was dropped: {dropped.reason}")
+            self.profile.notes.append(f"budget {dropped.key.token_budget} was dropped: {dropped.reason}")
 
-    def _measure_budget(
-        self, profile: CalibrationProfile, manager: EncoderCudaGraphManager, plan: CalibrationPlan, key: GraphKey
-    ) -> None:
+    def _measure_budget(self, manager: EncoderCudaGraphManager, key: GraphKey) -> None:
         """One budget: a full batch at every slot level; at some, other batches in the same graph."""
-        levels = plan.tiers(key.path, key.token_budget)
+        levels = self.plan.tiers(key.path, key.token_budget)
         batches = [(levels[0], self.catalogue.fill(key.path, key.token_budget))]
         batches += [(level, batches[0][1]) for level in levels[1:]]
-        if key.token_budget in plan.slot_budgets[key.path]:
+        if key.token_budget in self.plan.slot_budgets[key.path]:
             batches += [(levels[0], self.catalogue.fill(key.path, key.token_budget // part)) for part in PARTIAL_FILLS]
             batches += self._many_segments(key, levels)
         for slots, batch in batches:
@@ -276,7 +277,7 @@ class _Calibration:
                 continue
             timed = self.timing.replay(manager, graph, batch)
             specs = tuple(item.spec for item in batch)
-            profile.replays.append(ReplayPoint(key.path, key.axis_key, key.token_budget, slots, specs, timed))
+            self.profile.replays.append(ReplayPoint(key.path, key.axis_key, key.token_budget, slots, specs, timed))
 
     def _many_segments(self, key: GraphKey, levels: Sequence[int]) -> list[tuple[int, list[SizedItem]]]:
         """Batches of several images, and videos, each in the fewest slots that hold them."""
@@ -294,13 +295,13 @@ class _Calibration:
 
     # -- calls and eager -----------------------------------------------------------------------------------------------
 
-    def _measure_calls(self, profile: CalibrationProfile, manager: EncoderCudaGraphManager, plan: BudgetPlan) -> None:
+    def _measure_calls(self, manager: EncoderCudaGraphManager, plan: BudgetPlan) -> None:
         """Whole calls beside their replays alone: one image, several images in a replay, and two replays."""
         if self.facts.is_multi_path:
             return
         usable = [(key, levels) for key, levels in plan.slot_tiers.items() if key[1] <= LARGEST_CALL]
         for (path, budget), levels in usable[::CALLS_EVERY]:
-            if profile.calls and self._is_late(REPLAY_SHARE):
+            if self.profile.calls and self._is_late(REPLAY_SHARE):
                 return
             batches = [(levels[0], self.catalogue.fill(path, budget))]
             if len(levels) > 1:
@@ -311,7 +312,7 @@ class _Calibration:
                 if key is not None:
                     alone = self.timing.replay(manager, key, batch).ms
                     for replays in (1, 2) if len(batch) == 1 else (1,):
-                        profile.calls.append(self._call(manager, key, batch, replays, alone * replays))
+                        self.profile.calls.append(self._call(manager, key, batch, replays, alone * replays))
 
     def _call(
         self, manager: EncoderCudaGraphManager, key: GraphKey, batch: Sequence[SizedItem], replays: int, parts_ms: float
@@ -337,9 +338,9 @@ class _Calibration:
                 calls.append([clip] if clip is not None else [])
         return list({tuple(item.geometry for item in call): call for call in calls if call}.values())
 
-    def _sweep_early(self, profile: CalibrationProfile, plan: CalibrationPlan) -> None:
+    def _sweep_early(self) -> None:
         """Short eager calls, long before the rest of them: the host may be slower or faster then."""
-        budgets = plan.budgets[next(iter(self.facts.path_minimums))]
+        budgets = self.plan.budgets[next(iter(self.facts.path_minimums))]
         calls = self._eager_calls(budgets, max(budgets, default=0))
         self.progress.phase("timing short eager calls, which are timed again later")
         self.sweeps.sweep(
@@ -350,18 +351,18 @@ class _Calibration:
             share=FURTHER_SWEEP,
             ends_device_bound=True,
         )
-        profile.eager = self.sweeps.points(calls)
+        self.profile.eager = self.sweeps.points(calls)
         self._traced = next(iter(self.sweeps.host_bound()), None)
         # What runs in compiled blocks is launched in another way, of which there is no reference.
-        if self._traced is not None and not profile.is_compiled:
+        if self._traced is not None and not self.profile.is_compiled:
             self.host.take_trace(self.timing.trace(self._traced))
-        self._tell_of_host(profile)
+        self._tell_of_host()
 
-    def _measure_eager(self, profile: CalibrationProfile) -> list[Call]:
+    def _measure_eager(self) -> list[Call]:
         """Eager runs over the measured sizes, some of them through the manager too; returns the calls."""
         path = next(iter(self.facts.path_minimums))
-        budgets = sorted({point.token_budget for point in profile.replays if point.path == path})
-        calls = self._eager_calls(budgets, max(point.token_budget for point in profile.replays))
+        budgets = sorted({point.token_budget for point in self.profile.replays if point.path == path})
+        calls = self._eager_calls(budgets, max(point.token_budget for point in self.profile.replays))
         self.progress.phase("timing eager calls", len(calls))
         self.sweeps.sweep(
             "main",
@@ -369,17 +370,17 @@ class _Calibration:
             is_late=lambda: len(self.sweeps) >= FEWEST_EAGER and self._is_late(EAGER_SHARE),
             tick=self._look,
         )
-        profile.eager = self.sweeps.points(calls)
-        if left_out := len(calls) - len(profile.eager):
-            profile.notes.append(f"{left_out} eager calls were left out: the time was up")
+        self.profile.eager = self.sweeps.points(calls)
+        if left_out := len(calls) - len(self.profile.eager):
+            self.profile.notes.append(f"{left_out} eager calls were left out: the time was up")
         manager = EncoderCudaGraphManager(self.encoder, BudgetPlan(dict.fromkeys(self.timing.paths, ()), 1, 0, {}))
         for call in calls[::MISSES_EVERY]:
-            if any(not point.replays for point in profile.calls) and self._is_late(EAGER_SHARE):
+            if any(not point.replays for point in self.profile.calls) and self._is_late(EAGER_SHARE):
                 break
             specs = [item.spec for item in call]
             missed = forced_batch(range(len(call)), specs, self.timing.paths, {})
             through, alone = self.timing.beside_eager(manager, [missed], call)
-            profile.calls.append(CallPoint(tuple(specs), 0, len(call), through, alone.ms))
+            self.profile.calls.append(CallPoint(tuple(specs), 0, len(call), through, alone.ms))
             self.sweeps.add("beside misses", call, alone)
         return calls
 

@@ -142,8 +142,8 @@ def test_calibration_on_a_host_that_slows_down_keeps_its_own_times(
 def test_the_first_stage_alone_has_eager_times(tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
 
-    def stop(run: calibration._Calibration, profile: CalibrationProfile) -> list[Call]:
-        found.append(len(profile.eager))
+    def stop(run: calibration._Calibration) -> list[Call]:
+        found.append(len(run.profile.eager))
         raise RuntimeError("far enough")
 
     monkeypatch.setattr(calibration._Calibration, "_measure_eager", stop)
