@@ -137,21 +137,19 @@ def best_packing(
     pack = _pack_subsets if items.shape[1] <= exact_items else _pack_neighbours
     calls, count = items.shape
     chunk = calls if count <= exact_items else max(1, _CHUNK_WINDOWS // count**2)
+    # Paths to leave to eager for a whole call: none of them, and of several paths all but one or more.
+    paths = tables.plan.paths
+    lefts = [left for size in range(len(paths)) for left in combinations(paths, size)]
     latency, doubted, chosen = [], [], []
     for start in range(0, calls, chunk):
         some = items.take_calls(start, start + chunk)
-        options = [pack(_Task.of(some, tables, left), tables, cost, with_groups) for left in _left_paths(tables.plan)]
+        options = [pack(_Task.of(some, tables, left), tables, cost, with_groups) for left in lefts]
         picks = np.argmin([option.doubted_ms for option in options], axis=0)
         for call, pick in enumerate(picks):
             latency.append(options[pick].latency_ms[call])
             doubted.append(options[pick].doubted_ms[call])
             chosen += options[pick].chosen[call : call + 1]
     return Packing(np.array(latency), np.array(doubted), chosen)
-
-
-def _left_paths(plan: BudgetPlan) -> list[tuple[str, ...]]:
-    """Paths to leave to eager for a whole call: none of them, and of several paths all but one or more."""
-    return [left for size in range(len(plan.paths)) for left in combinations(plan.paths, size)]
 
 
 # -- all partitions ----------------------------------------------------------------------------------------------------

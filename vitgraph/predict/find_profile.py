@@ -72,13 +72,9 @@ def stands_for(profile: CalibrationProfile, source: ModelSource) -> bool | None:
     """Whether a profile was measured with this model's tower; None where it does not say what it was measured with."""
     if not is_same_network(str(profile.row), source.row):
         return False
-    shape = profile.tower or _shape_of_preset(profile.name)
+    preset = resolve_preset(profile.name)
+    shape = profile.tower or (tower_shape(preset) if preset is not None else {})
     return None if not shape else is_same_tower(shape, tower_shape(source))
-
-
-def _shape_of_preset(name: str) -> dict[str, Any] | None:
-    preset = resolve_preset(name)
-    return None if preset is None else tower_shape(preset)
 
 
 def _agreement(profile: CalibrationProfile, wanted: Mapping[str, Any]) -> int:

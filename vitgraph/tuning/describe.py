@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.items import VIDEO
-from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE, TargetCost
+from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.kinds.tune import (
     AgainstEager,
@@ -44,7 +42,13 @@ def describe(task: TuneTask, found: Searched, target: str) -> dict[str, Any]:
         "unseen": _unseen(task, found, tuned),
         "runners_up": tuple(map(_evaluation, _runners_up(tuned.result))),
         "baselines": _baselines(tuned),
-        "by_budget": tuple(_by_budget(counters, tuned.cost)),
+        "by_budget": tuple(
+            GraphUse(
+                **row,
+                break_even_tokens=break_even_tokens(tuned.cost, row["path"], row["token_budget"], row["segment_slots"]),
+            )
+            for row in counters.as_dict()["per_budget"]
+        ),
         "hits": counters.hits,
         "items": counters.items,
         "waste": counters.waste,
@@ -153,12 +157,6 @@ def pareto_fronts(result: SearchResult) -> list[ScoredSettings]:
                 least = result.evaluated[place].score
                 found[int(place)] = result.evaluated[place]
     return sorted(found.values(), key=lambda evaluation: (evaluation.graphs, evaluation.score))
-
-
-def _by_budget(counters: GraphCounters, cost: TargetCost) -> Iterator[GraphUse]:
-    for row in counters.as_dict()["per_budget"]:
-        least = break_even_tokens(cost, row["path"], row["token_budget"], row["segment_slots"])
-        yield GraphUse(**row, break_even_tokens=least)
 
 
 def _beyond_vllm(found: Searched) -> BeyondVllm:

@@ -104,11 +104,6 @@ class Objective:
         total = sum(weights.values())
         return cls({name: weight / total for name, weight in weights.items()})
 
-    @property
-    def is_additive(self) -> bool:
-        """True where the score is a sum over calls, which budget lists can be optimised for exactly."""
-        return "p99" not in self.weights
-
     def score(self, graph: FloatArray, eager: FloatArray) -> float:
         """The score of per-request latencies against eager's; below 1 is better than eager."""
         by_sum = float(graph.sum() / eager.sum())

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from vitgraph.records.kinds.tune import Measured, TuneVerdict
-from vitgraph.records.latency import Pair
 from vitgraph.tuning.objective import Kept, is_surely_more
 
 USE_GRAPHS: Final = "use_graphs"
@@ -78,33 +77,18 @@ def measured_verdict(measured: Measured, most_slower: float) -> tuple[TuneVerdic
         return None
     if measured.problems or pair.mean.verdict == "invalid":
         return MEASURE_FIRST, f"measured, but the times are not valid: {'; '.join(measured.problems)}"
-    found, gain = pair.mean.verdict, pair.mean.improvement_pct
+    found, gain, slower = pair.mean.verdict, pair.mean.improvement_pct, pair.slower
     ends = "" if pair.mean.ci95 is None else f" (95% CI {pair.mean.ci95[0]:+.1f}% to {pair.mean.ci95[1]:+.1f}%)"
-    what = f"measured {gain:+.1f}%{ends} against eager on {measured.calls} calls, {_slower_text(pair)}"
+    # Slower by more than noise and by more than what counts.
+    shares = [] if slower is None else [one for one in (slower.share, slower.over_2pct_share) if one is not None]
+    share = min(shares, default=None)
+    said = "requests not compared one by one" if share is None else f"{share:.1%} of the requests slower"
+    what = f"measured {gain:+.1f}%{ends} against eager on {measured.calls} calls, {said}"
     if found == "faster":
-        broken = _is_surely_slower(pair, most_slower) or (pair.p99 is not None and pair.p99.verdict == "slower")
+        broken = share is not None and slower is not None and is_surely_more(share, slower.requests, most_slower)
+        broken |= pair.p99 is not None and pair.p99.verdict == "slower"
         why = f"leave graphs off: {what}, P99 {'not known' if pair.p99 is None else pair.p99.verdict}"
         return (NO_GRAPHS, why) if broken else (USE_GRAPHS, f"use graphs: {what}")
     if found in ("slower", "same"):
         return NO_GRAPHS, f"leave graphs off: {what}: {found}"
     return MEASURE_FIRST, f"undecided: {what}; measure more with --verify-calls and --time-limit"
-
-
-def _slower_share(pair: Pair) -> float | None:
-    """Requests slower by more than noise and by more than what counts."""
-    if pair.slower is None:
-        return None
-    shares = [share for share in (pair.slower.share, pair.slower.over_2pct_share) if share is not None]
-    return min(shares, default=None)
-
-
-def _slower_text(pair: Pair) -> str:
-    share = _slower_share(pair)
-    return "requests not compared one by one" if share is None else f"{share:.1%} of the requests slower"
-
-
-def _is_surely_slower(pair: Pair, most: float) -> bool:
-    share = _slower_share(pair)
-    if share is None or pair.slower is None:
-        return False
-    return is_surely_more(share, pair.slower.requests, most)
