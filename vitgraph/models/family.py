@@ -191,7 +191,9 @@ class Family:
         with device:
             tower = cls.build_tower(vision_config, extra, dtype)
             following = cls.following_modules(tower.config, extra)
-        return nn.ModuleDict({"visual": tower, **{name: module.to(dtype) for name, module in following.items()}})
+        # Tables that come from numpy are on the CPU until they are moved.
+        following = {name: module.to(device, dtype) for name, module in following.items()}
+        return nn.ModuleDict({"visual": tower, **following})
 
     @classmethod
     def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:

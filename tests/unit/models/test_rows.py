@@ -5,10 +5,11 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.registry import ModelSource, preset_of, resolve_model, row_of_config
-from vitgraph.models.rows import NOT_YET, ROWS
+from vitgraph.models.registry import ModelSource, preset_of, resolve_model, row_of_config, row_presets
+from vitgraph.models.rows import NOT_YET, ROWS, ModelRow
 
 VISION = {"hidden_size": 64, "depth": 2}
 
@@ -103,3 +104,11 @@ def test_no_family_imports_torch() -> None:
         "[row.encoder_class() for row in ROWS]; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_modules_are_made_where_they_will_run(row: ModelRow) -> None:
+    preset = row_presets(row.name)[row.debug_preset]
+    meta = torch.device("meta")
+    modules = row.encoder_class().build_modules(preset["vision_config"], preset["extra"], torch.bfloat16, meta)
+    assert {tensor.device for tensor in (*modules.parameters(), *modules.buffers())} == {meta}
