@@ -13,6 +13,7 @@ from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, fit_overheads
+from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.kinds.calibrate import ReplayPoint
 
 CURVE_POINTS = 12
@@ -28,7 +29,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
 
     Returns:
         `label`, `points` (how many measurements of each kind), `curve` (budget, replay, eager of the same size),
-        `empty_slots`, `overheads`, `memory`, `error`, `host`, `doubts` and `notes`.
+        `empty_slots`, `overheads`, `memory`, `error`, `attention` (where `auto` chose), `host`, `doubts` and `notes`.
     """
     model = CostModel(profile)
     error = model_error(model)
@@ -53,6 +54,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
         "capture_ms": float(np.median([point.capture_ms for point in profile.captures])) if profile.captures else None,
         "error": error.model_dump(),
         "error_text": str(error),
+        "attention": choices_text(ran.attn_choices or ()) if (ran := profile.ran) else "",
         "host": None if profile.host is None else profile.host.model_dump(),
         "doubts": profile_doubts(profile, error),
         "notes": [*profile.notes, *([profile.stopped] if profile.stopped else [])],

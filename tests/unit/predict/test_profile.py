@@ -17,9 +17,11 @@ from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.profile import ProfileError, load_profile, profile_of
+from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
 from vitgraph.records.sections import Compiled, Encoder, Environment
 from vitgraph.records.store import read_record
+from vitgraph.report.views.calibrate import calibrate_document
 from vitgraph.specs import ModelSpec
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
@@ -179,3 +181,12 @@ def test_what_is_not_what_was_calibrated_is_named() -> None:
     profile.environment = same.but(encoder=COMPILED)
     backend, plain = profile.differences(same.but(encoder=PLAIN.but(attn_backend="TRITON_ATTN")))
     assert backend.startswith("the attention backend was FLASH_ATTN") and "were compiled" in plain
+
+
+def test_what_auto_chose_while_calibrating_is_said() -> None:
+    profile = load_profile(STORED)
+    choice = {"rows": 2048, "slots": 1, "longest": 2048, "is_graph": True, "backend": "TRITON_ATTN", "milliseconds": {}}
+    chosen = Encoder(dtype="bfloat16", attn_backend="auto", attn_choices=[choice])
+    profile.environment = profile.environment.but(encoder=chosen)
+    facts = calibrate_document(describe_profile(profile)).sections[1].blocks[0]
+    assert ("Attention", "graphs: TRITON_ATTN at 2,048 rows") in facts.pairs

@@ -69,6 +69,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for row in summary["memory"]:
         sizes = f"pool {say.size(row['pool_bytes'])}, buffers {say.size(row['buffer_bytes'])}"
         yield f"Budgets up to {row['max_budget']}", f"{sizes}, {say.count(row['graphs'], 'graph')}"
+    yield "Attention", summary["attention"]
     host = summary["host"] or {}
     if host.get("launch_us") is not None:
         usual = f"usual hosts: {host['reference_launch_us']:.0f}"
