@@ -23,7 +23,7 @@ test: $(STAMP)
 
 # Whole programs, several ranks, oracles, drills and compiled towers. What fails beside others runs once more, alone.
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow || $(BIN)/python -m pytest --last-failed -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow || $(BIN)/python -m pytest --last-failed -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
