@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from vitgraph.report.charts_of_times import draw_by_tokens
-from vitgraph.report.columns import Cell, Column, TableSpec
-from vitgraph.report.document import Chart, Code, Document, Facts, Text, Verdict, section, sections
+from vitgraph.report.columns import Cell, Column, Table
+from vitgraph.report.document import Chart, Code, Document, Facts, Text, Verdict, section
+from vitgraph.report.draw import draw_by_tokens
 from vitgraph.report.to_terminal import render
 
 ODD = "a\x1b[31m_b\u202e[red]<i>|`$\\frac{$ 5% #1\x07"
@@ -19,7 +19,7 @@ COLUMNS = (
     *(Column(f"mean_{n}", "number", "ms", "a mean", f"Mean latency improvement {n}") for n in range(9)),
     Column("why", "text", "", "why", "Reason"),
 )
-SPEC = TableSpec("odd", "Odd things", "a thing", COLUMNS, "requests")
+SPEC = Table("odd", COLUMNS, "Odd things", "a thing", "requests")
 
 
 def made_up_document(**changes: Any) -> Document:
@@ -39,12 +39,12 @@ def made_up_document(**changes: Any) -> Document:
         "title": ODD,
         "what": ("NVIDIA H200", ODD, "blocks not compiled", "greedy packing", "9 budgets", "1 request a call"),
         "verdict": Verdict("faster", "Graphs are faster", ODD, "+1.0%", (ODD,)),
-        "sections": sections(
-            section("Things", SPEC.table(rows), Facts.of([("Fact", ODD), ("None", None)]), Text(ODD, "warning")),
+        "sections": (
+            section("Things", SPEC.filled(rows), Facts.of([("Fact", ODD), ("None", None)]), Text(ODD, "warning")),
             section("Charts", Chart("latency", ODD, draw)),
             section("", Code(f"run {ODD}\n```\nthen")),
         ),
-        "tables": (SPEC.table([{name: value for name, value in row.items() if name != "why"} for row in rows]),),
+        "tables": (SPEC.filled([{name: value for name, value in row.items() if name != "why"} for row in rows]),),
         "command": ("vitgraph", "test", "--model", ODD),
     }
     return Document(**{**found, **changes})

@@ -16,14 +16,13 @@ from saved_run_folders import EXAMPLE, scale, set_field, write_run
 from vitgraph.records.kinds.micro import MicroRow, crossings
 from vitgraph.records.record import BenchRecord, CompareRecord, MicroRecord, ProfileRecord, Record, VerifyRecord
 from vitgraph.records.saved_runs import SavedRun, open_runs
-from vitgraph.records.two_runs import compare_runs
+from vitgraph.records.two_runs import compare_sides
 from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.machine import doctor_document, models_document
 from vitgraph.report.views.plan import explanation_document
-from vitgraph.report.views.runs import runs_document
-from vitgraph.report.views.two_runs import two_runs_document
+from vitgraph.report.views.runs import runs_document, two_runs_document
 from vitgraph.report.views.workload import workload_document
 
 FAULT = "relative L2 0.5 from eager, above 1e-05: item 0 [odd], budget 64"
@@ -178,7 +177,7 @@ def plan_report() -> Document:
 
 def two_runs_report(folder: Path, **factors: float) -> Document:
     second = write_run(folder, set_field("resolved", "packing", value="greedy-defer"), scale(**factors))
-    return two_runs_document(compare_runs(*open_runs([EXAMPLE, second])))
+    return two_runs_document(compare_sides(*([run] for run in open_runs([EXAMPLE, second]))))
 
 
 def runs_report(folder: Path) -> Document:

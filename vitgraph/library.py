@@ -191,7 +191,7 @@ def read_tables(*paths: str | Path) -> dict[str, pd.DataFrame]:
     from vitgraph.report.to_files import arrow_table
 
     document, _ = document_of_paths([Path(path) for path in paths])
-    return {table.spec.name: arrow_table(table).to_pandas() for table in document.tables}
+    return {table.name: arrow_table(table).to_pandas() for table in document.tables}
 
 
 def _samples(path: Path) -> Samples:

@@ -15,7 +15,7 @@ from vitgraph.commands import recommend, tune_budgets
 from vitgraph.predict import targets
 from vitgraph.predict.profile import load_profile
 from vitgraph.records.record import TuneRecord, VerifyRecord
-from vitgraph.report.views.recommend import advice_of
+from vitgraph.report.views.tune import advice_of
 
 SMALL = [
     "recommend", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "10",

@@ -18,7 +18,7 @@ def calibrate(spec: CalibrateSpec, progress: Progress) -> Shown:
     """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
     from vitgraph.measure.setup import resolve_source
     from vitgraph.predict.profile_summary import describe_profile
-    from vitgraph.report.views.calibrate import calibrate_document
+    from vitgraph.report.views.parts import calibrate_document
 
     model = spec.model
     source = resolve_source(model)

@@ -48,7 +48,7 @@ def export(spec: ExportSpec) -> Shown:
 def _compare(spec: ExportSpec, sides: tuple[str, str], formats: Sequence[str]) -> Shown:
     from vitgraph.records.saved_runs import open_runs
     from vitgraph.records.two_runs import compare_sides
-    from vitgraph.report.views.two_runs import comparison_summary, two_runs_document
+    from vitgraph.report.views.runs import comparison_summary, two_runs_document
 
     paths = [_runs_of(side) for side in sides]
     runs = open_runs([path for side in paths for path in side])
@@ -72,7 +72,7 @@ def _runs_of(side: str) -> list[Path]:
 def _gate(comparison: RunComparison, limit_pct: float) -> VitgraphError | None:
     """Why a regression test must fail; None where it passes, and a note where that is for want of evidence."""
     row = comparison.row("graph", "mean")
-    loss = -(row.improvement_pct or 0.0)
+    loss = -(row.found.improvement_pct or 0.0)
     if comparison.verdict == "invalid":
         return IncomparableRunsError(f"no verdict on the second side: {comparison.verdict_reason}")
     if loss < limit_pct or comparison.verdict == "same":

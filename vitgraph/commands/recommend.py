@@ -30,7 +30,7 @@ def recommend(spec: RecommendSpec, progress: Progress) -> Shown:
     from vitgraph.measure.preparation import prepare_bench
     from vitgraph.report.documents import write_derived
     from vitgraph.report.to_files import write
-    from vitgraph.report.views.recommend import recommend_document, recommendation
+    from vitgraph.report.views.tune import recommend_document, recommendation
     from vitgraph.verify.models import failure_of
 
     check_goals(spec.tune)

@@ -196,7 +196,7 @@ def _shown(command: str, runs: Sequence[SweepRun], folder: Path | None = None) -
     """The table of the runs, and for `bench` that of their figures; as files too where a folder is given."""
     from vitgraph.report.documents import document_of_paths
     from vitgraph.report.to_files import write
-    from vitgraph.report.views.sweep import sweep_document
+    from vitgraph.report.views.runs import sweep_document
 
     whole = [run.folder for run in runs if run.is_whole()]
     figures = document_of_paths(whole)[0] if command == "bench" and len(whole) > 1 else None

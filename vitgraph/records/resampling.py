@@ -260,26 +260,9 @@ _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2
 """97.5 % quantiles of Student's distribution with 1, 2, … degrees of freedom."""
 
 
-@dataclass(frozen=True, slots=True)
-class SidesCompared:
-    """One metric of repeated runs on two sides.
-
-    Attributes:
-        base_ms: Mean over the first side's runs of the metric, milliseconds a request.
-        other_ms: The same of the second side.
-        improvement: What the second gains.
-        spread_pct: Standard deviation of the metric between runs of a side, in percent.
-    """
-
-    base_ms: float
-    other_ms: float
-    improvement: Improvement
-    spread_pct: float
-
-
 def compare_samples(
     first: FloatArray, second: FloatArray, requests: npt.NDArray[np.int64], metric: Metric, seed: int = 0
-) -> SidesCompared:
+) -> tuple[Improvement, float]:
     """Compares two sides, of which one at least has several runs.
 
     Args:
@@ -288,6 +271,9 @@ def compare_samples(
         requests: Requests of each call, `[n]`.
         metric: `mean`, `p50` or `p99`.
         seed: Seed of the resampling.
+
+    Returns:
+        What the second gains, and the standard deviation of the metric between runs of a side in percent.
     """
     n, sizes = requests.size, (len(first), len(second))
     freedom = sum(size - 1 for size in sizes)
@@ -295,7 +281,7 @@ def compare_samples(
     found = 1.0 - other.mean() / base.mean()
     spread = 100.0 * math.sqrt(sum(((side / side.mean() - 1.0) ** 2).sum() for side in (base, other)) / freedom)
     if n < _calls_needed(metric):
-        return SidesCompared(float(base.mean()), float(other.mean()), Improvement(100.0 * found, None), spread)
+        return Improvement(100.0 * found, None), spread
     rng = np.random.default_rng(seed)
     counts = rng.multinomial(n, np.full(n, 1.0 / n), size=RESAMPLES) * requests
     drawn = [_values(counts, side, metric) for side in (first, second)]
@@ -316,7 +302,7 @@ def compare_samples(
     gains = 1.0 - moved[1] / moved[0]
     wider = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL * (1 + 1.2 / freedom)) / _NORMAL
     low, high = (float(100.0 * (found + wider * (end - found))) for end in np.percentile(gains, (2.5, 97.5)))
-    return SidesCompared(float(base.mean()), float(other.mean()), Improvement(100.0 * found, (low, high)), spread)
+    return Improvement(100.0 * found, (low, high)), spread
 
 
 def _values(weights: npt.NDArray[np.int64], side: FloatArray, metric: Metric) -> FloatArray:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from vitgraph.records import latency
 from vitgraph.records.latency import Latency, SlowerRequests, Verdict
 from vitgraph.records.resampling import (
     MIN_PAIRS,
@@ -63,6 +64,15 @@ class Judgement:
     @property
     def verdict(self) -> Verdict:
         return verdict(self.improvement, self.noise_floor_pct, self.margin_pct)
+
+    def section(self, is_invalid: bool = False) -> latency.Improvement:
+        """What a record holds of it; the times may be ones that must not be compared."""
+        return latency.Improvement(
+            improvement_pct=self.improvement.improvement_pct,
+            ci95=self.improvement.ci95,
+            noise_floor_pct=self.noise_floor_pct,
+            verdict="invalid" if is_invalid else self.verdict,
+        )
 
     def reason(self, name: str = "mean") -> str:
         """Why, in words; where nothing is decided also what to do about it."""
@@ -159,9 +169,8 @@ class Noise:
         Raises:
             ValueError: The series differ in length.
         """
-        calls = Calls.of(base, other, requests)
-        found = improvement_of(calls, metric, seed)
-        return Judgement(found, self.floors.get(metric), margin_pct, calls.n)
+        found = improvement(base, other, metric, requests, seed)
+        return Judgement(found, self.floors.get(metric), margin_pct, np.size(base))
 
 
 def verdict(found: Improvement, floor_pct: float | None, margin_pct: float = MARGIN_PCT) -> Verdict:

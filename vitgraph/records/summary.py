@@ -91,13 +91,7 @@ class Judge:
 
     def improvement(self, base: str, series: str, noise: Noise, metric: Metric = "mean") -> Improvement:
         """The section of it."""
-        judged = self.judge(base, series, noise, metric)
-        return Improvement(
-            improvement_pct=judged.improvement.improvement_pct,
-            ci95=judged.improvement.ci95,
-            noise_floor_pct=judged.noise_floor_pct,
-            verdict="invalid" if self.is_invalid else judged.verdict,
-        )
+        return self.judge(base, series, noise, metric).section(self.is_invalid)
 
     def pair(
         self,

@@ -53,7 +53,6 @@ MODE_LOOKS: dict[str, dict[str, Any]] = {
     "first": {"color": GREY, "dashes": (0, (5, 2)), "marker": "o", "hatch": ""},
     "second": {"color": "#000000", "dashes": "solid", "marker": "^", "hatch": ""},
 }
-CPU_NOTE = "replay on a CPU, no speed-up claimed"
 
 WIDTH = 6.0
 """Inches; with text of `POINTS` it is still read on a phone, whose screen is as wide as the figure then."""
@@ -145,9 +144,10 @@ def new_figure(title: str, subtitle: str, height: float) -> Figure:
     return figure
 
 
-def new_axes(figure: Figure, rows: int = 1) -> list[Axes]:
-    """Axes one under the other."""
-    return list(figure.subplots(rows, 1, squeeze=False)[:, 0])
+def new_axes(title: str, subtitle: str, height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure with axes one under the other."""
+    figure = new_figure(title, subtitle, height)
+    return figure, list(figure.subplots(rows, 1, squeeze=False)[:, 0])
 
 
 def wrapped(text: str, characters: int = _CHARACTERS) -> str:
@@ -161,8 +161,8 @@ def series_label(text: str, characters: int = 32) -> str:
     return f" {cleaned}" if cleaned.startswith("_") else cleaned
 
 
-def legend_below(figure: Figure, columns: int = 2) -> None:
-    """A legend of all axes under them, where it covers no data."""
+def with_legend(figure: Figure, columns: int = 2) -> Figure:
+    """The figure with a legend of all axes under them, where it covers no data."""
     found: dict[str, Any] = {}
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
@@ -177,6 +177,7 @@ def legend_below(figure: Figure, columns: int = 2) -> None:
         columnspacing=1.4,
         handletextpad=0.6,
     )
+    return figure
 
 
 def scale_axis(axes: Axes, name: Literal["x", "y"], low: float, high: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -36,7 +36,7 @@ class Column:
         unit: Unit of its values; empty where they have none.
         meaning: What it holds, for the reference.
         header: Its header for readers; empty where it is for files alone.
-        text: Turns a value into a cell for readers; None does so by the unit.
+        text: Turns a value into a cell for readers, or its number of decimals; None does so by the unit.
         of: Where its value is in what a row is of: names with dots between, or a function; empty for its own name.
     """
 
@@ -45,7 +45,7 @@ class Column:
     unit: str
     meaning: str
     header: str = ""
-    text: Callable[[Any], str] | None = None
+    text: Callable[[Any], str] | int | None = None
     of: str | Callable[[Any], Any] = ""
 
     @property
@@ -63,7 +63,7 @@ class Column:
         if value is None:
             return Cell(say.NO_VALUE)
         if self.text is not None:
-            return Cell(self.text(value))
+            return Cell(say.number(value, self.text) if isinstance(self.text, int) else self.text(value))
         if self.kind == "integer" and self.unit != "bytes":
             return Cell(f"{value:,}")
         if self.is_numeric:
@@ -94,6 +94,7 @@ _UNITS = (
     ("calls|replays|runs|graphs|ranks|rounds|kernels", r"\1"),
 )
 """Units by the last word of a field's name."""
+_FRACTIONS = frozenset({"ms", "%", "s", "share", "ratio"})
 _TEXTS: dict[str, Callable[[Any], str]] = {"launch_gap": say.gap, "token_budget": str}
 
 
@@ -106,7 +107,7 @@ def unit_of(name: str) -> str:
 
 
 def fields(
-    section: type[BaseModel], at: str = "", *unseen: str, **headers: str | tuple[str, Callable[[Any], str]]
+    section: type[BaseModel], at: str = "", *unseen: str, **headers: str | tuple[str, Callable[[Any], str] | int]
 ) -> tuple[Column, ...]:
     """Columns of a record's fields, with the meaning, kind and unit that the record gives them.
 
@@ -114,7 +115,7 @@ def fields(
         section: The part of a record.
         at: Where it is in what a row is of: names with dots between; empty where the row is of it.
         unseen: Fields for files alone.
-        headers: By the field's name, the header for readers, or it and what turns a value into a cell.
+        headers: By the field's name, the header for readers, or it and `Column.text`.
     """
     found = []
     for name, header in {**dict.fromkeys(unseen, ""), **headers}.items():
@@ -126,6 +127,22 @@ def fields(
         unit = unit_of(name) if kind in ("integer", "number") else ""
         found.append(Column(name, kind, unit, meaning, title, text, f"{at}.{name}" if at else ""))
     return tuple(found)
+
+
+def column(
+    name: str,
+    meaning: str,
+    header: str = "",
+    text: Callable[[Any], str] | int | None = None,
+    of: str | Callable[[Any], Any] = "",
+    *,
+    kind: Kind | None = None,
+    unit: str | None = None,
+) -> Column:
+    """A column that is no field of a record; its unit is that of its name, and its kind that of its unit."""
+    found = unit_of(name) if unit is None else unit
+    usual: Kind = "text" if not found else "number" if found in _FRACTIONS else "integer"
+    return Column(name, kind or usual, found, meaning, header, text, of)
 
 
 def texts(**headers: str) -> tuple[Column, ...]:
@@ -161,64 +178,50 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSpec:
-    """What a table is, whatever its rows.
+class Table:
+    """A table: what it is, and its rows, which are none where it is declared.
 
     Attributes:
         name: Name of its files.
+        columns: Its columns, in order.
         title: Its title for readers; may be empty.
         one_row: What a row stands for; empty where only readers see the table.
-        columns: Its columns, in order.
         counts: What its counts and means are over: `calls`, `requests`, `items`; empty where it has none.
         digits: Significant digits of its numbers in CSV; Parquet holds them whole.
         is_optional: It is of no use to most records, and its files are left out where there is no row of it.
-    """
-
-    name: str
-    title: str = ""
-    one_row: str = ""
-    columns: tuple[Column, ...] = ()
-    counts: str = ""
-    digits: int = 6
-    is_optional: bool = False
-
-    def table(self, rows: Iterable[Row], **options: Any) -> Table:
-        """The table of some rows."""
-        return Table(self, tuple(rows), **options)
-
-    def of(self, things: Iterable[Any], **options: Any) -> Table:
-        """The table of some things, a row each, whose values the columns find in them."""
-        return self.table(({column.name: column.value(one) for column in self.columns} for one in things), **options)
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table with its rows.
-
-    Attributes:
-        spec: Its name and columns.
         rows: Values, or whole cells, by column; a value that is left out or None was not measured.
-        title: Its title for readers, where not that of the spec.
         hidden: Columns that readers are not shown here, beside those without a header.
         notes: What a reader must know, beneath it.
     """
 
-    spec: TableSpec
-    rows: tuple[Row, ...]
-    title: str | None = None
+    name: str
+    columns: tuple[Column, ...]
+    title: str = ""
+    one_row: str = ""
+    counts: str = ""
+    digits: int = 6
+    is_optional: bool = False
+    rows: tuple[Row, ...] = ()
     hidden: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
+
+    def filled(self, rows: Iterable[Row], **changes: Any) -> Table:
+        """The table with some rows."""
+        return replace(self, rows=tuple(rows), **changes)
+
+    def of(self, things: Iterable[Any], **changes: Any) -> Table:
+        """The table of some things, a row each, whose values the columns find in them."""
+        return self.filled(({column.name: column.value(one) for column in self.columns} for one in things), **changes)
 
     @property
     def heading(self) -> str:
         """Its title, with what it counts where it counts anything."""
-        title = self.spec.title if self.title is None else self.title
-        return f"{title} (counts {self.spec.counts})" if self.spec.counts and title else title
+        return f"{self.title} (counts {self.counts})" if self.counts and self.title else self.title
 
     @property
     def shown(self) -> tuple[Column, ...]:
         """The columns that readers see."""
-        return tuple(column for column in self.spec.columns if column.header and column.name not in self.hidden)
+        return tuple(column for column in self.columns if column.header and column.name not in self.hidden)
 
     def cells(self) -> list[list[Cell]]:
         """The cells that readers see, row by row."""
@@ -236,18 +239,6 @@ class Table:
         return replace(self, hidden=self.hidden.union(names))
 
 
-RUN_COLUMN = Column("run", "text", "", "name of the run: the end of its folder's path", "Run")
-
-
-def join_tables(named: Mapping[str, Sequence[Table]]) -> list[Table]:
-    """The tables of several records, those of one spec as one, each row with the name of its record before it."""
-    rows: dict[str, list[Row]] = {}
-    specs: dict[str, TableSpec] = {}
-    for name, tables in named.items():
-        for table in tables:
-            specs.setdefault(table.spec.name, table.spec)
-            rows.setdefault(table.spec.name, []).extend({"run": name, **row} for row in table.rows)
-    return [
-        replace(spec, columns=(RUN_COLUMN, *spec.columns), one_row=f"a run and {spec.one_row}").table(rows[name])
-        for name, spec in specs.items()
-    ]
+def table_of(name: str, *columns: Column, **more: Any) -> Table:
+    """A table with these columns and no rows yet; `more` is of `Table`."""
+    return Table(name, columns, **more)

@@ -5,10 +5,9 @@ A view builds one from a record; the renderers show it on a terminal, as a page,
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from vitgraph.report.columns import Cell, Table
 
@@ -121,26 +120,26 @@ class Document:
     Attributes:
         name: What made it, as `vitgraph bench`.
         title: What it is of.
+        sections: What follows; those without a block are left out.
         what: What was run, in phrases: device, backend, compiled or not, packing, budgets, requests a call.
         verdict: What it says first; None where the record judges nothing.
-        sections: What follows; those without a block are left out.
         warning: Why it is incomplete; empty where it is complete.
         tables: Tables of files, whole, whether or not a section shows them.
         command: The command that made it; empty where it is of several.
-        explanation: Name of the template that explains how to read its page.
+        explanation: How to read its page: `bench` or `comparison`; empty for none.
         parts: Documents that its page shows one after the other.
     """
 
     name: str
     title: str
+    sections: tuple[Section, ...] = ()
     what: tuple[str, ...] = ()
     verdict: Verdict | None = None
-    sections: tuple[Section, ...] = ()
     warning: str = ""
     tables: tuple[Table, ...] = ()
     command: tuple[str, ...] = ()
     explanation: str = ""
-    parts: tuple[Document, ...] = field(default=())
+    parts: tuple[Document, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -153,33 +152,21 @@ class Document:
         return tuple(block for section in self.sections for block in section.blocks if isinstance(block, Chart))
 
 
-def section(title: str, *blocks: Block | None, is_detail: bool = False, is_folded: bool = False) -> Section:
-    """A section of those blocks that there are; one of facts or rows that are none is left out too."""
-    kept = tuple(
-        block
-        for block in blocks
-        if block is not None
-        and not (isinstance(block, Facts) and not block.pairs)
-        and not (isinstance(block, Table) and not block.rows)
+def section(title: str, *blocks: Block | str | None, **how: bool) -> Section:
+    """A section of those blocks that there are; a string is a paragraph, and facts or rows that are none are left out.
+
+    Args:
+        title: The heading.
+        blocks: What may stand under it.
+        how: `is_detail`, `is_folded`.
+    """
+    found = (Text(block) if isinstance(block, str) else block for block in blocks if block)
+    kept = (
+        one for one in found if (one.pairs if isinstance(one, Facts) else one.rows if isinstance(one, Table) else True)
     )
-    return Section(title, kept, is_detail, is_folded)
+    return Section(title, tuple(kept), **how)
 
 
-def sections(*found: Section | None) -> tuple[Section, ...]:
-    """Those sections that have a block."""
-    return tuple(one for one in found if one is not None and one.blocks)
-
-
-def sentence(text: str) -> str:
-    """Text that starts with a capital and ends with a full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
-
-
-def command_text(command: Sequence[str]) -> str:
-    """A command as a shell takes it, one option a line."""
-    lines: list[list[str]] = [[]]
-    for word in command:
-        if word.startswith("--"):
-            lines.append([])
-        lines[-1].append(shlex.quote(word))
-    return " \\\n  ".join(" ".join(line) for line in lines if line)
+def document(name: str, title: str, *found: Section | None, **more: Any) -> Document:
+    """A report of those sections that have a block, with further parts of `Document`."""
+    return Document(name, title, tuple(one for one in found if one is not None and one.blocks), **more)

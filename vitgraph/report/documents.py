@@ -17,12 +17,11 @@ from vitgraph.report.to_files import write
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.compare import compare_document
 from vitgraph.report.views.compile_rows import COMPILE_ROWS, compile_rows_document, compile_rows_table
-from vitgraph.report.views.micro import micro_document
-from vitgraph.report.views.profile import profile_document
+from vitgraph.report.views.machine import verify_document
+from vitgraph.report.views.parts import calibrate_document, micro_document, profile_document
 from vitgraph.report.views.ranks import sharing_section
 from vitgraph.report.views.runs import run_document, runs_document
 from vitgraph.report.views.tune import tune_document
-from vitgraph.report.views.verify import verify_document
 
 DERIVED = ("csv", "plots")
 """What a command writes beside its record; `export` makes the rest."""
@@ -31,7 +30,6 @@ DERIVED = ("csv", "plots")
 def _calibration(record: CalibrateRecord) -> Document:
     from vitgraph.predict.profile import profile_of
     from vitgraph.predict.profile_summary import describe_profile
-    from vitgraph.report.views.calibrate import calibrate_document
 
     return calibrate_document(describe_profile(profile_of(record)))
 

@@ -5,37 +5,34 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from vitgraph.report.columns import TableSpec
+from vitgraph.report.columns import Table
 from vitgraph.report.to_files import COLUMNS_TABLE
 from vitgraph.report.views import (
     bench,
-    calibrate,
     compare,
     compile_rows,
     graph_tables,
-    micro,
-    profile,
+    machine,
+    parts,
     ranks,
     runs,
     tune,
-    two_runs,
-    verify,
     workload,
 )
 
 PAGE = Path("docs/tables.md")
-TABLES: dict[str, tuple[TableSpec, ...]] = {
+TABLES: dict[str, tuple[Table, ...]] = {
     "bench": (
         *(runs.RUNS, bench.SUMMARY, graph_tables.PER_BUDGET, graph_tables.PER_PATH, graph_tables.MONOLITHIC_SPEC),
         *(graph_tables.MISSES, graph_tables.DROPPED, ranks.RANKS, runs.SAMPLES, ranks.SCALING),
     ),
-    "export --compare": (two_runs.COMPARISON,),
+    "export --compare": (runs.COMPARISON,),
     "compare-backends, and bench --compile-rows": (compare.BACKENDS, ranks.RANKS, compile_rows.MANY),
-    "compare-backends --micro": (micro.MICRO, micro.CROSSINGS),
-    "profile": (profile.KINDS,),
+    "compare-backends --micro": (parts.MICRO, parts.CROSSINGS),
+    "profile": (parts.KINDS,),
     "tune-budgets": (tune.SETTINGS, tune.BUDGETS),
-    "calibrate": (calibrate.CURVE,),
-    "verify": (verify.CHECKS,),
+    "calibrate": (parts.CURVE,),
+    "verify": (machine.CHECKS,),
     "workload inspect": (workload.DISTRIBUTIONS,),
     "every export": (COLUMNS_TABLE,),
 }

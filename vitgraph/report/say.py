@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 NOT_MEASURED = "not measured"
@@ -93,6 +94,37 @@ def count(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def words(name: object) -> str:
+    """A name of a record, as `too_many_tokens`, in words."""
+    return str(name).replace("_", " ")
+
+
+def joined(*parts: object, by: str = ", ") -> str:
+    """Those of the parts that say something."""
+    return by.join(str(part) for part in parts if part and part != NO_VALUE)
+
+
+def change(*values: Any, text: Callable[[Any], str] = ms) -> str:
+    """Values of one thing one after the other: `5.13→4.52`."""
+    return "→".join(map(text, values))
+
+
+def path(name: str) -> str:
+    """The path of an encoder before what is of it; empty for the only one of most encoders."""
+    return "" if name == "default" else f"{name} "
+
+
+def sentence(text: str) -> str:
+    """Text that starts with a capital and ends with a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+
+
+def command(command: Sequence[str]) -> str:
+    """A command as a shell takes it, one option a line."""
+    before = {True: " \\\n  ", False: " "}
+    return "".join(before[word.startswith("--")] + shlex.quote(word) for word in command).removeprefix(" ")
+
+
 def interval(ci95: Sequence[float] | None) -> str:
     """The ends of a 95 % interval of an improvement: `+1.8 … +2.4%`; empty where there is none."""
     if ci95 is None:
@@ -101,10 +133,13 @@ def interval(ci95: Sequence[float] | None) -> str:
     return f"{low.removesuffix('%')} … {high}"
 
 
+def ci95(found: Sequence[float] | None, before: str = "") -> str:
+    """The interval with its name, behind what goes before it: `95% CI +1.8 … +2.4%`; empty where there is none."""
+    return f"{before}95% CI {interval(found)}" if found else ""
+
+
 def budgets(budgets: Mapping[str, Sequence[int]] | Sequence[int]) -> str:
     """Token budgets of the paths on one line; a single path goes without its name."""
-    if not isinstance(budgets, Mapping):
-        return " ".join(map(str, budgets))
-    if list(budgets) == ["default"]:
-        return " ".join(map(str, budgets["default"]))
-    return "; ".join(f"{path}: {' '.join(map(str, values))}" for path, values in budgets.items())
+    by_path = budgets if isinstance(budgets, Mapping) else {"default": budgets}
+    is_named = list(by_path) != ["default"]
+    return "; ".join(f"{f'{path}: ' if is_named else ''}{' '.join(map(str, of))}" for path, of in by_path.items())

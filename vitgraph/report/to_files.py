@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import UsageError
 from vitgraph.records.store import RecordFileError, os_reason, refuse_to_replace, write_atomically
-from vitgraph.report.columns import Column, Table, TableSpec
+from vitgraph.report.columns import Table, column, table_of
 from vitgraph.report.document import Document
 from vitgraph.report.say import clean
 
@@ -25,17 +25,14 @@ CSV, PARQUET, MARKDOWN, LATEX, PLOTS, HTML = FORMATS = ("csv", "parquet", "markd
 PAGE_FILE = "report.html"
 PLOTS_FOLDER = "plots"
 
-COLUMNS_TABLE = TableSpec(
+COLUMNS_TABLE = table_of(
     "columns",
-    "",
-    "a column of the tables",
-    (
-        Column("table", "text", "", "table"),
-        Column("column", "text", "", "column of that table", of="of.name"),
-        Column("kind", "text", "", "`text`, `integer`, `number` or `truth`", of="of.kind"),
-        Column("unit", "text", "", "unit of its values", of="of.unit"),
-        Column("meaning", "text", "", "what it holds", of="of.meaning"),
-    ),
+    column("table", "table"),
+    column("column", "column of that table", of="of.name"),
+    column("kind", "`text`, `integer`, `number` or `truth`", of="of.kind"),
+    column("unit", "unit of its values", of="of.unit"),
+    column("meaning", "what it holds", of="of.meaning"),
+    one_row="a column of the tables",
 )
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -112,13 +109,13 @@ def _contents(document: Document, formats: Sequence[str], stem: str, describes: 
     from vitgraph.report.to_markdown import to_markdown
 
     files: dict[str, bytes] = {}
-    tables = [table for table in document.tables if table.rows or not table.spec.is_optional]
+    tables = [table for table in document.tables if table.rows or not table.is_optional]
     if CSV in formats:
-        files |= {f"{table.spec.name}.csv": csv_bytes(table) for table in tables}
+        files |= {f"{table.name}.csv": csv_bytes(table) for table in tables}
     if PARQUET in formats:
-        files |= {f"{table.spec.name}.parquet": parquet_bytes(table) for table in tables}
+        files |= {f"{table.name}.parquet": parquet_bytes(table) for table in tables}
     if CSV in formats and tables and describes:
-        columns = ({"table": table.spec.name, "of": column} for table in tables for column in table.spec.columns)
+        columns = ({"table": table.name, "of": column} for table in tables for column in table.columns)
         files["columns.csv"] = csv_bytes(COLUMNS_TABLE.of(columns))
     if MARKDOWN in formats:
         files[f"{stem}.md"] = to_markdown(document).encode("utf-8")
@@ -138,9 +135,9 @@ def csv_bytes(table: Table) -> bytes:
     """A table as CSV in UTF-8; numbers with the table's significant digits."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = [column.name for column in table.spec.columns]
+    names = [column.name for column in table.columns]
     writer.writerow(names)
-    writer.writerows([_cell(row.get(name), table.spec.digits) for name in names] for row in table.rows)
+    writer.writerows([_cell(row.get(name), table.digits) for name in names] for row in table.rows)
     return text.getvalue().encode("utf-8")
 
 
@@ -173,7 +170,7 @@ def arrow_table(table: Table) -> pa.Table:
     import pyarrow as pa
 
     types = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64(), "truth": pa.bool_()}
-    columns = {column.name: column for column in table.spec.columns}
+    columns = {column.name: column for column in table.columns}
     schema = pa.schema(
         pa.field(name, types[column.kind], metadata={"unit": column.unit, "meaning": column.meaning})
         for name, column in columns.items()

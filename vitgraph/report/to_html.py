@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitgraph import __version__
+from vitgraph.report import say
 from vitgraph.report.charts import page_svg
-from vitgraph.report.document import TONES, Chart, Document, command_text, sentence
+from vitgraph.report.document import TONES, Document
 from vitgraph.report.say import clean
 
 if TYPE_CHECKING:
@@ -20,11 +20,12 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 def to_html(document: Document) -> str:
     """The whole page; its parts follow it, each with an anchor of its own."""
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(document=document, charts=_charts(document), version=__version__, shell=command_text, identity=id)
-    )
+    from markupsafe import Markup
+
+    found = [chart for one in (document, *document.parts) for chart in one.charts]
+    charts = {id(chart): Markup(page_svg(chart, f"c{number}")) for number, chart in enumerate(found)}
+    page = _environment().get_template("page.html")
+    return page.render(document=document, charts=charts, version=__version__, shell=say.command, identity=id)
 
 
 @cache
@@ -44,22 +45,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=finalize,
     )
-    environment.filters["sentence"] = sentence
+    environment.filters["sentence"] = say.sentence
     environment.filters["lines"] = lambda text: text.split("\n")
     environment.filters["kind"] = lambda block: type(block).__name__.lower()
     environment.globals["signs"] = {tone: sign for tone, (_, sign) in TONES.items()}
     return environment
-
-
-def _charts(document: Document) -> dict[int, str]:
-    """Every chart of a document and its parts as SVG, by the chart's identity."""
-    from markupsafe import Markup
-
-    found = list(_all_charts(document))
-    return {id(chart): Markup(page_svg(chart, f"c{number}")) for number, chart in enumerate(found)}
-
-
-def _all_charts(document: Document) -> Iterator[Chart]:
-    yield from document.charts
-    for part in document.parts:
-        yield from _all_charts(part)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from vitgraph.report.columns import Cell, Table
-from vitgraph.report.document import Document, sentence
-from vitgraph.report.say import clean
+from vitgraph.report.document import Document
+from vitgraph.report.say import clean, sentence
 
 PACKAGES = r"% Needs \usepackage{booktabs,adjustbox}."
 _ESCAPES = {
@@ -56,7 +56,7 @@ def to_latex(document: Document) -> str:
         context += f" {sentence(document.warning)}"
     labels: list[str] = []
     for table in tables:
-        name = re.sub(r"[^a-z0-9]+", "-", f"{document.name} {table.spec.name}".lower()).strip("-")
+        name = re.sub(r"[^a-z0-9]+", "-", f"{document.name} {table.name}".lower()).strip("-")
         labels.append(f"{name}-{len(labels) + 1}" if name in labels else name)
     return "\n".join([PACKAGES, *(_float(*pair, context) for pair in zip(tables, labels, strict=True))])
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
+from vitgraph.report import say
 from vitgraph.report.columns import Cell, Table
-from vitgraph.report.document import Block, Code, Document, Facts, Section, Text, command_text, sentence
-from vitgraph.report.say import clean
+from vitgraph.report.document import Block, Code, Document, Facts, Section, Text
+from vitgraph.report.say import clean, sentence
 
 _SPECIAL = frozenset("\\`*_[]<>|~#&")
 
@@ -26,7 +27,7 @@ def to_markdown(document: Document) -> str:
         if not section.is_detail:
             lines += _section(section)
     if document.command:
-        lines += ["To reproduce:", "", *_fence(command_text(document.command)), ""]
+        lines += ["To reproduce:", "", *_fence(say.command(document.command)), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -35,39 +36,34 @@ def text(value: str) -> str:
     return "".join(f"\\{character}" if character in _SPECIAL else character for character in clean(value))
 
 
-def row(cells: Sequence[str]) -> str:
+def row(cells: Iterable[str]) -> str:
     """A row of a table; the cells must be escaped."""
     return f"| {' | '.join(cells)} |"
 
 
-def table_lines(table: Table) -> list[str]:
-    """A table and its notes."""
-    columns = table.shown
-    lines = [row([text(column.header) for column in columns])]
-    lines.append(row(["--:" if column.is_numeric else ":--" for column in columns]))
-    lines += [row([_cell(cell) for cell in cells]) for cells in table.cells()]
-    return [*lines, "", *(f"{text(note)}\n" for note in table.notes)]
-
-
 def _section(section: Section) -> Iterator[str]:
     lines = [line for block in section.blocks for line in _block(block)]
-    if not lines:
-        return
-    if section.title:
+    if lines and section.title:
         yield from (f"#### {text(section.title)}", "")
     yield from lines
 
 
-def _block(block: Block) -> list[str]:
+def _block(block: Block) -> Iterator[str]:
     if isinstance(block, Facts):
-        return [*(f"- {text(name)}: {_cell(value)}" for name, value in block.pairs), ""]
-    if isinstance(block, Text):
-        return [text(block.text), ""]
-    if isinstance(block, Code):
-        return [*_fence(block.text), ""]
-    if isinstance(block, Table):
-        return [*([f"{text(block.heading)}:", ""] if block.heading else []), *table_lines(block)]
-    return []
+        yield from (f"- {text(name)}: {_cell(value)}" for name, value in block.pairs)
+    elif isinstance(block, Text):
+        yield text(block.text)
+    elif isinstance(block, Code):
+        yield from _fence(block.text)
+    elif isinstance(block, Table):
+        yield from (f"{text(block.heading)}:", "") if block.heading else ()
+        yield row(text(column.header) for column in block.shown)
+        yield row("--:" if column.is_numeric else ":--" for column in block.shown)
+        yield from (row(map(_cell, cells)) for cells in block.cells())
+        yield from (f"\n{text(note)}" for note in block.notes)
+    else:
+        return
+    yield ""
 
 
 def _cell(value: str | Cell) -> str:

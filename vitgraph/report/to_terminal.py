@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text as Line
 
 from vitgraph.report.columns import Cell, Table
-from vitgraph.report.document import TONES, Block, Code, Document, Facts, Section, Text, Verdict
+from vitgraph.report.document import TONES, Block, Code, Document, Facts, Section, Text
 from vitgraph.report.say import clean
 
 _GAP = 2
@@ -34,28 +34,21 @@ def render(document: Document, console: Console) -> None:
         console.print(line(" · ".join(document.what), "dim"))
     if document.warning:
         console.print(line(document.warning, "bold yellow"))
-    if document.verdict is not None:
+    if (verdict := document.verdict) is not None:
+        text = line(verdict.headline, f"bold {TONES[verdict.word][0]}")
+        for part in filter(None, (verdict.figure, verdict.reason)):
+            text.append(f": {clean(part)}", style="not bold default")
         console.print()
-        _print_verdict(document.verdict, console)
-    for one in document.sections:
-        if not one.is_detail:
-            _print_section(one, console)
+        for one in (text, *map(line, verdict.lines)):
+            console.print(one)
+    for section in document.sections:
+        if not section.is_detail:
+            _print_section(section, console)
 
 
 def line(text: str, style: str = "") -> Line:
     """A line of text; a name may hold square brackets or control characters, and nothing of it is obeyed."""
     return Line(clean(text), style=style)
-
-
-def _print_verdict(verdict: Verdict, console: Console) -> None:
-    style = TONES[verdict.word][0]
-    text = Line(clean(verdict.headline), style=f"bold {style}")
-    for part in (verdict.figure, verdict.reason):
-        if part:
-            text.append(f": {clean(part)}", style="not bold default")
-    console.print(text)
-    for more in verdict.lines:
-        console.print(line(more))
 
 
 def _print_section(section: Section, console: Console) -> None:
@@ -73,7 +66,12 @@ def _print_section(section: Section, console: Console) -> None:
 
 def _print_block(block: Block, console: Console) -> None:
     if isinstance(block, Facts):
-        console.print(_fact_list(block))
+        grid = Grid.grid(padding=(0, _GAP, 0, 0))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for name, value in block.pairs:
+            grid.add_row(line(name), _cell(value if isinstance(value, Cell) else Cell(value)))
+        console.print(grid)
     elif isinstance(block, Text):
         console.print(line(block.text, TONES[block.tone][0] if block.tone else ""))
     elif isinstance(block, Code):
@@ -88,15 +86,6 @@ def _print_block(block: Block, console: Console) -> None:
             console.print(grid)
         for note in block.notes:
             console.print(line(note, "dim"))
-
-
-def _fact_list(facts: Facts) -> Grid:
-    grid = Grid.grid(padding=(0, _GAP, 0, 0))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, value in facts.pairs:
-        grid.add_row(line(name), _cell(value if isinstance(value, Cell) else Cell(value)))
-    return grid
 
 
 def _cell(cell: Cell) -> Line:

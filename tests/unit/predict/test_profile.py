@@ -21,7 +21,7 @@ from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
 from vitgraph.records.sections import Compiled, Encoder, Environment
 from vitgraph.records.store import read_record
-from vitgraph.report.views.calibrate import calibrate_document
+from vitgraph.report.views.parts import calibrate_document
 from vitgraph.specs import ModelSpec
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"

@@ -6,7 +6,7 @@ import pytest
 
 from vitgraph.records.graph_facts import Counters, GraphUse
 from vitgraph.records.latency import Latency
-from vitgraph.report.columns import Column, TableSpec, fields, value_at
+from vitgraph.report.columns import Column, fields, table_of, value_at
 
 USE = GraphUse(path="default", token_budget=64, segment_slots=4, replays=3, items=5, tokens=90, segments=5, waste=0.5)
 
@@ -33,9 +33,7 @@ def test_a_table_finds_its_values_in_what_its_rows_are_of() -> None:
     double = Column(
         "double", "integer", "replays", "twice the replays", "Double", of=lambda row: 2 * row["use"].replays
     )
-    spec = TableSpec(
-        "uses", "", "a graph", (*fields(GraphUse, "use", replays="Replays", replay_ms="Replay ms"), double)
-    )
+    spec = table_of("uses", *fields(GraphUse, "use", replays="Replays", replay_ms="Replay ms"), double)
     table = spec.of([{"use": USE}, {"use": USE.model_copy(update={"replay_ms": 0.5})}])
     assert [list(row.values()) for row in table.rows] == [[3, None, 6], [3, 0.5, 6]]
     assert [[cell.text for cell in row] for row in table.cells()] == [["3", "–", "6"], ["3", "0.500", "6"]]

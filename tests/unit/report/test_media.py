@@ -16,13 +16,14 @@ from vitgraph.errors import UsageError
 from vitgraph.records.latency import Latency
 from vitgraph.report import say
 from vitgraph.report.charts import chart_files
-from vitgraph.report.columns import Column, join_tables
+from vitgraph.report.columns import Column
 from vitgraph.report.say import clean
 from vitgraph.report.to_files import FORMATS, csv_bytes, parse_formats, write
 from vitgraph.report.to_html import to_html
 from vitgraph.report.to_latex import to_latex
 from vitgraph.report.to_markdown import to_markdown
 from vitgraph.report.views.claims import moved_by_one
+from vitgraph.report.views.runs import join_tables
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 PAGE_WORDS = re.compile(r"<(script|link|img|iframe|object|base)\b|@import|url\((?!#)|\ssrc=")
@@ -89,7 +90,7 @@ def test_charts_follow_the_colours_of_the_page_and_draw_any_name(tmp_path: Path)
 
 
 def test_csv_cells_are_no_formulas_and_numbers_stay_numbers() -> None:
-    table = SPEC.table([{"name": name, "mean_0": -1.5} for name in ("=1+1", "+1", "-x", "@SUM(A1)", "a=b")])
+    table = SPEC.filled([{"name": name, "mean_0": -1.5} for name in ("=1+1", "+1", "-x", "@SUM(A1)", "a=b")])
     rows = list(csv.DictReader(io.StringIO(csv_bytes(table).decode())))
     assert [row["name"] for row in rows] == ["'=1+1", "'+1", "'-x", "'@SUM(A1)", "a=b"]
     assert {row["mean_0"] for row in rows} == {"-1.5"}
@@ -153,7 +154,7 @@ def test_parquet_holds_numbers_whole_and_describes_its_columns(tmp_path: Path) -
     import pyarrow.parquet as pq
 
     column = Column("value", "number", "ms", "a time", "Value")
-    document = made_up_document(tables=(SPEC.table([{"name": "a", "mean_0": 1 / 3}]),))
+    document = made_up_document(tables=(SPEC.filled([{"name": "a", "mean_0": 1 / 3}]),))
     write(document, tmp_path, ("parquet",))
     stored = pq.read_table(tmp_path / "odd.parquet")
     assert stored.to_pylist()[0]["mean_0"] == 1 / 3
@@ -161,13 +162,13 @@ def test_parquet_holds_numbers_whole_and_describes_its_columns(tmp_path: Path) -
 
 
 def test_tables_of_several_records_are_one_with_their_names() -> None:
-    (joined,) = join_tables({"one": [SPEC.table([{"name": "a"}])], "two": [SPEC.table([{"name": "b"}])]})
+    (joined,) = join_tables({"one": [SPEC.filled([{"name": "a"}])], "two": [SPEC.filled([{"name": "b"}])]})
     assert [(row["run"], row["name"]) for row in joined.rows] == [("one", "a"), ("two", "b")]
-    assert joined.spec.columns[0].name == "run"
+    assert joined.columns[0].name == "run"
 
 
 def test_what_a_table_counts_stands_in_its_title() -> None:
-    assert SPEC.table([]).heading == "Odd things (counts requests)"
+    assert SPEC.filled([]).heading == "Odd things (counts requests)"
 
 
 def test_no_impossible_launch_gap_is_printed() -> None:

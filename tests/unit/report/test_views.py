@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import made_up_reports as made
+import pandas as pd
 import pytest
 from made_up_comparison import make_samples
 from made_up_document import terminal_text
 
 from vitgraph.errors import UsageError
+from vitgraph.records.latency import Latency
 from vitgraph.report import charts
-from vitgraph.report.charts_of_bars import draw_backends
 from vitgraph.report.documents import document_of, write_derived
+from vitgraph.report.draw import draw_backends, draw_budgets
 from vitgraph.report.to_files import write
 from vitgraph.report.to_html import to_html
 from vitgraph.report.to_latex import to_latex
 from vitgraph.report.to_markdown import to_markdown
 from vitgraph.report.views.bench import bench_document, bench_tables
-from vitgraph.report.views.profile import profile_bars
+from vitgraph.report.views.machine import verify_document
+from vitgraph.report.views.parts import profile_bars
 from vitgraph.report.views.runs import runs_document
-from vitgraph.report.views.verify import verify_document
 
 GOLDEN = Path(__file__).parents[2] / "data" / "golden"
 REWRITE = "VITGRAPH_REWRITE_GOLDEN"
@@ -254,7 +256,7 @@ def ranked(ranks: int, faster: float, **more: Any) -> dict[str, Any]:
 
 
 def scaling_rows(document: Any) -> list[Any]:
-    return [row for table in document.tables if table.spec.name == "scaling" for row in table.rows]
+    return [row for table in document.tables if table.name == "scaling" for row in table.rows]
 
 
 def test_efficiency_is_that_of_the_means_and_published_figures_stand_beside(tmp_path: Path) -> None:
@@ -313,23 +315,22 @@ def test_every_measured_mode_has_a_bar_and_every_other_a_word() -> None:
     assert {bar.get_hatch() for bar in eager} != {bar.get_hatch() for bar in graph}
 
 
-def test_a_bar_that_one_request_moves_is_marked_and_does_not_set_the_scale() -> None:
-    from vitgraph.report.charts_of_bars import Series
+def latency(ms: float, largest: float) -> Latency:
+    times = {"mean_ms": ms, "p50_ms": ms, "p90_ms": ms, "p99_ms": ms, "max_ms": largest, "std_ms": 1.0}
+    return Latency(**times, p99_supported=False, requests=100, calls=100, outliers=0)
 
-    series = {("A", "eager"): Series(5.0, 9.0), ("A", "graph"): Series(30.0, 2670.0, "one of 100 took 2,670 ms")}
-    for axes in draw_backends("t", "s", ["A"], series, {}, "Max").axes:
+
+def test_a_bar_that_one_request_moves_is_marked_and_does_not_set_the_scale() -> None:
+    latencies = {("A", "eager"): latency(5.0, 9.0), ("A", "graph"): latency(30.0, 2670.0)}
+    words = {("A", "graph"): "one of 100 took 2,670 ms"}
+    for axes in draw_backends("s", ["A"], latencies, words, "max_ms").axes:
         assert axes.get_xlim()[1] < 20
         assert any("one of 100 took 2,670 ms" in text.get_text() for text in axes.texts)
 
 
 def test_marks_of_bars_cover_neither_the_names_nor_one_another() -> None:
-    from vitgraph.report.charts_of_bars import Series
-
-    mark = "one of 200 took 185.5 ms"
-    series = {
-        ("A", mode): Series(ms, ms, mark if mode == "graph" else "") for mode, ms in (("eager", 40.0), ("graph", 29.0))
-    }
-    figure = draw_backends("t", "s", ["A"], series, {}, "Max")
+    latencies = {("A", "eager"): latency(40.0, 40.0), ("A", "graph"): latency(29.0, 29.0)}
+    figure = draw_backends("s", ["A"], latencies, {("A", "graph"): "one of 200 took 185.5 ms"}, "max_ms")
     figure.canvas.draw()
     for axes in figure.axes:
         for text in axes.texts:
@@ -338,9 +339,7 @@ def test_marks_of_bars_cover_neither_the_names_nor_one_another() -> None:
 
 
 def test_the_subtitle_of_a_tall_chart_covers_no_axes() -> None:
-    from vitgraph.report.charts_of_bars import BudgetUse, draw_budgets
-
-    uses = [BudgetUse(str(number), number, 1.0) for number in range(1, 41)]
+    uses = pd.DataFrame([{"name": str(number), "count": number, "waste_pct": 1.0} for number in range(1, 41)])
     figure = draw_budgets("Title", "what was measured on what, at some length, " * 3, "Replays", uses)
     figure.canvas.draw()
     (subtitle,) = figure.texts[-1:]

@@ -24,7 +24,7 @@ from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.records.store import read_record
 from vitgraph.report.to_terminal import render
-from vitgraph.report.views.calibrate import calibrate_document
+from vitgraph.report.views.parts import calibrate_document
 from vitgraph.specs import ModelSpec
 from vitgraph.tuning import device_timing
 from vitgraph.tuning.calibration import FEWEST_BUDGETS, FEWEST_EAGER, calibrate

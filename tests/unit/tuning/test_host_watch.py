@@ -18,7 +18,7 @@ from vitgraph.predict.doubt import SLOW_LAUNCH_US, host_problems, model_error, p
 from vitgraph.predict.profile import CalibrationProfile, profile_of
 from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.report.to_terminal import render
-from vitgraph.report.views.calibrate import calibrate_document
+from vitgraph.report.views.parts import calibrate_document
 from vitgraph.tuning import calibration, device_timing
 from vitgraph.tuning.calibration import calibrate
 from vitgraph.tuning.device_timing import DeviceTiming

@@ -14,27 +14,25 @@ from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import Samples
 from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.report import say
-from vitgraph.report.charts import CPU_NOTE
-from vitgraph.report.charts_of_bars import draw_paths
-from vitgraph.report.charts_of_times import draw_by_tokens, draw_distribution
-from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields, texts
+from vitgraph.report.columns import Cell, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section
+from vitgraph.report.draw import draw_by_tokens, draw_distribution, draw_paths
 from vitgraph.report.views import graph_tables
 from vitgraph.report.views.claims import (
     GAP_MEANING,
     IMPROVEMENT_NOTE,
     TAIL_OF_FEW,
-    Claim,
     claims_of,
     floor_text,
     headline_of,
     improvement_columns,
+    latency_columns,
     measured_text,
     moved_by_one,
     slower_text,
 )
-from vitgraph.report.views.conditions import Ran, chosen_text, dropped_lines, skipped_text
-from vitgraph.report.views.graph_tables import MONOLITHIC, Sides, sides_of
+from vitgraph.report.views.conditions import Ran, dropped_lines, list_graphs
+from vitgraph.report.views.graph_tables import MONOLITHIC
 from vitgraph.report.views.ranks import rank_section, ranks_table
 
 SERIES_NAMES = {
@@ -48,40 +46,32 @@ _SLOWING_WASTE = 0.2
 """Waste that likely explains slower graphs: they compute a quarter more rows than eager."""
 _GRAPHS_UNFOLDED = 24
 _METRICS = ("mean", "p50", "p90", "p99", "max", "std", "gpu_mean")
-_SERIES = Column("series", "text", "", "`eager`, `graph`, `monolithic`, or `hf` for the stock transformers forward")
+_SERIES = column("series", "`eager`, `graph`, `monolithic`, or `hf` for the stock transformers forward")
 
-IMPROVEMENTS = TableSpec(
+IMPROVEMENTS = table_of(
     "improvements",
-    columns=texts(backend="Backend", mean="Mean latency improvement", p99="P99 latency improvement"),
+    *texts(backend="Backend", mean="Mean latency improvement", p99="P99 latency improvement"),
     counts="requests",
 )
-LATENCY = TableSpec(
+LATENCY = table_of(
     "latency",
-    "Milliseconds a request",
-    "a series",
-    (
-        Column("series", "text", "", _SERIES.meaning, "Series"),
-        *fields(Latency, "of", mean_ms="Mean", p50_ms="P50", p90_ms="P90"),
-        Column("p99_ms", "number", "ms", "99th percentile; of too few requests left out", "P99"),
-        *fields(Latency, "of", max_ms="Max", gpu_mean_ms="GPU mean", times_speed_of_light="Of the limit"),
-        *fields(Latency, "of", requests="Requests", outliers="Outliers kept"),
-    ),
-    "requests",
+    *texts(series="Series"),
+    *latency_columns(mean_ms="Mean", p50_ms="P50", p90_ms="P90", p99_ms="P99", max_ms="Max", gpu_mean_ms="GPU mean"),
+    *fields(Latency, "of", times_speed_of_light="Of the limit", requests="Requests", outliers="Outliers kept"),
+    title="Milliseconds a request",
+    counts="requests",
 )
-SUMMARY = TableSpec(
+SUMMARY = table_of(
     "summary",
-    "",
-    "a series and metric",
-    (
-        _SERIES,
-        Column("metric", "text", "", "`mean`, `p50`, `p90`, `p99`, `max`, `std`, `gpu_mean` or `outliers`"),
-        Column("value", "number", "see `unit`", "the figure; a P99 of fewer than 300 requests is a maximum"),
-        Column("unit", "text", "", "`ms` a request, or `requests`"),
-        *fields(Latency, "of", "requests", "calls"),
-        *improvement_columns("found", " over eager; series of graphs only"),
-        *fields(Improvement, "found", "noise_floor_pct"),
-    ),
-    "requests",
+    _SERIES,
+    column("metric", "`mean`, `p50`, `p90`, `p99`, `max`, `std`, `gpu_mean` or `outliers`"),
+    column("value", "the figure; a P99 of fewer than 300 requests is a maximum", kind="number", unit="see `unit`"),
+    column("unit", "`ms` a request, or `requests`"),
+    *fields(Latency, "of", "requests", "calls"),
+    *improvement_columns("found", " over eager; series of graphs only"),
+    *fields(Improvement, "found", "noise_floor_pct"),
+    one_row="a series and metric",
+    counts="requests",
 )
 
 
@@ -94,40 +84,40 @@ def bench_document(record: BenchRecord, samples: Samples | None = None, notes: S
         notes: What had to be left out when it was read.
     """
     result = record.result
-    sides = sides_of(result.graph, result.monolithic)
     settings = Code(json.dumps(record.settings, indent=1, ensure_ascii=False))
     return Ran(record).document(
         "vitgraph bench",
         _latency_section(record),
         section("Charts", *_latency_charts(record, samples)),
         section("What the graphs did", Facts.of(_graph_facts(record)), graph_tables.shown_paths(result.graph)),
-        _use_section(record, sides),
+        section("", *_use_blocks(record)),
         graph_tables.monolithic_section(record),
         rank_section(result.latency, record),
         section("Checks", Facts.of(_check_facts(record))),
-        _memory_section(record, sides),
+        _memory_section(record),
         after=(
             section("All settings", settings, is_detail=True, is_folded=True),
             section("", *(Text(note, "dim") for note in notes)),
         ),
         verdict=verdict_of(record),
         tables=bench_tables(record),
-        explanation="how_to_read.html",
+        explanation="bench",
     )
 
 
 def bench_tables(record: BenchRecord) -> tuple[Table, ...]:
     """The tidy tables of a run."""
-    result = record.result
-    sides = sides_of(result.graph, result.monolithic)
+    graph, monolithic = record.result.graph, record.result.monolithic
+    misses = ({"reason": reason, "items": items} for reason, items in graph.misses_by_reason.items())
+    dropped = graph_tables.by_key("dropped", graph, monolithic).values()
     return (
         SUMMARY.of(_summary_rows(record)),
-        graph_tables.per_budget_table(sides),
-        graph_tables.per_path_table(result.graph, result.monolithic),
+        graph_tables.per_budget_table(graph, monolithic),
+        graph_tables.per_path_table(graph, monolithic),
         graph_tables.monolithic_table(record),
-        graph_tables.misses_table(result.graph),
-        graph_tables.dropped_table(sides),
-        ranks_table(result.latency),
+        graph_tables.MISSES.filled(misses),
+        graph_tables.DROPPED.of({"key": one} for one in dropped),
+        ranks_table(record.result.latency),
     )
 
 
@@ -153,20 +143,14 @@ def verdict_of(record: BenchRecord) -> Verdict:
         return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", CPU_REPLAY_REASON)
     word, mean, tail = result.comparison.verdict, claims["mean"], claims["p99"]
     slower = slower_text(result.comparison.pair("eager", "graph"))
-    lines = [] if word == "invalid" else [_tail_line(tail)]
+    tail_line = f"{tail.name} latency {tail.headline}: {tail.verdict}{say.ci95(tail.ci95, ', ')}"
     return Verdict(
         word,
         headline_of(word, "Graphs are", "Graphs and eager"),
         reason + (_cause_of_slower(record) if word == "slower" else ""),
-        f"mean latency {', '.join(part for part in (mean.headline, mean.interval) if part)}",
-        (*lines, *([f"{slower}."] if slower else [])),
+        f"mean latency {mean.headline}{say.ci95(mean.ci95, ', ')}",
+        tuple(f"{line}." for line in ("" if word == "invalid" else tail_line, slower) if line),
     )
-
-
-def _tail_line(tail: Claim) -> str:
-    interval = f", {tail.interval}" if tail.interval else ""
-    name = tail.label[:1].upper() + tail.label[1:]
-    return f"{name} latency {tail.headline}: {tail.verdict}{interval}."
 
 
 def _cause_of_slower(record: BenchRecord) -> str:
@@ -189,13 +173,10 @@ def _latency_section(record: BenchRecord) -> Section:
     blocks: list[Any] = []
     if claims:
         row = {"backend": Ran(record).backend, "mean": claims["mean"].cell, "p99": claims["p99"].cell}
-        blocks.append(IMPROVEMENTS.table([row], notes=(IMPROVEMENT_NOTE,)))
+        blocks.append(IMPROVEMENTS.filled([row], notes=(IMPROVEMENT_NOTE,)))
     elif not latency:
-        blocks.append(Text("No request was measured in both modes, so there is nothing to compare."))
-    rows = (
-        {"series": SERIES_NAMES.get(series, series), "of": of, "p99_ms": of.p99_ms if of.p99_supported else None}
-        for series, of in latency.items()
-    )
+        blocks.append("No request was measured in both modes, so there is nothing to compare.")
+    rows = ({"series": SERIES_NAMES.get(series, series), "of": of} for series, of in latency.items())
     table = LATENCY.of(rows, notes=tuple(_latency_notes(record)))
     blocks.append(table.without_empty("p99_ms", "gpu_mean_ms", "times_speed_of_light"))
     for series, text in moved_by_one(latency).items():
@@ -232,17 +213,12 @@ def _latency_charts(record: BenchRecord, samples: Samples | None) -> Iterable[Ch
     pair = samples.paired(compared)
     if not pair.calls.size:
         return
-    subtitle = Ran(record).subtitle(CPU_NOTE if Ran(record).is_cpu else "")
+    subtitle = Ran(record).subtitle()
     rows = samples.calls[samples.calls["series"] == "graph"].drop_duplicates("call").set_index("call").loc[pair.calls]
+    tokens, misses = (rows[name].to_numpy(dtype=np.float64) for name in ("tokens", "misses"))
     budgets = sorted({graph.token_budget for graph in record.result.graph.captured})
-    draw = partial(
-        draw_by_tokens,
-        subtitle,
-        rows["tokens"].to_numpy(dtype=np.float64),
-        {name: times * pair.requests for name, times in pair.times.items()},
-        rows["misses"].to_numpy(dtype=np.float64),
-        budgets,
-    )
+    calls = {name: times * pair.requests for name, times in pair.times.items()}
+    draw = partial(draw_by_tokens, subtitle, tokens, calls, misses, budgets)
     yield Chart("latency_by_tokens", "Latency of each call over its output tokens, by series", draw)
     # Each request of a call has an equal share of its time.
     times = {name: np.repeat(of, pair.requests) for name, of in pair.times.items()}
@@ -262,7 +238,7 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
     gap = graph.launch_gap
     yield "Launch gap", say.NOT_MEASURED if gap is None else f"{say.gap(gap)} ({GAP_MEANING})"
     if graph.host_steps_ms:
-        steps = (f"{name.replace('_', ' ')} {say.ms(value)}" for name, value in graph.host_steps_ms.items())
+        steps = (f"{say.words(name)} {say.ms(value)}" for name, value in graph.host_steps_ms.items())
         yield "Host steps", f"{', '.join(steps)} ms"
     for call in (graph.call_overheads or ())[:1]:
         shape = f"{say.count(call.items, 'item')}, {say.count(call.tokens, 'token')}"
@@ -271,46 +247,39 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
         yield "Call overhead", f"{overhead} outside the replays of the most frequent call ({parts})"
     yield "Memory", graph_tables.memory_text(graph)
     yield "Capture", graph_tables.capture_text(graph)
-    yield "Attention", chosen_text(record)
+    yield "Attention", Ran(record).chosen
 
 
-def _use_section(record: BenchRecord, sides: Sides) -> Section:
-    graph = record.result.graph
-    replayed = graph_tables.replayed_table(sides)
-    blocks: list[Any] = []
-    if graph.items:
-        title = "Hits, misses and waste by token budget"
-        blocks.append(
-            graph_tables.budgets_chart("budgets", title, Ran(record).subtitle(), "Items replayed", graph, sides)
-        )
-        if graph_tables.shown_paths(graph) is not None:
-            blocks.append(Chart("paths", "Waste and time of each encoder path", partial(_draw_paths, record)))
-        if not replayed.rows:
-            blocks.append(Text("Nothing was replayed.", "warning"))
-    idle = graph_tables.idle_text(sides) if replayed.rows else ""
-    dropped = [
-        Text(line, "warning") for facts in sides.values() for line in dropped_lines(getattr(facts, "dropped", ()))
-    ]
-    return section("", replayed, Text(idle) if idle else None, *dropped, *blocks)
+def _use_blocks(record: BenchRecord) -> Iterable[Table | Text | Chart | str]:
+    graph, monolithic, subtitle = record.result.graph, record.result.monolithic, Ran(record).subtitle()
+    replayed = graph_tables.replayed_table(graph, monolithic)
+    yield replayed
+    rows = graph_tables.graph_rows(graph, monolithic).values()
+    idle = [row["key"] for row in rows if row["graph"] and not row["key"].replays]
+    if idle and replayed.rows:
+        yield f"Captured and never replayed: {list_graphs(idle)}"
+    for facts in (graph, monolithic):
+        yield from (Text(line, "warning") for line in dropped_lines(facts.dropped if facts else ()))
+    if not graph.items:
+        return
+    alt = "Items that hit and that missed, and what each token budget replays and wastes"
+    title = "Hits, misses and waste by token budget"
+    yield graph_tables.budgets_chart("budgets", alt, title, subtitle, "Items replayed", graph, monolithic)
+    if graph_tables.shown_paths(graph) is not None:
+        waste = {"two paths": {path.path: path.waste for path in graph.per_path}}
+        waste |= {MONOLITHIC: {part.path: part.waste for part in monolithic.parts}} if monolithic else {}
+        draw = partial(draw_paths, subtitle, waste, {path.path: path.replay_ms for path in graph.per_path})
+        yield Chart("paths", "Waste and time of each encoder path", draw)
+    if not replayed.rows:
+        yield Text("Nothing was replayed.", "warning")
 
 
-def _draw_paths(record: BenchRecord) -> Any:
-    graph, monolithic = record.result.graph, record.result.monolithic
-    waste = {"two paths": {path.path: path.waste for path in graph.per_path}}
-    if monolithic is not None:
-        waste[MONOLITHIC] = {part.path: part.waste for part in monolithic.parts}
-    return draw_paths(Ran(record).subtitle(), waste, {path.path: path.replay_ms for path in graph.per_path})
-
-
-def _memory_section(record: BenchRecord, sides: Sides) -> Section:
-    table, graph = graph_tables.captured_table(sides), record.result.graph
-    total = Text(f"Total: {graph_tables.capture_text(graph)}; {graph_tables.memory_text(graph)}.")
-    blocks = (table, total) if table.rows else ()
-    is_folded = len(table.rows) > _GRAPHS_UNFOLDED
-    return section(f"Memory of {len(table.rows)} graphs", *blocks, is_detail=True, is_folded=is_folded)
-
-
-# -- checks and files --------------------------------------------------------------------------------------------------
+def _memory_section(record: BenchRecord) -> Section:
+    graph, rows = record.result.graph, graph_tables.graph_rows(record.result.graph, record.result.monolithic)
+    table = graph_tables.compact(graph_tables.CAPTURED.of(row for row in rows.values() if row["graph"]))
+    total = f"Total: {graph_tables.capture_text(graph)}; {graph_tables.memory_text(graph)}."
+    is_folded, title = len(table.rows) > _GRAPHS_UNFOLDED, f"Memory of {len(table.rows)} graphs"
+    return section(title, *((table, total) if table.rows else ()), is_detail=True, is_folded=is_folded)
 
 
 def _check_facts(record: BenchRecord) -> Iterable[tuple[str, str | Cell | None]]:
@@ -323,4 +292,4 @@ def _check_facts(record: BenchRecord) -> Iterable[tuple[str, str | Cell | None]]
             f"largest relative L2 difference {say.error(found.max_rel_l2)}, tolerance {say.error(found.tolerance)}"
         )
         yield "Correctness", Cell(text, tone="" if found.status == "ok" else "failed")
-    yield "Skipped inputs", skipped_text(record.workload)
+    yield "Skipped inputs", Ran(record).skipped

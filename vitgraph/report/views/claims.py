@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vitgraph.records.latency import Compared, Improvement, Latency, Pair
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
-from vitgraph.report.columns import Cell, Column, value_at
+from vitgraph.report.columns import Cell, Column, column, fields, value_at
 from vitgraph.report.document import NO_VERDICT
 
 TAIL_OF_FEW = f"max (n<{P99_MIN_SAMPLES})"
@@ -46,16 +45,25 @@ class Claim:
     base_ms: float | None
     series_ms: float | None
     verdict: str
-    ci95: tuple[float, float] | None
+    ci95: tuple[float, float] | None = None
 
     @property
     def is_tail_of_few(self) -> bool:
         return self.label == TAIL_OF_FEW
 
     @property
+    def name(self) -> str:
+        """What was compared, at the start of a line."""
+        return self.label[:1].upper() + self.label[1:]
+
+    @property
+    def word(self) -> str:
+        return NOT_A_GPU if self.verdict == NO_VERDICT else self.verdict
+
+    @property
     def times(self) -> str:
         """Both times, `5.13→4.52`."""
-        return f"{say.ms(self.base_ms)}→{say.ms(self.series_ms)}"
+        return say.change(self.base_ms, self.series_ms)
 
     @property
     def headline(self) -> str:
@@ -63,34 +71,28 @@ class Claim:
         return f"{say.pct(self.improvement_pct)} ({self.times} ms)"
 
     @property
-    def interval(self) -> str:
-        """Its interval, or empty."""
-        return f"95% CI {say.interval(self.ci95)}" if self.ci95 else ""
-
-    @property
     def cell(self) -> Cell:
         """The improvement, and beneath it what may be claimed of it."""
-        named = f"{self.label}, " if self.is_tail_of_few else ""
-        word = NOT_A_GPU if self.verdict == NO_VERDICT else self.verdict
-        note = ", ".join(part for part in (f"{named}{word}", self.interval) if part)
-        return Cell(self.headline, note, self.verdict)
+        named = self.label if self.is_tail_of_few else ""
+        return Cell(self.headline, say.joined(named, self.word, say.ci95(self.ci95)), self.verdict)
+
+
+def label_of(metric: str) -> str:
+    """A metric as readers know it."""
+    return "mean" if metric == "mean" else metric.upper()
 
 
 def claim_of(pair: Pair, metric: str, base: Latency, series: Latency, *, is_cpu: bool) -> Claim:
     """The improvement of one metric; on a CPU, where replays save no launches, nothing is claimed."""
     found: Improvement | None = getattr(pair, metric)
-    label, times = ("mean" if metric == "mean" else metric.upper()), (base, series)
-    base_ms, series_ms = (getattr(one, f"{metric}_ms") for one in times)
+    verdict = NO_VERDICT if is_cpu or found is None else found.verdict
     if metric == "p99" and not base.p99_supported:
-        label, (base_ms, series_ms) = TAIL_OF_FEW, (one.max_ms for one in times)
-        improvement = 100 * (1 - series_ms / base_ms) if base_ms and series_ms is not None else None
-        verdict = NO_VERDICT if is_cpu else found.verdict if found else "undecided"
-        return Claim(label, improvement, base_ms, series_ms, verdict, None)
-    if found is None:
-        return Claim(label, None, base_ms, series_ms, NO_VERDICT, None)
-    verdict = NO_VERDICT if is_cpu else found.verdict
-    ci95 = None if verdict in (NO_VERDICT, "invalid") else found.ci95
-    return Claim(label, found.improvement_pct, base_ms, series_ms, verdict, ci95)
+        before, after = base.max_ms, series.max_ms
+        gain = 100 * (1 - after / before) if before and after is not None else None
+        return Claim(TAIL_OF_FEW, gain, before, after, "undecided" if found is None and not is_cpu else verdict)
+    before, after = (getattr(one, f"{metric}_ms") for one in (base, series))
+    ci95 = found.ci95 if found and verdict not in (NO_VERDICT, "invalid") else None
+    return Claim(label_of(metric), found.improvement_pct if found else None, before, after, verdict, ci95)
 
 
 def claims_of(record: BenchRecord, base: str = "eager", series: str = "graph") -> dict[str, Claim]:
@@ -163,20 +165,30 @@ def improvement_columns(at: str, of: str = "", suffix: str = "") -> tuple[Column
         suffix: Goes after their names where a row has several improvements.
     """
     name = f"improvement{suffix}_pct"
-    end = f"end of the 95 % interval of `{name}`"
     kept = f"improvement{of}: (base - other) / base, positive = faster"
     words = "`faster`, `slower`, `same`, `undecided` or `invalid`"
+
+    def end(place: int, which: str) -> Column:
+        meaning = f"{which} end of the 95 % interval of `{name}`"
+        own = name.replace("_pct", f"_{'low' if which == 'lower' else 'high'}_pct")
+        return column(own, meaning, of=lambda row: (value_at(row, f"{at}.ci95") or (None, None))[place])
+
     return (
-        Column(name, "number", "%", kept, of=f"{at}.improvement_pct"),
-        Column(f"improvement{suffix}_low_pct", "number", "%", f"lower {end}", of=partial(_end, at, 0)),
-        Column(f"improvement{suffix}_high_pct", "number", "%", f"upper {end}", of=partial(_end, at, 1)),
-        Column(f"verdict{suffix}", "text", "", words, of=f"{at}.verdict"),
+        column(name, kept, of=f"{at}.improvement_pct"),
+        *(end(0, "lower"), end(1, "upper")),
+        column(f"verdict{suffix}", words, of=f"{at}.verdict"),
     )
 
 
-def _end(at: str, place: int, thing: Any) -> float | None:
-    ends = value_at(thing, f"{at}.ci95")
-    return ends[place] if ends else None
+def latency_columns(**shown: str) -> tuple[Column, ...]:
+    """Columns of a latency at `of`, by field with their headers; of a P99 only where its requests support it."""
+    p99 = column(
+        "p99_ms",
+        "99th percentile; of too few requests left out",
+        "P99",
+        of=lambda row: value_at(row, "of.p99_ms") if value_at(row, "of.p99_supported") else None,
+    )
+    return tuple(p99 if column.name == "p99_ms" else column for column in fields(Latency, "of", **shown))
 
 
 def floor_text(pct: float | None) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.compare import Candidate, CandidateMode, Reference
+from vitgraph.records.kinds.compare import COMPARED_MODES as MODES
+from vitgraph.records.kinds.compare import Candidate, CandidateMode
 from vitgraph.records.latency import Latency
 from vitgraph.records.record import CompareRecord
 from vitgraph.report import say
-from vitgraph.report.charts import CPU_NOTE
-from vitgraph.report.charts_of_bars import Series, draw_backends
-from vitgraph.report.columns import Cell, Column, Row, Table, TableSpec, fields
+from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section
+from vitgraph.report.draw import draw_backends
 from vitgraph.report.views.claims import (
     NOT_A_GPU,
     TAIL_OF_FEW,
@@ -25,72 +24,79 @@ from vitgraph.report.views.claims import (
     measured_text,
     moved_by_one,
 )
-from vitgraph.report.views.conditions import Ran, dropped_lines, skipped_text
-from vitgraph.report.views.ranks import MODES, ranks_table
+from vitgraph.report.views.conditions import Ran, dropped_lines
+from vitgraph.report.views.graph_tables import capture_text
+from vitgraph.report.views.ranks import ranks_table
 
 _NOTE = "Positive = graph faster than the same backend's eager; milliseconds a request, eager→graph."
 _BEST_NOTE = "Against the best: negative = slower than the fastest backend and mode."
+_P99_NOTE = f"P99 latency improvement: of the {TAIL_OF_FEW}, of which nothing is claimed."
 
-CANDIDATES = TableSpec(
+CANDIDATES = table_of(
     "candidates",
-    columns=(
-        Column("name", "text", "", "attention backend", "Backend"),
-        Column("mean", "text", "", "improvement of the mean over its own eager", "Mean latency improvement"),
-        Column("p99", "text", "", "improvement of the P99, or of the maximum", "P99 latency improvement"),
-        Column("best", "text", "", "its faster mode against the fastest of all", "Against the best"),
-        *fields(GraphFacts, "graphs", gpu_busy_ms="GPU-busy ms", launch_gap="Launch gap"),
-        Column("memory", "integer", "bytes", "pool and buffers of its graphs", "Graph memory", say.size),
-        Column("error", "number", "ratio", "largest relative L2 distance from float32", "Error", say.error),
-    ),
+    *texts(name="Backend", mean="Mean latency improvement", p99="P99 latency improvement", best="Against the best"),
+    *fields(GraphFacts, "graphs", gpu_busy_ms="GPU-busy ms", launch_gap="Launch gap"),
+    column("memory", "pool and buffers of its graphs", "Graph memory", say.size, unit="bytes"),
+    column("error", "largest relative L2 distance from float32", "Error", say.error),
     counts="requests",
 )
-BACKENDS = TableSpec(
+BACKENDS = table_of(
     "backends",
-    "",
-    "a backend and mode",
-    (
-        Column("backend", "text", "", "attention backend, or `plain` and `compiled`", of="candidate.name"),
-        Column("mode", "text", "", "`eager` or `graph`"),
-        *fields(CandidateMode, "state", "status", "reason"),
-        *fields(Candidate, "candidate", "implementation"),
-        *fields(Latency, "state.latency", "requests", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms"),
-        *fields(Latency, "state.latency", "gpu_mean_ms"),
-        *improvement_columns("gain.mean", " of the mean over the same backend's eager; graph rows only", "_mean"),
-        *improvement_columns("gain.p99", " of the P99", "_p99"),
-        *improvement_columns("best", " of the mean over the fastest of all, negative = slower", "_best"),
-        Column("call_busy_ms", "number", "ms", "GPU-busy time of some whole calls", of="state.busy.gpu_busy_ms"),
-        Column("call_busy_share", "number", "share", "its share of their latency", of="state.busy.share"),
-        *fields(GraphFacts, "graphs", "replay_ms"),
-        Column("replay_busy_ms", "number", "ms", "GPU-busy time of a replay", of="graphs.gpu_busy_ms"),
-        *fields(GraphFacts, "graphs", "launch_gap"),
-        *fields(CandidateMode, "state", "error_vs_float32"),
-        *fields(GraphFacts, "graphs", "hits", "misses", "replays", "waste"),
-        *fields(GraphFacts, "graphs", "pool_bytes", "buffer_bytes", "capture_s"),
-    ),
-    "requests",
+    column("backend", "attention backend, or `plain` and `compiled`", of="candidate.name"),
+    column("mode", "`eager` or `graph`"),
+    *fields(CandidateMode, "state", "status", "reason"),
+    *fields(Candidate, "candidate", "implementation"),
+    *fields(Latency, "state.latency", "requests", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms"),
+    *fields(Latency, "state.latency", "gpu_mean_ms"),
+    *improvement_columns("gain.mean", " of the mean over the same backend's eager; graph rows only", "_mean"),
+    *improvement_columns("gain.p99", " of the P99", "_p99"),
+    *improvement_columns("best", " of the mean over the fastest of all, negative = slower", "_best"),
+    column("call_busy_ms", "GPU-busy time of some whole calls", of="state.busy.gpu_busy_ms"),
+    column("call_busy_share", "its share of their latency", of="state.busy.share"),
+    *fields(GraphFacts, "graphs", "replay_ms"),
+    column("replay_busy_ms", "GPU-busy time of a replay", of="graphs.gpu_busy_ms"),
+    *fields(GraphFacts, "graphs", "launch_gap"),
+    *fields(CandidateMode, "state", "error_vs_float32"),
+    *fields(GraphFacts, "graphs", "hits", "misses", "replays", "waste"),
+    *fields(GraphFacts, "graphs", "pool_bytes", "buffer_bytes", "capture_s"),
+    one_row="a backend and mode",
+    counts="requests",
 )
 
 
 def compare_document(record: CompareRecord) -> Document:
     """The report of one comparison; an incomplete one shows what it has and why it ended."""
     candidates, advice, ran = record.result.candidates, record.result.recommendation, Ran(record)
+    latencies = {(one.name, mode): of for one in candidates for mode, of in _latencies(one).items()}
+    has_p99 = any(latency.p99_supported for latency in latencies.values())
+    moved = moved_by_one(latencies)
     word = NO_VERDICT if advice.name is None else "best" if advice.sure == "clear" else "undecided"
     ranks = [table for one in candidates if (table := ranks_table(_latencies(one), f"{one.name}, ")).rows]
-    moved = (
-        Text(f"{name} {mode}: {text}, which alone moves its mean and its maximum.", "warning")
-        for (name, mode), text in moved_by_one(_all_latencies(record)).items()
+    rows = (_candidate_row(record, one) for one in candidates)
+    table = CANDIDATES.of(rows, notes=(_NOTE, _BEST_NOTE, *(() if has_p99 else (_P99_NOTE,))))
+    warnings = (
+        f"{name} {mode}: {text}, which alone moves its mean and its maximum." for (name, mode), text in moved.items()
     )
     dropped = (
-        Text(f"{one.name}: {line}", "warning")
+        f"{one.name}: {line}"
         for one in candidates
         for line in dropped_lines((one.graphs and one.graphs.dropped) or one.dropped)
     )
+    words = {
+        (one.name, mode): moved.get((one.name, mode), f"{mode}: {status_text(one.mode(mode))}")
+        for one in candidates
+        for mode in MODES
+        if (one.name, mode) in moved or (one.name, mode) not in latencies
+    }
+    subtitle, names = ran.subtitle(without="backend"), [one.name for one in candidates]
+    draw = partial(draw_backends, subtitle, names, latencies, words, "p99_ms" if has_p99 else "max_ms")
+    chart = Chart("backends", "Mean and tail latency of every backend, eager and graph", draw)
     return ran.document(
         "vitgraph compare-backends",
-        section("Backends", _candidate_table(record), *moved),
+        section("Backends", table, *(Text(line, "warning") for line in warnings)),
         section("", Facts.of([*reasons_of(candidates), *_facts(record)])),
-        section("", *dropped),
-        section("Charts", _chart(record) if any(map(_latencies, candidates)) else None),
+        section("", *(Text(line, "warning") for line in dropped)),
+        section("Charts", chart if latencies else None),
         section("Ranks", *ranks),
         what=ran.conditions("backend"),
         verdict=Verdict(word, advice.text),
@@ -101,47 +107,30 @@ def compare_document(record: CompareRecord) -> Document:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 
-def _candidate_table(record: CompareRecord) -> Table:
-    notes = [_NOTE, _BEST_NOTE]
-    if not _has_p99(record):
-        notes.append(f"P99 latency improvement: of the {TAIL_OF_FEW}, of which nothing is claimed.")
-    return CANDIDATES.of((_candidate_row(record, one) for one in record.result.candidates), notes=tuple(notes))
-
-
-def _has_p99(record: CompareRecord) -> bool:
-    return any(latency.p99_supported for latency in _all_latencies(record).values())
-
-
 def _latencies(candidate: Candidate) -> dict[str, Latency]:
     """Latency by mode; empty where nothing was measured."""
-    modes = {"eager": candidate.eager.latency, "graph": candidate.graph.latency}
-    return {mode: latency for mode, latency in modes.items() if latency is not None}
-
-
-def _all_latencies(record: CompareRecord) -> dict[tuple[str, str], Latency]:
-    return {(one.name, mode): of for one in record.result.candidates for mode, of in _latencies(one).items()}
+    return {mode: of for mode in MODES if (of := candidate.mode(mode).latency) is not None}
 
 
 def _candidate_row(record: CompareRecord, one: Candidate) -> Row:
     if not _latencies(one):
         return {"name": one.name, "mean": Cell(status_text(one.eager), tone="warning")}
-    graphs = one.graphs
-    sizes = [graphs.pool_bytes, graphs.buffer_bytes] if graphs else [None]
+    sizes = [one.graphs.pool_bytes, one.graphs.buffer_bytes] if one.graphs else [None]
     known = [size for size in sizes if size is not None]
-    errors = [mode.error_vs_float32 for mode in (one.eager, one.graph) if mode.error_vs_float32 is not None]
+    errors = [error for mode in MODES if (error := one.mode(mode).error_vs_float32) is not None]
     return {
         "name": one.name,
         **{metric: _gain_cell(record, one, metric) for metric in ("mean", "p99")},
         "best": _standing_cell(record, one),
-        "graphs": graphs,
+        "graphs": one.graphs,
         "memory": sum(known) if len(known) == len(sizes) else None,
         "error": max(errors, default=None),
     }
 
 
-def status_text(mode: CandidateMode) -> str:
+def status_text(mode: CandidateMode | None) -> str:
     """The status of a mode without figures, in words."""
-    return say.NOT_MEASURED if mode.status == "ok" else mode.status.replace("_", " ")
+    return say.NOT_MEASURED if mode is None or mode.status == "ok" else say.words(mode.status)
 
 
 def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
@@ -151,8 +140,8 @@ def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
         ((mode, latency),) = latencies.items()
         missing = "graph" if mode == "eager" else "eager"
         value = latency.mean_ms if metric == "mean" else latency.p99_ms if latency.p99_supported else latency.max_ms
-        status = status_text(getattr(one, missing))
-        return Cell(f"{mode} {say.ms(value)} ms", f"{missing} {status}" if metric == "mean" else "", "warning")
+        note = f"{missing} {status_text(one.mode(missing))}" if metric == "mean" else ""
+        return Cell(f"{mode} {say.ms(value)} ms", note, "warning")
     if one.gain is None:
         return Cell(say.NO_VALUE)
     claim = claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=Ran(record).is_cpu)
@@ -169,36 +158,47 @@ def _standing_cell(record: CompareRecord, one: Candidate) -> Cell:
     against = own.against_best
     if against is None:
         return Cell(f"best, {own.mode}", tone="best")
-    interval = say.interval(against.ci95) if against.verdict != "invalid" else ""
-    note = f"{against.verdict}{f', 95% CI {interval}' if interval else ''}"
+    note = against.verdict + (say.ci95(against.ci95, ", ") if against.verdict != "invalid" else "")
     return Cell(f"{own.mode} {say.pct(against.improvement_pct)}", note, against.verdict)
+
+
+def backends_table(record: CompareRecord) -> Table:
+    """One row a backend and mode."""
+    standings = {(entry.name, str(entry.mode)): entry for entry in record.result.comparison.standings}
+    rows = []
+    for one in record.result.candidates:
+        for mode in MODES:
+            standing = standings.get((one.name, mode))
+            best = standing and (standing.against_best or {"verdict": "best", "improvement_pct": 0.0})
+            row = {"candidate": one, "mode": mode, "state": one.mode(mode), "best": best}
+            rows.append(row | ({"gain": one.gain, "graphs": one.graphs} if mode == "graph" else {}))
+    return BACKENDS.of(rows)
+
+
+# -- what is beneath it ------------------------------------------------------------------------------------------------
 
 
 def reasons_of(candidates: Sequence[Candidate]) -> Iterable[tuple[str, str]]:
     """Why modes have no figures, once where both lack for the same reason."""
     for one in candidates:
-        eager, graph = ((mode.status, mode.reason) for mode in (one.eager, one.graph))
-        if eager == graph and one.eager.status != "ok":
-            yield one.name, f"{status_text(one.eager)}: {one.eager.reason}"
-            continue
-        for name, mode in (("eager", one.eager), ("graph", one.graph)):
-            if mode.status != "ok":
-                yield f"{one.name} {name}", f"{status_text(mode)}: {mode.reason}"
-
-
-# -- what is beneath it ------------------------------------------------------------------------------------------------
+        failed = {mode: state for mode in MODES if (state := one.mode(mode)).status != "ok"}
+        is_shared = len(failed) == len(MODES) and len({(of.status, of.reason) for of in failed.values()}) == 1
+        for mode, state in list(failed.items())[: 1 if is_shared else None]:
+            yield one.name if is_shared else f"{one.name} {mode}", f"{status_text(state)}: {state.reason}"
 
 
 def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     comparison = record.result.comparison
     measured = [one for one in record.result.candidates if _latencies(one)]
     if comparison.requests:
-        how = _processes(comparison.isolated, Ran(record).ranks)
+        ranks = f" on {Ran(record).ranks} ranks" if Ran(record).ranks > 1 else ""
+        alone = f"each backend{ranks} of its own" if ranks else "each backend in a process of its own"
+        how = alone if comparison.isolated else f"interleaved{ranks or ' in one process'}"
         yield "Measured", measured_text(comparison, f"{say.count(len(measured), 'backend')}, {how}")
         found = {mode: comparison.noise_floor.get(mode) for mode in MODES}
         floors = ", ".join(f"{mode} {floor_text(floor.mean if floor else None)}" for mode, floor in found.items())
         yield "Noise floor", f"mean {floors} (calls measured twice by the same backend in the same mode)"
-    yield "Checked", reference_text(comparison.reference)
+    yield "Checked", reference_text(record)
     yield "Hits", _per_backend(measured, _use_text)
     busy = _per_backend(measured, _busy_text)
     yield "GPU-busy share", f"{busy} of the latency of whole calls" if busy else None
@@ -207,14 +207,7 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     yield "Capture", _per_backend(measured, _capture_text)
     yield "Ran", "; ".join(f"{one.name}: {one.implementation}" for one in measured if one.implementation)
     yield "Chosen", "; ".join(choices_text(one.choices) for one in measured if one.choices)
-    yield "Skipped inputs", skipped_text(record.workload)
-
-
-def _processes(is_isolated: bool, ranks: int) -> str:
-    """Which processes measured the backends."""
-    if is_isolated:
-        return "each backend in a process of its own" if ranks == 1 else f"each backend on {ranks} ranks of its own"
-    return "interleaved in one process" if ranks == 1 else f"interleaved on {ranks} ranks"
+    yield "Skipped inputs", Ran(record).skipped
 
 
 def _per_backend(candidates: Sequence[Candidate], fact: Callable[[Candidate], str | None]) -> str:
@@ -228,8 +221,9 @@ def _per_backend(candidates: Sequence[Candidate], fact: Callable[[Candidate], st
     return "; ".join(f"{', '.join(sharing)} {text}" for text, sharing in names.items())
 
 
-def reference_text(reference: Reference | None) -> str:
+def reference_text(record: CompareRecord) -> str:
     """What outputs were checked against."""
+    reference = record.result.comparison.reference
     if reference is None:
         return ""
     return (
@@ -237,6 +231,10 @@ def reference_text(reference: Reference | None) -> str:
         f"relative L2 up to {say.error(reference.limit)} passes ({reference.backend} in this dtype: "
         f"{say.error(reference.own_error)})"
     )
+
+
+def _capture_text(one: Candidate) -> str | None:
+    return capture_text(one.graphs) if one.graphs and one.graphs.capture_s is not None else None
 
 
 def _use_text(one: Candidate) -> str | None:
@@ -248,62 +246,10 @@ def _use_text(one: Candidate) -> str | None:
 
 
 def _busy_text(one: Candidate) -> str | None:
-    shares = [mode.busy.share if mode.busy else None for mode in (one.eager, one.graph)]
-    return None if all(share is None for share in shares) else "→".join(map(say.share, shares))
+    shares = [mode.busy.share if mode.busy else None for mode in map(one.mode, MODES)]
+    return None if all(share is None for share in shares) else say.change(*shares, text=say.share)
 
 
 def _slower_text(one: Candidate) -> str | None:
     slower = one.gain.slower if one.gain else None
     return None if slower is None else f"{slower.over_2pct_count:,} of {slower.requests:,} requests"
-
-
-def _capture_text(one: Candidate) -> str | None:
-    graphs = one.graphs
-    if graphs is None or graphs.capture_s is None:
-        return None
-    dropped = f" (-{len(graphs.dropped)})" if graphs.dropped else ""
-    return f"{say.count(graphs.graphs, 'graph')}{dropped} in {say.number(graphs.capture_s, 2)} s"
-
-
-# -- chart and file ----------------------------------------------------------------------------------------------------
-
-
-def _chart(record: CompareRecord) -> Chart:
-    has_p99, ran = _has_p99(record), Ran(record)
-    latencies, marks = _all_latencies(record), moved_by_one(_all_latencies(record))
-    series = {
-        key: Series(of.mean_ms or 0.0, (of.p99_ms if has_p99 else of.max_ms) or 0.0, marks.get(key, ""))
-        for key, of in latencies.items()
-    }
-    names = [one.name for one in record.result.candidates]
-    missing = {
-        (one.name, mode): f"{mode}: {status_text(getattr(one, mode))}"
-        for one in record.result.candidates
-        for mode in MODES
-        if (one.name, mode) not in series
-    }
-    subtitle = ran.subtitle(CPU_NOTE if ran.is_cpu else "", without="backend")
-    tail = "P99" if has_p99 else f"M{TAIL_OF_FEW[1:]}"
-    draw = partial(draw_backends, "Attention backends, eager and graph", subtitle, names, series, missing, tail)
-    return Chart("backends", "Mean and tail latency of every backend, eager and graph", draw)
-
-
-def backends_table(record: CompareRecord) -> Table:
-    """One row a backend and mode."""
-    standings = {(entry.name, str(entry.mode)): entry for entry in record.result.comparison.standings}
-    rows = []
-    for one in record.result.candidates:
-        for mode, state in (("eager", one.eager), ("graph", one.graph)):
-            standing = standings.get((one.name, mode))
-            best = standing and (standing.against_best or {"verdict": "best", "improvement_pct": 0.0})
-            row = {"candidate": one, "mode": mode, "state": state, "best": best}
-            rows.append(row | ({"gain": one.gain, "graphs": one.graphs} if mode == "graph" else {}))
-    return BACKENDS.of(rows)
-
-
-def availability_facts(backends: Sequence[Mapping[str, Any]]) -> Facts:
-    """Which backends could run on this device, for a dry run; rows as `describe_backends` gives them."""
-    found = [(str(row["name"]), row["unavailable_reason"]) for row in backends]
-    # Those that can run come first.
-    found.sort(key=lambda pair: bool(pair[1]))
-    return Facts.of((name, f"unavailable: {reason}" if reason else "available") for name, reason in found)

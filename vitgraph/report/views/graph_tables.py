@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from vitgraph.records.graph_facts import CapturedGraph, Counters, GraphFacts, GraphUse, PartUse, PathUse
@@ -12,152 +11,113 @@ from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sections import DroppedGraph, GraphKey
 from vitgraph.report import say
-from vitgraph.report.columns import Cell, Column, Table, TableSpec, fields, texts
-from vitgraph.report.document import NO_VERDICT, Chart, Section, Text, section
-from vitgraph.report.views.claims import METRICS, NOT_A_GPU, TAIL_OF_FEW, Claim, claims_of, improvement_columns
-from vitgraph.report.views.conditions import list_graphs
+from vitgraph.report.columns import Cell, Table, column, fields, table_of, texts
+from vitgraph.report.document import NO_VERDICT, Chart, Section, section
+from vitgraph.report.draw import draw_budgets
+from vitgraph.report.views.claims import METRICS, TAIL_OF_FEW, Claim, claims_of, improvement_columns
 
 MONOLITHIC = "monolithic"
 
 GRAPH_KEY = (
     *fields(GraphKey, "key", path="Path", token_budget="Budget", segment_slots="Slots"),
-    Column(
+    column(
         "axis_key",
-        "text",
-        "",
         "key on the model's further capture axes, as `28x36`; empty without any",
         "Axis",
-        lambda key: str(key).replace("x", "×"),
-        lambda row: "x".join(map(str, row["key"].axis_key)),
+        text=lambda key: str(key).replace("x", "×"),
+        of=lambda row: "x".join(map(str, row["key"].axis_key)),
     ),
 )
-PER_BUDGET = TableSpec(
+PER_BUDGET = table_of(
     "per_budget",
-    "Replays by token budget",
-    "a graph that was captured or replayed; monolithic ones have the path `monolithic`",
-    (
-        *GRAPH_KEY,
-        *fields(GraphUse, "use", replays="Replays", items="Items", tokens=""),
-        Column("fill", "number", "share", "rows that were used", "Fill", of=lambda row: _fill(row["use"])),
-        *fields(GraphUse, "use", waste="Waste", replay_ms="Replay ms", gpu_busy_ms="", launch_gap="Launch gap"),
-        *fields(CapturedGraph, "graph", "capture_ms", "pool_bytes", "buffer_bytes"),
-    ),
+    *GRAPH_KEY,
+    *fields(GraphUse, "key", replays="Replays", items="Items", tokens=""),
+    column("fill", "rows that were used", "Fill", of=lambda row: _used(row["key"])),
+    *fields(GraphUse, "key", waste="Waste", replay_ms="Replay ms", gpu_busy_ms="", launch_gap="Launch gap"),
+    *fields(CapturedGraph, "graph", "capture_ms", "pool_bytes", "buffer_bytes"),
+    title="Replays by token budget",
+    one_row="a graph that was captured or replayed; monolithic ones have the path `monolithic`",
 )
-CAPTURED = TableSpec(
+CAPTURED = table_of(
     "captured",
-    "Memory of each graph",
-    "a captured graph",
-    (
-        *GRAPH_KEY,
-        *fields(CapturedGraph, "graph", pool_bytes="Pool added", buffer_bytes="Buffers used"),
-        *fields(CapturedGraph, "graph", capture_ms=("Capture ms", lambda ms: say.number(ms, 1))),
-        *fields(GraphUse, "use", replays="Replays"),
-    ),
+    *GRAPH_KEY,
+    *fields(CapturedGraph, "graph", pool_bytes="Pool added", buffer_bytes="Buffers used"),
+    *fields(CapturedGraph, "graph", capture_ms=("Capture ms", 1)),
+    *fields(GraphUse, "key", replays="Replays"),
+    title="Memory of each graph",
+    one_row="a captured graph",
 )
-PER_PATH = TableSpec(
+PER_PATH = table_of(
     "per_path",
-    "Encoder paths",
-    "a series of graphs and encoder path, with one of path `all`",
-    (
-        Column("series", "text", "", "`graph`, or `monolithic`, whose graphs hold every path"),
-        Column("path", "text", "", "encoder path; `all` for the sum", "Path"),
-        *fields(PathUse, "part", items="Items", hits="Hits"),
-        Column("runs", "integer", "runs", "executions of the path, replayed or eager", "Runs"),
-        *fields(PathUse, "part", replays="Replays"),
-        Column("tokens", "integer", "rows", "real output rows of the replays", "Rows used", of="part.tokens_replayed"),
-        Column("budget_tokens", "integer", "rows", "rows computed", "Computed", of="part.budget_tokens_replayed"),
-        *fields(PathUse, "part", waste="Waste"),
-        Column("replay_ms", "number", "ms", "time of a mean request in replays of the path", "Replay ms"),
-    ),
+    column("series", "`graph`, or `monolithic`, whose graphs hold every path"),
+    column("path", "encoder path; `all` for the sum", "Path"),
+    *fields(PathUse, "part", items="Items", hits="Hits"),
+    column("runs", "executions of the path, replayed or eager", "Runs"),
+    *fields(PathUse, "part", replays="Replays"),
+    column("tokens", "real output rows of the replays", "Rows used", of="part.tokens_replayed", unit="rows"),
+    column("budget_tokens", "rows computed", "Computed", of="part.budget_tokens_replayed", unit="rows"),
+    *fields(PathUse, "part", waste="Waste"),
+    column("replay_ms", "time of a mean request in replays of the path", "Replay ms"),
+    title="Encoder paths",
+    one_row="a series of graphs and encoder path, with one of path `all`",
 )
 _PATHS_NOTE = "Hits: items whose rows on the path were replayed. Replay ms: in replays of the path, a mean request."
-MISSES = TableSpec(
+MISSES = table_of(
     "misses",
-    "Misses by reason",
-    "a reason",
-    (
-        Column("reason", "text", "", "why items ran eagerly", "Reason", lambda reason: str(reason).replace("_", " ")),
-        Column("items", "integer", "items", "items missed for it; all reasons add up to the misses", "Items"),
-    ),
+    column("reason", "why items ran eagerly", "Reason", say.words),
+    column("items", "items missed for it; all reasons add up to the misses", "Items"),
+    title="Misses by reason",
+    one_row="a reason",
 )
-DROPPED = TableSpec(
+DROPPED = table_of(
     "dropped",
-    "Graphs that could not be captured",
-    "a graph that could not be captured",
-    (*GRAPH_KEY, *fields(DroppedGraph, "key", reason="Why")),
+    *GRAPH_KEY,
+    *fields(DroppedGraph, "key", reason="Why"),
+    title="Graphs that could not be captured",
+    one_row="a graph that could not be captured",
 )
 
-Sides = Mapping[str, GraphFacts | Counters]
 
-
-def sides_of(graph: GraphFacts | Counters, monolithic: GraphFacts | Counters | None = None) -> Sides:
-    """The graphs of each path, and beside them the monolithic ones where there are any."""
-    return {"": graph} | ({MONOLITHIC: monolithic} if monolithic is not None else {})
-
-
-def _fill(use: GraphUse) -> float | None:
+def _used(use: GraphUse) -> float | None:
     return None if use.waste is None else 1 - use.waste
 
 
-def _by_key(sides: Sides, name: str) -> dict[tuple[Any, ...], Any]:
+def by_key(name: str, graph: Counters, monolithic: Counters | None) -> dict[tuple[Any, ...], Any]:
     """The graphs of one list by what tells them apart; monolithic graphs are of a path of that name."""
-    found = {}
-    for side, facts in sides.items():
-        for graph in getattr(facts, name, ()):
-            own = graph.model_copy(update={"path": side}) if side else graph
-            found[own.path, own.token_budget, own.segment_slots, own.axis_key] = own
-    return found
+    found = list(getattr(graph, name, ()))
+    found += [one.model_copy(update={"path": MONOLITHIC}) for one in getattr(monolithic, name, ())]
+    return {tuple(getattr(one, field) for field in GraphKey.model_fields): one for one in found}
 
 
-def _graph_rows(sides: Sides) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """By graph: its key, its use and its capture, for the columns of tables; those that were captured come first."""
-    captured, used = _by_key(sides, "captured"), _by_key(sides, "per_budget")
+def graph_rows(graph: Counters, monolithic: Counters | None) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """By graph: its use, also where there was none, and its capture; those that were captured come first."""
+    captured, used = (by_key(name, graph, monolithic) for name in ("captured", "per_budget"))
     unused: dict[str, Any] = {"replays": 0, "items": 0, "tokens": 0, "segments": 0, "waste": None}
-    rows = {}
-    for key in (*captured, *(key for key in used if key not in captured)):
-        named = dict(zip(GraphKey.model_fields, key, strict=True))
-        use = used.get(key) or GraphUse(**named, **unused)
-        rows[key] = {"key": use, "use": use, "graph": captured.get(key)}
-    return rows
+    return {
+        key: {
+            "key": used.get(key) or GraphUse(**dict(zip(GraphKey.model_fields, key, strict=True)), **unused),
+            "graph": captured.get(key),
+        }
+        for key in captured | used
+    }
 
 
-def per_budget_table(sides: Sides) -> Table:
+def per_budget_table(graph: Counters, monolithic: Counters | None = None) -> Table:
     """One row a graph that was captured or replayed."""
-    rows = _graph_rows(sides)
+    rows = graph_rows(graph, monolithic)
     return PER_BUDGET.of(rows[key] for key in sorted(rows))
 
 
-def replayed_table(sides: Sides) -> Table:
+def replayed_table(graph: Counters, monolithic: Counters | None = None) -> Table:
     """The graphs that were replayed, without the columns that say nothing of them."""
-    rows = (row for row in per_budget_table(sides).rows if row["replays"])
-    return compact(PER_BUDGET.table(rows)).without_empty("replay_ms", "launch_gap")
+    rows = (row for row in per_budget_table(graph, monolithic).rows if row["replays"])
+    return compact(PER_BUDGET.filled(rows)).without_empty("replay_ms", "launch_gap")
 
 
 def compact(table: Table) -> Table:
     """A table of graphs without path and axis key where none has any."""
     is_plain = all(row["path"] == "default" for row in table.rows)
     return table.without_empty("axis_key").without("path" if is_plain else "")
-
-
-def idle_text(sides: Sides) -> str:
-    """The captured graphs that nothing replayed, on one line."""
-    idle = [row["key"] for row in _graph_rows(sides).values() if row["graph"] and not row["use"].replays]
-    return f"Captured and never replayed: {list_graphs(idle)}" if idle else ""
-
-
-def captured_table(sides: Sides) -> Table:
-    """Memory and capture time of each graph."""
-    return compact(CAPTURED.of(row for row in _graph_rows(sides).values() if row["graph"]))
-
-
-def dropped_table(sides: Sides) -> Table:
-    """The graphs that could not be captured."""
-    return DROPPED.of({"key": graph} for graph in _by_key(sides, "dropped").values())
-
-
-def misses_table(graph: Counters) -> Table:
-    """Missed items by reason."""
-    return MISSES.table({"reason": reason, "items": items} for reason, items in graph.misses_by_reason.items())
 
 
 def per_path_table(graph: Counters, monolithic: Counters | None = None) -> Table:
@@ -182,42 +142,45 @@ def shown_paths(graph: Counters) -> Table | None:
     timed = any(row["replay_ms"] is not None for row in rows)
     # Of some paths only, a path whose graphs were not all timed says so.
     rows = [{**row, "replay_ms": Cell(say.NOT_MEASURED)} if timed and row["replay_ms"] is None else row for row in rows]
-    return PER_PATH.table(rows, notes=(_PATHS_NOTE,)).without_empty("replay_ms")
+    return PER_PATH.filled(rows, notes=(_PATHS_NOTE,)).without_empty("replay_ms")
 
 
-def budgets_chart(name: str, title: str, subtitle: str, counted: str, graph: Any, sides: Sides) -> Chart:
-    """Hits and misses, and what each token budget replays and wastes, its slots and axis keys together."""
-    from vitgraph.report.charts_of_bars import draw_budgets
+def budgets_chart(
+    name: str, alt: str, title: str, subtitle: str, counted: str, graph: Counters, monolithic: Counters | None = None
+) -> Chart:
+    """What each token budget replays and wastes, its slots and axis keys together, beneath hits and misses if known.
 
-    outcomes = [("hit", graph.hits, False)]
-    outcomes += [(f"miss: {reason}", count, True) for reason, count in _reasons(graph)]
-    draw = partial(draw_budgets, title, subtitle, counted, budget_uses(sides, counted), outcomes)
-    return Chart(name, "Items that hit and that missed, and what each token budget replays and wastes", draw)
+    Args:
+        name: Name of its files.
+        alt: What it shows, in words.
+        title: Its title.
+        subtitle: What was measured on what.
+        counted: `Items replayed` or `Replays`.
+        graph: The graphs.
+        monolithic: The monolithic graphs beside them.
+    """
+    import pandas as pd
 
-
-def budget_uses(sides: Sides, counted: str) -> list[Any]:
-    """The use of each path and budget, ascending; `counted` is `Items replayed` or `Replays`."""
-    from vitgraph.report.charts_of_bars import BudgetUse
-
-    used = sorted(
-        (use for use in _by_key(sides, "per_budget").values() if use.replays),
-        key=lambda use: (use.path, use.token_budget),
-    )
+    summed = ["replays", "items", "tokens"]
+    used = [use for use in by_key("per_budget", graph, monolithic).values() if use.replays]
+    names = ["path", "token_budget", *summed]
+    frame = pd.DataFrame([[getattr(use, field) for field in names] for use in used], columns=names)
+    uses = frame.groupby(["path", "token_budget"], as_index=False)[summed].sum()
     has_paths = any(use.path != "default" for use in used)
-    found = []
-    for (path, budget), group in groupby(used, key=lambda use: (use.path, use.token_budget)):
-        uses = list(group)
-        replays, items, tokens = (sum(getattr(use, name) for use in uses) for name in ("replays", "items", "tokens"))
-        name = f"{path} {budget}" if has_paths else str(budget)
-        count = replays if counted == "Replays" else items
-        found.append(BudgetUse(name, count, 100 * (1 - tokens / (replays * budget))))
-    return found
+    uses["name"] = (uses["path"] + " " if has_paths else "") + uses["token_budget"].astype(str)
+    uses["waste_pct"] = 100 * (1 - uses["tokens"] / (uses["replays"] * uses["token_budget"]))
+    outcomes = [("hit", graph.hits, False)] if graph.items else []
+    outcomes += [(f"miss: {reason}", count, True) for reason, count in _reasons(graph)]
+    count = "replays" if counted == "Replays" else "items"
+    return Chart(
+        name, alt, partial(draw_budgets, title, subtitle, counted, uses.rename(columns={count: "count"}), outcomes)
+    )
 
 
 def _reasons(graph: Counters) -> Iterable[tuple[str, int]]:
     """Reasons of misses in words with their items, the most frequent first."""
     found = sorted(graph.misses_by_reason.items(), key=lambda pair: (-pair[1], pair[0]))
-    return ((reason.replace("_", " "), count) for reason, count in found if count)
+    return ((say.words(reason), count) for reason, count in found if count)
 
 
 def memory_text(graph: GraphFacts) -> str:
@@ -250,26 +213,36 @@ def counter_facts(graph: Counters, policy: str) -> Sequence[tuple[str, str]]:
 # -- two paths beside one graph of both --------------------------------------------------------------------------------
 
 _SERIES = ("eager", "graph", "monolithic")
-MONOLITHIC_SPEC = TableSpec(
+MONOLITHIC_SPEC = table_of(
     "monolithic",
-    "",
-    "a metric of two paths against monolithic graphs",
-    (
-        Column("metric", "text", "", "`mean`, `p50` or `p99`"),
-        *fields(Latency, "graph", "requests"),
-        Column("two_paths_ms", "number", "ms", "the metric with a graph for each path, a request"),
-        Column("monolithic_ms", "number", "ms", "the metric with one graph of both paths, a request"),
-        *improvement_columns("found", " of two paths over monolithic graphs"),
-        *fields(Improvement, "found", "noise_floor_pct"),
-    ),
-    "requests",
+    column("metric", "`mean`, `p50` or `p99`"),
+    *fields(Latency, "graph", "requests"),
+    column("two_paths_ms", "the metric with a graph for each path, a request"),
+    column("monolithic_ms", "the metric with one graph of both paths, a request"),
+    *improvement_columns("found", " of two paths over monolithic graphs"),
+    *fields(Improvement, "found", "noise_floor_pct"),
+    one_row="a metric of two paths against monolithic graphs",
+    counts="requests",
     is_optional=True,
 )
-_SIDE_BY_SIDE = TableSpec(
+TWO_PATHS = table_of(
     "two_paths",
-    "Two paths against one monolithic graph",
-    columns=texts(figure=" ", eager="Eager", graph="Two paths", monolithic="Monolithic"),
+    *texts(figure=" ", eager="Eager", graph="Two paths", monolithic="Monolithic"),
+    title="Two paths against one monolithic graph",
 )
+FIGURES: Mapping[str, Callable[[Any], str]] = {
+    "Hits": lambda graph: f"{graph.hits:,} of {graph.items:,}",
+    "Replays": lambda graph: f"{graph.replays:,}",
+    "Rows used": lambda graph: f"{graph.tokens_replayed:,}",
+    "Rows computed": lambda graph: f"{graph.budget_tokens_replayed:,}",
+    "Waste": lambda graph: say.share(graph.waste),
+}
+_CAPTURE: Mapping[str, Callable[[Any], str]] = {
+    "Graphs": lambda graph: str(graph.graphs),
+    "Graph pool": lambda graph: say.size(graph.pool_bytes),
+    "Buffers": lambda graph: say.size(graph.buffer_bytes),
+    "Capture, s": lambda graph: say.number(graph.capture_s, 2),
+}
 
 
 def monolithic_table(record: BenchRecord) -> Table:
@@ -294,9 +267,9 @@ def monolithic_section(record: BenchRecord) -> Section | None:
     claims = list(claims_of(record, "monolithic", "graph").values())
     if record.result.monolithic is None or not claims:
         return None
-    rows = (*_latency_rows(record), *_figure_rows(record))
-    table = _SIDE_BY_SIDE.table(dict(zip(("figure", *_SERIES), row, strict=True)) for row in rows)
-    return section("", table, *map(Text, _sentences(record, claims)))
+    rows = (*_latency_rows(record), *_figure_rows(record.result.graph, record.result.monolithic))
+    table = TWO_PATHS.filled(dict(zip(("figure", *_SERIES), row, strict=True)) for row in rows)
+    return section("", table, *_sentences(record, claims))
 
 
 def _latency_rows(record: BenchRecord) -> Iterable[tuple[str, ...]]:
@@ -305,35 +278,20 @@ def _latency_rows(record: BenchRecord) -> Iterable[tuple[str, ...]]:
     for name, label in (("mean_ms", "Mean"), ("p50_ms", "P50"), tail):
         yield (f"{label}, ms a request", *(say.ms(getattr(entry, name)) for entry in entries))
     sides = (claims_of(record, "eager", series).values() for series in _SERIES[1:])
-    for graph, monolithic in zip(*sides, strict=True):
-        label = graph.label[:1].upper() + graph.label[1:]
-        yield f"{label} improvement", say.NO_VALUE, *map(_improvement, (graph, monolithic))
+    for both in zip(*sides, strict=True):
+        words = (one.verdict if one.verdict != NO_VERDICT and not one.is_tail_of_few else "" for one in both)
+        gains = (say.joined(say.pct(one.improvement_pct), word) for one, word in zip(both, words, strict=True))
+        yield f"{both[0].name} improvement", say.NO_VALUE, *gains
 
 
-def _improvement(claim: Claim) -> str:
-    is_judged = claim.verdict != NO_VERDICT and not claim.is_tail_of_few
-    return f"{claim.headline.partition(' ')[0]}{f', {claim.verdict}' if is_judged else ''}"
-
-
-def _figure_rows(record: BenchRecord) -> Iterable[tuple[str, ...]]:
-    two_paths, monolithic = record.result.graph, record.result.monolithic
-    assert monolithic is not None
-    sides = (two_paths, monolithic)
+def _figure_rows(two_paths: GraphFacts, monolithic: GraphFacts) -> Iterable[tuple[str, ...]]:
     shares = [{part.path: say.share(part.waste) for part in parts} for parts in (two_paths.per_path, monolithic.parts)]
-    paths = dict.fromkeys(path for share in shares for path in share)
-    named: list[tuple[str, Sequence[str]]] = [
-        ("Hits", [f"{graph.hits:,} of {graph.items:,}" for graph in sides]),
-        ("Replays", [f"{graph.replays:,}" for graph in sides]),
-        ("Rows used", [f"{graph.tokens_replayed:,}" for graph in sides]),
-        ("Rows computed", [f"{graph.budget_tokens_replayed:,}" for graph in sides]),
-        ("Waste", [say.share(graph.waste) for graph in sides]),
-        *((f"Waste, {path}", [share.get(path, say.NO_VALUE) for share in shares]) for path in paths),
-        ("Graphs", [str(graph.graphs) for graph in sides]),
-        ("Graph pool", [say.size(graph.pool_bytes) for graph in sides]),
-        ("Buffers", [say.size(graph.buffer_bytes) for graph in sides]),
-        ("Capture, s", [say.number(graph.capture_s, 2) for graph in sides]),
-    ]
-    return ((label, say.NO_VALUE, *cells) for label, cells in named)
+    for label, text in FIGURES.items():
+        yield label, say.NO_VALUE, text(two_paths), text(monolithic)
+    for path in shares[0] | shares[1]:
+        yield f"Waste, {path}", say.NO_VALUE, *(share.get(path, say.NO_VALUE) for share in shares)
+    for label, text in _CAPTURE.items():
+        yield label, say.NO_VALUE, text(two_paths), text(monolithic)
 
 
 def _sentences(record: BenchRecord, claims: Sequence[Claim]) -> Iterable[str]:
@@ -344,12 +302,9 @@ def _sentences(record: BenchRecord, claims: Sequence[Claim]) -> Iterable[str]:
             f"The monolithic graph computes a global view and {say.count(plan.max_crops, 'crop')} of every image, "
             f"{plan.item_tokens:,} rows; rows that the image does not have are waste."
         )
-    parts = [
-        f"{claim.label} {claim.headline.partition(' ')[0]}{f' ({claim.interval})' if claim.interval else ''}"
-        for claim in claims
-    ]
-    word = NOT_A_GPU if claims[0].verdict == NO_VERDICT else claims[0].verdict
-    yield f"Two paths against the monolithic graph: {', '.join(parts)}: {word}."
+    intervals = (f" ({say.ci95(claim.ci95)})" if claim.ci95 else "" for claim in claims)
+    parts = (f"{one.label} {say.pct(one.improvement_pct)}{ends}" for one, ends in zip(claims, intervals, strict=True))
+    yield f"Two paths against the monolithic graph: {', '.join(parts)}: {claims[0].word}."
     found = record.result.correctness
     if found is not None and found.monolithic_max_rel_l2 is not None:
         error = say.error(found.monolithic_max_rel_l2)

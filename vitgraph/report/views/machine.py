@@ -1,4 +1,4 @@
-"""The documents of `doctor` and `models`, and the README's matrix: what a machine can run, and which models."""
+"""The documents of `doctor`, `models` and `verify`, and the README's matrix: what can run here, and what is right."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from vitgraph.records.attention_choices import choices_text
+from vitgraph.records.kinds.verify import Check, VerifiedModel
+from vitgraph.records.record import VerifyRecord
 from vitgraph.report import say
-from vitgraph.report.columns import Cell, Row, TableSpec, texts
-from vitgraph.report.document import Document, Facts, Section, Text, Verdict, section, sections
+from vitgraph.report.columns import Cell, Row, column, fields, table_of, texts
+from vitgraph.report.document import Document, Facts, Section, Text, Verdict, document, section
 from vitgraph.report.to_markdown import row as markdown_row
+from vitgraph.report.views.conditions import Ran, backend_text, compiled_text
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
 
-LIBRARIES = TableSpec("libraries", columns=texts(name="Library", installed="Installed", wanted="Wanted", fits="Fits"))
-BACKENDS = TableSpec(
+LIBRARIES = table_of("libraries", *texts(name="Library", installed="Installed", wanted="Wanted", fits="Fits"))
+BACKENDS = table_of(
     "backends_here",
-    columns=texts(name="Attention backend", runs="Runs", graphs="Graphs", head_widths="Head widths", why="Why not"),
+    *texts(name="Attention backend", runs="Runs", graphs="Graphs", head_widths="Head widths", why="Why not"),
 )
 
 
@@ -29,20 +33,16 @@ def doctor_document(facts: Mapping[str, Any]) -> Document:
     """
     problem, can_run = facts["backends_problem"], facts["can_run"]
     word, headline = ("ok", f"Can run: {can_run[0]}") if can_run else ("failed", "Can run: nothing; see below")
-    return Document(
-        name="vitgraph doctor",
-        title=str(facts["platform"]),
+    backends = BACKENDS.filled(_backends(facts["backends"] or ()))
+    unknown = Text(f"Attention backends could not be examined: {problem}", "failed") if problem else None
+    return document(
+        "vitgraph doctor",
+        str(facts["platform"]),
+        section("", *(Text(f"Advice: {line}", "warning") for line in facts["advice"])),
+        section("Machine", Facts.of(_machine(facts))),
+        section("Libraries", LIBRARIES.filled(map(_library, facts["libraries"]))),
+        section("Attention backends", backends, unknown),
         verdict=Verdict(word, headline, lines=tuple(f"Can run: {line}" for line in can_run[1:])),
-        sections=sections(
-            section("", *(Text(f"Advice: {line}", "warning") for line in facts["advice"])),
-            section("Machine", Facts.of(_machine(facts))),
-            section("Libraries", LIBRARIES.table(map(_library, facts["libraries"]))),
-            section(
-                "Attention backends",
-                BACKENDS.table(_backends(facts["backends"] or ())),
-                Text(f"Attention backends could not be examined: {problem}", "failed") if problem else None,
-            ),
-        ),
     )
 
 
@@ -86,13 +86,9 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 
 def _library(row: Mapping[str, Any]) -> Row:
-    fits = {True: "yes", False: "no", None: say.NO_VALUE}[row["fits"]]
-    return {
-        "name": row["name"],
-        "installed": row["installed"] or say.NO_VALUE,
-        "wanted": "optional" if row["wanted"] is None else row["wanted"] or "any",
-        "fits": Cell(fits, tone="failed" if row["fits"] is False else ""),
-    }
+    fits = {True: Cell("yes"), False: Cell("no", tone="failed"), None: None}[row["fits"]]
+    wanted = "optional" if row["wanted"] is None else row["wanted"] or "any"
+    return {"name": row["name"], "installed": row["installed"] or say.NO_VALUE, "wanted": wanted, "fits": fits}
 
 
 def _backends(rows: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
@@ -127,7 +123,7 @@ _FACTS = {
     "axes": "Capture axes",
     "verified": "Verified on",
 }
-ROWS = TableSpec("models", columns=texts(tower="Tower", row="Row", **_FACTS))
+ROWS = table_of("models", *texts(tower="Tower", row="Row", **_FACTS))
 
 
 def models_document(entries: Sequence[Entry]) -> Document:
@@ -139,10 +135,13 @@ def models_document(entries: Sequence[Entry]) -> Document:
     rows: list[dict[str, str]] = []
     for tower, group in groupby(entries, key=itemgetter("tower")):
         rows += [{"tower": "" if place else tower, **_row(entry)} for place, entry in enumerate(group)]
-    return Document(
-        name="vitgraph models",
-        title=f"{say.count(len(entries), 'row')} of supported models",
-        sections=sections(section("", ROWS.table(rows, notes=(LEGEND,))), *map(_details, entries)),
+    named = []
+    for one in entries:
+        facts = (("class", one["encoder"].split(":")[1]), ("presets", ", ".join(one["presets"])))
+        named.append(section(f"{one['row']}: {one['models']}", Facts.of(facts)))
+    table = ROWS.filled(rows, notes=(LEGEND,))
+    return document(
+        "vitgraph models", f"{say.count(len(entries), 'row')} of supported models", section("", table), *named
     )
 
 
@@ -162,19 +161,12 @@ def _row(entry: Entry) -> dict[str, str]:
     }
 
 
-def _details(entry: Entry) -> Section:
-    facts = Facts.of((("class", entry["encoder"].split(":")[1]), ("presets", ", ".join(entry["presets"]))))
-    return section(f"{entry['row']}: {entry['models']}", facts)
-
-
 def families_markdown(entries: Sequence[Entry]) -> str:
     """One line a kind of tower, for the README, between the markers."""
     rows = []
     for tower, group in groupby(entries, key=itemgetter("tower")):
-        found = list(group)
-        verified = sum(1 for entry in found if entry["verified"])
-        models = ", ".join(entry["models"] for entry in found)
-        rows.append([tower, models, str(len(found)), f"{verified} of {len(found)}"])
+        models, verified = zip(*((entry["models"], bool(entry["verified"])) for entry in group), strict=True)
+        rows.append([tower, ", ".join(models), str(len(models)), f"{sum(verified)} of {len(models)}"])
     return _markdown(("Tower", "Models", "Rows", "Verified on Hopper"), rows)
 
 
@@ -192,3 +184,89 @@ def matrix_markdown(entries: Sequence[Entry]) -> str:
 def _markdown(headers: Sequence[str], rows: Iterable[Sequence[str]], *after: str) -> str:
     lines = (markdown_row(headers), "|---" * len(headers) + "|", *map(markdown_row, rows))
     return "\n".join([MATRIX_BEGIN, *lines, *after, MATRIX_END])
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+_TONES = {"ok": "ok", "failed": "failed", "error": "failed", "skipped": "dim"}
+
+MODELS = table_of(
+    "models",
+    column("model", "preset, row or architecture", "Model", of=lambda model: name_of(model)),
+    column("status", "how it ended", "Status", of=lambda model: _status(model)),
+    *fields(VerifiedModel, max_rel_l2=("Rel. L2", say.error)),
+    column(
+        "graphs",
+        "graphs captured, and how many did not fit",
+        "Graphs",
+        of=lambda one: f"{one.graphs_captured}{f' (-{one.graphs_dropped})' if one.graphs_dropped else ''}",
+        kind="text",
+    ),
+    *fields(VerifiedModel, calls="Calls", items="Items", seconds=("Seconds", 1)),
+)
+CHECKS = table_of(
+    "checks",
+    column("model", "preset, row or architecture"),
+    column("check", "name of the check", "Check", of="of.name"),
+    *fields(Check, "of", status="Status", max_rel_l2="", compared="", failures="", detail="What"),
+    one_row="a check of a model",
+)
+
+
+def verify_document(record: VerifyRecord, *, show_checks: bool | None = None) -> Document:
+    """The report of a verification.
+
+    Args:
+        record: The record.
+        show_checks: List every check of every model; None does so where there is one model. Checks that failed are
+            always listed.
+    """
+    models, count = record.result.models, say.count(len(record.result.models), "encoder")
+    show_all = len(models) == 1 if show_checks is None else show_checks
+    passed = sum(model.status == "ok" for model in models)
+    verdict = Verdict("ok" if passed == len(models) else "failed", f"{passed} of {count} verified")
+    checks = ({"model": name_of(model), "of": check} for model in models for check in model.checks)
+    return document(
+        "vitgraph verify",
+        count,
+        section("", MODELS.of(models)),
+        *(_checks(model, show_all) for model in models),
+        what=tuple(dict.fromkeys(_setting(model) for model in models if model.tolerance is not None)),
+        verdict=verdict if models else None,
+        warning=Ran(record).warning,
+        tables=(CHECKS.of(checks),),
+        command=record.command,
+    )
+
+
+def name_of(model: VerifiedModel) -> str:
+    """What a report calls a model."""
+    return str(model.preset or model.row or model.architecture)
+
+
+def _status(of: VerifiedModel | Check) -> Cell:
+    return Cell(of.status, tone=_TONES[of.status])
+
+
+def _checks(model: VerifiedModel, show_all: bool) -> Section:
+    rows = (
+        {
+            "check": check.name,
+            "status": _status(check),
+            "detail": f"{check.detail} (and {check.failures - 1} more)" if check.failures > 1 else check.detail,
+        }
+        for check in model.checks
+        if show_all or check.status == "failed"
+    )
+    error = Text(f"Not verified: {model.error}", "failed") if model.error is not None else None
+    return section(name_of(model), CHECKS.filled(rows), error)
+
+
+def _setting(model: VerifiedModel) -> str:
+    """What the figures of a model hold for."""
+    backend = backend_text(model.backend_requested, model.backend_used)
+    ranks = f" on {model.ranks} ranks" if model.ranks > 1 else ""
+    place = f"{model.dtype} on {model.device}, {backend}, {compiled_text(bool(model.compiled_blocks))}{ranks}"
+    own = "" if model.own_error is None else f" (or 1.5 times eager's own from float32, {say.error(model.own_error)})"
+    chosen = f"; attention: {choices_text(model.attn_choices)}" if model.attn_choices else ""
+    return f"Relative L2 distance from eager of at most {model.tolerance:g}{own}; {place}{chosen}"

@@ -6,42 +6,36 @@ result of the same scenario stands beside it as it was published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vitgraph.records.kinds.compare import COMPARED_MODES as MODES
 from vitgraph.records.latency import Latency, RankPart, Sharing
 from vitgraph.records.record import Record
 from vitgraph.records.saved_runs import SavedRun
 from vitgraph.report import say
-from vitgraph.report.columns import Column, Row, Table, TableSpec, fields
-from vitgraph.report.document import Section, Text, section
+from vitgraph.report.columns import Row, Table, column, fields, table_of
+from vitgraph.report.document import Section, section
 from vitgraph.report.views.conditions import Ran
 
-MODES = ("eager", "graph")
-
-RANKS = TableSpec(
+RANKS = table_of(
     "ranks",
-    "By rank, milliseconds a request",
-    "a series and rank",
-    (
-        Column("series", "text", "", "the series; of several backends, with the backend before it", "Series"),
-        *fields(RankPart, "part", rank="Rank", encode_ms="Encode", wait_ms="Wait", wall_ms="Whole", items="Items"),
-        *fields(RankPart, "part", hits="Hits", misses="Misses", replays="Replays", idle_calls="Calls without items"),
-    ),
-    "requests",
+    column("series", "the series; of several backends, with the backend before it", "Series"),
+    *fields(RankPart, "part", rank="Rank", encode_ms="Encode", wait_ms="Wait", wall_ms="Whole", items="Items"),
+    *fields(RankPart, "part", hits="Hits", misses="Misses", replays="Replays", idle_calls="Calls without items"),
+    title="By rank, milliseconds a request",
+    one_row="a series and rank",
+    counts="requests",
     is_optional=True,
 )
-_PREDICTED = TableSpec(
+_PREDICTED = table_of(
     "sharing",
-    "",
-    "an assignment",
-    (
-        Column("assignment", "text", "", "who encodes what", "Assignment"),
-        Column("slowest_ms", "number", "ms", "predicted time of the slowest rank", "Slowest rank ms"),
-        Column("imbalance", "number", "ratio", "that over their mean", "over the mean", lambda v: say.number(v, 3)),
-        Column("rows", "number", "ratio", "pixel rows of the fullest rank over the mean", "Pixel rows over the mean"),
-    ),
+    column("assignment", "who encodes what", "Assignment"),
+    column("slowest_ms", "predicted time of the slowest rank", "Slowest rank ms"),
+    column("imbalance", "that over their mean", "over the mean", 3),
+    column("rows", "pixel rows of the fullest rank over the mean", "Pixel rows over the mean", unit="ratio"),
+    one_row="an assignment",
 )
 
 
@@ -70,7 +64,7 @@ def rank_section(latency: Mapping[str, Latency], record: Record) -> Section | No
         for graph in rank.dropped
     ]
     table = ranks_table(latency)
-    return section("Ranks", table, *map(Text, lines)) if table.rows else None
+    return section("Ranks", table, *lines) if table.rows else None
 
 
 def sharing_section(sharing: Mapping[str, Any] | None) -> Section | None:
@@ -84,7 +78,7 @@ def sharing_section(sharing: Mapping[str, Any] | None) -> Section | None:
         return None
     names = ("predicted_slowest_ms", "predicted_imbalance", "input_imbalance")
     slowest, imbalance, rows = (by_cost[name] for name in names)
-    table = _PREDICTED.table(
+    table = _PREDICTED.filled(
         {"assignment": label, "slowest_ms": slowest[name], "imbalance": imbalance[name], "rows": rows[name]}
         for name, label in (("size", "size, as vLLM"), ("cost", "cost"))
     )
@@ -95,56 +89,48 @@ def sharing_section(sharing: Mapping[str, Any] | None) -> Section | None:
     )
     calls = say.count(by_cost["calls"], "call")
     title = f"Predicted for {calls} on {sharing['ranks']} ranks, in graphs of exactly their size"
-    return section(title, table, Text(text))
+    return section(title, table, text)
 
 
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
 
-def _both(name: str, decimals: int | None = None) -> Any:
+def _both(name: str, text: Callable[[Any], str] = say.ms) -> Callable[[Row], str | None]:
     """Reads a figure of both modes from a row; None where one is missing."""
 
-    def text(row: Row) -> str | None:
+    def read(row: Row) -> str | None:
         values = [row[f"{mode}_{name}"] for mode in MODES]
-        if None in values:
-            return None
-        return "→".join(say.ms(value) if decimals is None else say.number(value, decimals) for value in values)
+        return None if None in values else say.change(*values, text=text)
 
-    return text
+    return read
 
 
-SCALING = TableSpec(
+SCALING = table_of(
     "scaling",
-    "",
-    "a backend and number of ranks",
-    (
-        Column("backend", "text", "", "attention backend that ran, and packing where not greedy", "Backend"),
-        Column("ranks", "integer", "ranks", "processes that shared each call, each on a GPU of its own", "GPUs"),
-        Column("run", "text", "", "name of the run; empty for a published result"),
-        Column("source", "text", "", "`measured`, or where the figures were published", "Source"),
-        Column("eager_mean_ms", "number", "ms", "mean latency of a request in eager mode"),
-        Column("graph_mean_ms", "number", "ms", "mean latency of a request in graph mode"),
-        Column("mean_improvement_pct", "number", "%", "(eager - graph) / eager of the means, positive = graph faster"),
-        Column("eager_p99_ms", "number", "ms", "P99 in eager mode; empty below 300 requests"),
-        Column("graph_p99_ms", "number", "ms", "P99 in graph mode; empty below 300 requests"),
-        Column("p99_improvement_pct", "number", "%", "the same of the P99"),
-        Column("eager_efficiency", "number", "ratio", "scaling efficiency of the mean in eager mode"),
-        Column("graph_efficiency", "number", "ratio", "scaling efficiency of the mean in graph mode"),
-        *fields(Sharing, "sharing", "gather_ms", "time_imbalance"),
-    ),
-    "requests",
+    column("backend", "attention backend that ran, and packing where not greedy", "Backend"),
+    column("ranks", "processes that shared each call, each on a GPU of its own", "GPUs"),
+    column("run", "name of the run; empty for a published result"),
+    column("source", "`measured`, or where the figures were published", "Source"),
+    *(column(f"{mode}_mean_ms", f"mean latency of a request in {mode} mode") for mode in MODES),
+    column("mean_improvement_pct", "(eager - graph) / eager of the means, positive = graph faster"),
+    *(column(f"{mode}_p99_ms", f"P99 in {mode} mode; empty below 300 requests") for mode in MODES),
+    column("p99_improvement_pct", "the same of the P99"),
+    *(column(f"{mode}_efficiency", f"scaling efficiency of the mean in {mode} mode", unit="ratio") for mode in MODES),
+    *fields(Sharing, "sharing", "gather_ms", "time_imbalance"),
+    one_row="a backend and number of ranks",
+    counts="requests",
 )
 _SHOWN = replace(
     SCALING,
     columns=(
         *(column for column in SCALING.columns if column.header),
-        Column("mean", "text", "ms", "mean, eager→graph", "Mean ms", of=_both("mean_ms")),
-        Column("mean_improvement_pct", "number", "%", "improvement of the mean", "Mean gain"),
-        Column("p99", "text", "ms", "P99, eager→graph", "P99 ms", of=_both("p99_ms")),
-        Column("p99_improvement_pct", "number", "%", "improvement of the P99", "P99 gain"),
-        Column("efficiency", "text", "ratio", "eager→graph", "Efficiency", of=_both("efficiency", 2)),
-        Column("gather_ms", "number", "ms", "gather of a graph call", "Gather ms"),
-        Column("time_imbalance", "number", "", "slowest rank over the mean", "Imbalance"),
+        column("mean", "mean, eager→graph", "Mean ms", of=_both("mean_ms")),
+        column("mean_improvement_pct", "improvement of the mean", "Mean gain"),
+        column("p99", "P99, eager→graph", "P99 ms", of=_both("p99_ms")),
+        column("p99_improvement_pct", "improvement of the P99", "P99 gain"),
+        column("efficiency", "eager→graph", "Efficiency", of=_both("efficiency", "{:.2f}".format)),
+        column("gather_ms", "gather of a graph call", "Gather ms"),
+        column("time_imbalance", "slowest rank over the mean", "Imbalance", kind="number", unit=""),
     ),
 )
 _NOTE = (
@@ -162,22 +148,23 @@ random-mm, 20 images of 336x336 a request, 1000 requests."""
 _PUBLISHED_NAMES = tuple(column.name for column in SCALING.columns[4:10])
 
 
-def scaling_table(runs: Sequence[SavedRun]) -> Table:
-    """One row a backend and number of ranks, of every scenario that was measured on different numbers of GPUs."""
-    return SCALING.table(row for _, rows in _scenarios(runs) for row in rows)
+def scaling(runs: Sequence[SavedRun]) -> tuple[Table, list[Section]]:
+    """A row a backend and number of ranks, of every scenario that was measured on different numbers of GPUs.
 
-
-def scaling_sections(runs: Sequence[SavedRun]) -> Iterable[Section]:
-    """A table a scenario; none where nothing scales."""
-    for title, rows in _scenarios(runs):
-        yield section(f"Scaling: {title}", _SHOWN.of(rows, notes=(_NOTE,)))
-
-
-def _scenarios(runs: Sequence[SavedRun]) -> Iterable[tuple[str, tuple[Row, ...]]]:
+    Returns:
+        The rows of all scenarios, and a section of each.
+    """
     found: dict[tuple[str, ...], dict[str, list[SavedRun]]] = {}
     for run in runs:
-        if run.record.result.comparison.requests and run.record.resolved is not None:
-            found.setdefault(_scenario(run), {}).setdefault(_series(run), []).append(run)
+        ran, resolved = Ran(run.record), run.record.resolved
+        if run.record.result.comparison.requests and resolved is not None:
+            shared = (ran.model, ran.weights, ran.compiled, ran.measured, ran.per_call)
+            # The last two only tell scenarios apart.
+            scenario = (ran.at("environment.device") or "", *shared, ran.at("workload.fingerprint") or "")
+            name = ran.backend + ("" if resolved.packing in (None, "greedy") else f", packing {resolved.packing}")
+            found.setdefault((*scenario, str(resolved.token_budgets)), {}).setdefault(name, []).append(run)
+    every: list[Row] = []
+    sections = []
     for (device, model, *details), series in found.items():
         rows: list[dict[str, Any]] = []
         published: dict[str, dict[str, Any]] = {}
@@ -186,23 +173,11 @@ def _scenarios(runs: Sequence[SavedRun]) -> Iterable[tuple[str, tuple[Row, ...]]
                 rows += _series_rows(name, sorted(members, key=lambda run: Ran(run.record).ranks))
                 published |= _published_rows(members[0])
         if rows:
+            table = SCALING.of([*rows, *published.values()])
+            every += table.rows
             title = ", ".join((f"{model} on {device}", *(part for part in details[:-2] if part)))
-            yield title, SCALING.of([*rows, *published.values()]).rows
-
-
-def _scenario(run: SavedRun) -> tuple[str, ...]:
-    """What runs that are set against each other have in common; the last two only tell them apart."""
-    ran, record = Ran(run.record), run.record
-    device = record.environment.device if record.environment else ""
-    fingerprint = record.workload.fingerprint if record.workload else ran.workload
-    shared = (ran.weights, ran.compiled, ran.measured, ran.per_call, fingerprint)
-    return (device, ran.model, *shared, str(record.resolved and record.resolved.token_budgets))
-
-
-def _series(run: SavedRun) -> str:
-    """What the runs of a series of their own have in common: the backend, and how calls are packed."""
-    packing = run.record.resolved.packing if run.record.resolved else None
-    return Ran(run.record).backend + ("" if packing in (None, "greedy") else f", packing {packing}")
+            sections.append(section(f"Scaling: {title}", _SHOWN.of(table.rows, notes=(_NOTE,))))
+    return SCALING.filled(every), sections
 
 
 def _series_rows(name: str, runs: Sequence[SavedRun]) -> list[dict[str, Any]]:
@@ -230,16 +205,12 @@ def _series_rows(name: str, runs: Sequence[SavedRun]) -> list[dict[str, Any]]:
 
 def _published_rows(run: SavedRun) -> dict[str, dict[str, Any]]:
     """What vLLM published of the scenario of a run, by backend; empty where it is another one."""
-    settings, ran = run.record.settings, Ran(run.record)
+    ran, found = Ran(run.record), dict(run.record.settings)
     # Settings are the options of the command, by group or flat.
-    workload: Any = settings.get("workload") if isinstance(settings.get("workload"), Mapping) else settings
-    is_scenario = (
-        "Qwen3-VL-32B" in ran.model
-        and workload.get("dataset_name") == "random-mm"
-        and workload.get("random_mm_base_items_per_request") == 20
-    )
+    workload: Any = found["workload"] if isinstance(found.get("workload"), Mapping) else found
+    is_random = (workload.get("dataset_name"), workload.get("random_mm_base_items_per_request")) == ("random-mm", 20)
     backend = ran.backend_used or ""
-    if not is_scenario or backend not in _PUBLISHED:
+    if not is_random or "Qwen3-VL-32B" not in ran.model or backend not in _PUBLISHED:
         return {}
     figures = dict(zip(_PUBLISHED_NAMES, _PUBLISHED[backend], strict=True))
     return {backend: {"backend": backend, "ranks": _PUBLISHED_RANKS, "source": PUBLISHED_SOURCE, **figures}}

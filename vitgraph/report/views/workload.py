@@ -6,57 +6,58 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vitgraph.report import say
-from vitgraph.report.charts import BLUE, new_axes, new_figure
-from vitgraph.report.charts_of_bars import draw_rows
-from vitgraph.report.charts_of_times import draw_distribution, draw_sizes
-from vitgraph.report.columns import Column, Row, Table, TableSpec
-from vitgraph.report.document import Chart, Code, Document, Section, Text, section, sections
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from vitgraph.report.columns import Row, column, table_of
+from vitgraph.report.document import Chart, Code, Document, Section, Text, document, section
+from vitgraph.report.draw import draw_calls, draw_distribution, draw_sizes
 
 _QUANTILES = ("min", "p5", "p25", "p50", "p75", "p95", "p99", "max", "mean")
 _LISTED = 5
 _BAR = 30
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _MOST_BARS = 12
-
-DISTRIBUTIONS = TableSpec(
-    "distributions",
-    "",
-    "a quantity",
-    (
-        Column("quantity", "text", "", "what is distributed", " "),
-        *(Column(name, "number", "", f"{name} of it", name, str) for name in _QUANTILES),
-    ),
-    "items",
+_QUANTITIES = (
+    ("items a request", "items_per_request", 0),
+    ("width, px", "width", 0),
+    ("height, px", "height", 0),
+    ("megapixels", "megapixels", 2),
+    ("width / height", "aspect_ratio", 2),
+    ("frames a video", "frames_per_video", 0),
 )
-HISTOGRAM = TableSpec(
-    "histogram",
-    columns=(
-        Column("tokens", "text", "tokens", "a range of output tokens", "Tokens"),
-        Column("items", "integer", "items", "items in it", "Items"),
-        Column("share", "number", "share", "share of the items", "Share"),
-        Column("bar", "text", "", "the same as a bar", " "),
-    ),
+_TOKEN_QUANTITIES = (
+    ("tokens an item", "tokens_per_item", 0),
+    ("tokens a request", "tokens_per_request", 0),
+    ("segments an item", "segments_per_item", 0),
+)
+"""Each with its name in the facts and its decimals."""
+
+DISTRIBUTIONS = table_of(
+    "distributions",
+    column("quantity", "what is distributed", " "),
+    *(column(name, f"{name} of it", name, str, kind="number", unit="") for name in _QUANTILES),
+    one_row="a quantity",
     counts="items",
 )
-CALLS = TableSpec(
+HISTOGRAM = table_of(
+    "histogram",
+    column("tokens", "a range of output tokens", "Tokens", kind="text"),
+    column("items", "items in it", "Items"),
+    column("share", "share of the items", "Share"),
+    column("bar", "the same as a bar", " "),
+    counts="items",
+)
+CALLS = table_of(
     "calls",
-    "",
-    "a number of requests a call",
-    (
-        Column("requests", "text", "requests", "requests of a call", "Requests a call"),
-        Column("calls", "integer", "calls", "calls with so many", "Calls"),
-        Column("share", "number", "share", "their share of the calls", "Share"),
-        Column("of_requests", "number", "share", "share of the requests that are in such calls", "Of requests"),
-    ),
-    "calls",
+    column("requests", "requests of a call", "Requests a call", kind="text"),
+    column("calls", "calls with so many", "Calls"),
+    column("share", "their share of the calls", "Share"),
+    column("of_requests", "share of the requests that are in such calls", "Of requests", unit="share"),
+    one_row="a number of requests a call",
+    counts="calls",
 )
 
 
@@ -72,26 +73,25 @@ def workload_document(
         sizes: How many items have each (width, height, frames), for the chart; None draws none.
         tokens: Output tokens of every item, by model; for the chart.
     """
-    statement = facts["provenance"].get("statement")
-    what = (
-        say.count(facts["requests"], "request"),
-        say.count(facts["images"], "image"),
-        say.count(facts["videos"], "video"),
-        f"{len(facts['skipped'])} left out",
-        say.count(facts["distinct_sizes"], "distinct size"),
-        f"fingerprint {facts['fingerprint']}",
-    )
-    return Document(
-        name="vitgraph workload",
-        title=str(facts["name"]),
-        what=what,
-        sections=sections(
-            section("", Text(str(statement), "dim") if statement else None, _distributions(facts), _common(facts)),
-            section("", *_left_out(facts["skipped"])),
-            *(_model_section(model) for model in facts["models"]),
-            section("Charts", *_charts(str(facts["name"]), sizes or {}, tokens or {})),
+    name, statement = str(facts["name"]), facts["provenance"].get("statement")
+    rows = [*_distributions(facts, _QUANTITIES)]
+    for model in facts["models"]:
+        rows += _distributions(model, _TOKEN_QUANTITIES, f", {model['model']}")
+    quantities = DISTRIBUTIONS.filled(_distributions(facts, _QUANTITIES, is_shown=True))
+    return document(
+        "vitgraph workload",
+        name,
+        section("", Text(str(statement), "dim") if statement else None, quantities, _common(facts)),
+        section("", *_left_out(facts["skipped"])),
+        *(_model_section(model) for model in facts["models"]),
+        section("Charts", *_charts(name, sizes or {}, tokens or {})),
+        what=(
+            *(say.count(facts[f"{noun}s"], noun) for noun in ("request", "image", "video")),
+            f"{len(facts['skipped'])} left out",
+            say.count(facts["distinct_sizes"], "distinct size"),
+            f"fingerprint {facts['fingerprint']}",
         ),
-        tables=(DISTRIBUTIONS.table(_distribution_rows(facts)),),
+        tables=(DISTRIBUTIONS.filled(rows),),
     )
 
 
@@ -104,14 +104,12 @@ def saved_trace_document(facts: Mapping[str, Any]) -> Document:
     without = facts["provenance"].get("lines_without_size")
     named = f"{say.count(without, 'line')} of {facts['provenance']['lines']} named no size" if without else ""
     items = f"{say.count(facts['items'], 'item')} ({say.count(facts['videos'], 'video')})"
-    return Document(
-        name="vitgraph workload",
-        title=f"saved {facts['path']}",
+    return document(
+        "vitgraph workload",
+        f"saved {facts['path']}",
+        section("", Text(named, "warning") if named else None, *_left_out(facts["skipped"])),
+        section("", "Replay it with:", _bench_of(facts)),
         what=(say.count(facts["requests"], "request"), items, f"fingerprint {facts['fingerprint']}"),
-        sections=sections(
-            section("", Text(named, "warning") if named else None, *_left_out(facts["skipped"])),
-            section("", Text("Replay it with:"), _bench_of(facts)),
-        ),
     )
 
 
@@ -119,33 +117,15 @@ def _bench_of(facts: Mapping[str, Any]) -> Code:
     return Code(shlex.join(["vitgraph", "bench", "--dataset-name", "trace", "--dataset-path", str(facts["path"])]))
 
 
-_QUANTITIES = (
-    ("items a request", "items_per_request", 0),
-    ("width, px", "width", 0),
-    ("height, px", "height", 0),
-    ("megapixels", "megapixels", 2),
-    ("width / height", "aspect_ratio", 2),
-    ("frames a video", "frames_per_video", 0),
-)
-_TOKEN_QUANTITIES = (
-    ("tokens an item", "tokens_per_item", 0),
-    ("tokens a request", "tokens_per_request", 0),
-    ("segments an item", "segments_per_item", 0),
-)
-
-
-def _distributions(facts: Mapping[str, Any], quantities: Sequence[tuple[str, str, int]] = _QUANTITIES) -> Table:
-    return DISTRIBUTIONS.table(
-        {"quantity": name, **{column: _figure(facts[key][column], decimals, column) for column in _QUANTILES}}
-        for name, key, decimals in quantities
-        if facts[key]["n"]
-    )
-
-
-def _distribution_rows(facts: Mapping[str, Any]) -> Iterable[Row]:
-    tokens = ((name, model, f", {model['model']}") for model in facts["models"] for name in _TOKEN_QUANTITIES)
-    for (name, key, _), of, suffix in (*((name, facts, "") for name in _QUANTITIES), *tokens):
-        yield {"quantity": f"{name}{suffix}", **{column: of[key].get(column) for column in _QUANTILES}}
+def _distributions(
+    facts: Mapping[str, Any], quantities: Sequence[tuple[str, str, int]], suffix: str = "", is_shown: bool = False
+) -> Iterable[Row]:
+    """A row a quantity; for readers only those that there are, with few decimals."""
+    for name, key, decimals in quantities:
+        values = {column: facts[key].get(column) for column in _QUANTILES}
+        if facts[key]["n"] or not is_shown:
+            shown = {column: _figure(value, decimals, column) for column, value in values.items()}
+            yield {"quantity": f"{name}{suffix}", **(shown if is_shown else values)}
 
 
 def _figure(value: Any, decimals: int, column: str) -> str:
@@ -156,12 +136,12 @@ def _figure(value: Any, decimals: int, column: str) -> str:
     return f"{value:.{places}f}"
 
 
-def _common(facts: Mapping[str, Any]) -> Text:
+def _common(facts: Mapping[str, Any]) -> str:
     parts = []
     for size in facts["common_sizes"][:_LISTED]:
         frames = "" if size["frames"] == 1 else f"x{size['frames']}"
         parts.append(f"{size['width']}x{size['height']}{frames} ({say.share(size['share'])})")
-    return Text(f"Most frequent: {', '.join(parts)}")
+    return f"Most frequent: {', '.join(parts)}"
 
 
 def _left_out(skipped: Sequence[Mapping[str, Any]]) -> Iterable[Text]:
@@ -178,20 +158,19 @@ def _model_section(model: Mapping[str, Any]) -> Section:
         count = say.count(sum(model["refused"].values()), "item")
         refused = Text(f"{count} not taken, for example: {next(iter(model['refused']))}", "warning")
     if not model["tokens_per_item"]["n"]:
-        return section(title, refused, Text("The model takes none of the items."))
+        return section(title, refused, "The model takes none of the items.")
     common = ", ".join(f"{one['tokens']} ({say.share(one['share'])})" for one in model["common_tokens"][:_LISTED])
-    text = Text(f"{say.count(model['distinct_tokens'], 'distinct count')}; most frequent: {common}")
-    table = _distributions(model, _TOKEN_QUANTITIES)
-    return section(title, refused, table, text, HISTOGRAM.table(_histogram_rows(model["histogram"])))
+    text = f"{say.count(model['distinct_tokens'], 'distinct count')}; most frequent: {common}"
+    table = DISTRIBUTIONS.filled(_distributions(model, _TOKEN_QUANTITIES, is_shown=True))
+    return section(title, refused, table, text, HISTOGRAM.filled(_histogram_rows(model["histogram"])))
 
 
-def _histogram_rows(histogram: Sequence[Mapping[str, int]]) -> Iterable[dict[str, Any]]:
-    most = max(entry["items"] for entry in histogram)
-    total = sum(entry["items"] for entry in histogram)
+def _histogram_rows(histogram: Sequence[Mapping[str, int]]) -> Iterable[Row]:
+    counts = [entry["items"] for entry in histogram]
     for entry in histogram:
         low, high, items = entry["low"], entry["high"], entry["items"]
         name = f"{low}" if low == high else f"{low}–{high}"
-        yield {"tokens": name, "items": items, "share": items / total, "bar": _bar(items / most * _BAR)}
+        yield {"tokens": name, "items": items, "share": items / sum(counts), "bar": _bar(items / max(counts) * _BAR)}
 
 
 def _bar(length: float) -> str:
@@ -245,31 +224,18 @@ def calls_document(facts: Mapping[str, Any]) -> Document:
     engine, rate, split = (facts["provenance"].get(name) for name in names)
     arrivals = f"Arrivals: {rate} requests a second; {engine}."
     parts = f"{say.count(split or 0, 'part')} of requests whose items are in several calls count as requests."
-    notes = [Text(note, "dim") for note, is_said in ((arrivals, engine), (parts, split)) if is_said]
-    return Document(
-        name="vitgraph workload calls",
-        title=f"saved {facts['path']}",
+    notes = (Text(note, "dim") for note, is_said in ((arrivals, engine), (parts, split)) if is_said)
+    table = CALLS.filled(facts["sizes"])
+    return document(
+        "vitgraph workload calls",
+        f"saved {facts['path']}",
+        section("", *notes, table),
+        section("", "Run them with:", _bench_of(facts)),
+        section("Charts", Chart("calls", "Requests a call", partial(draw_calls, facts))),
         what=(
             say.count(facts["calls"], "call"),
             say.count(facts["requests"], "request"),
             f"{facts['mean_requests_per_call']:.2f} requests a call in the mean",
         ),
-        sections=sections(
-            section("", *notes, CALLS.table(facts["sizes"])),
-            section("", Text("Run them with:"), _bench_of(facts)),
-            section("Charts", Chart("calls", "Requests a call", partial(draw_calls, facts))),
-        ),
-        tables=(CALLS.table(facts["sizes"]),),
+        tables=(table,),
     )
-
-
-def draw_calls(facts: Mapping[str, Any]) -> Figure:
-    """Share of the calls with so many requests, a row a number."""
-    rows = facts["sizes"]
-    subtitle = f"{facts['name']} · {facts['calls']:,} calls of {facts['requests']:,} requests"
-    figure = new_figure("Requests a call", subtitle, 1.6 + 0.32 * len(rows))
-    (axes,) = new_axes(figure)
-    names, shares = [row["requests"] for row in rows], [100 * row["share"] for row in rows]
-    draw_rows(axes, names, shares, [f"{row['calls']:,}" for row in rows], color=BLUE)
-    axes.set(xlabel="Share of the calls (%)", ylabel="Requests a call")
-    return figure
