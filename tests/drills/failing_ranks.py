@@ -83,7 +83,7 @@ def _fail(number: int | None, after_s: float) -> None:
     Path(FAULT_FILE).write_text(str(time.monotonic()), encoding="utf-8")
     if number is None:
         # Where Python swallows it, in a finaliser, it comes once more.
-        sys.unraisablehook = lambda _: _raise_in(main)
+        sys.unraisablehook = lambda _: threading.Timer(0.05, _raise_in, (main,)).start()
         _raise_in(main)
     else:
         os.kill(os.getpid(), number)
