@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import two_path_checks
+from transformers import AttentionInterface
 from transformers.models.deepseek_ocr2.image_processing_pil_deepseek_ocr2 import DeepseekOcr2ImageProcessorPil
 from transformers.models.unlimited_ocr import UnlimitedOcrModel
 from two_path_checks import MIXED, UNTILED
@@ -210,7 +211,10 @@ def test_only_clip_calls_the_backend(encoder: DeepseekOCREncoder, monkeypatch: p
         shapes.append(tuple(query.shape))
         return dense(query, *rest)
 
-    monkeypatch.setattr(encoder.attention, "dense", counted)
+    backend = encoder.attention
+    monkeypatch.setattr(backend, "dense", counted)
+    # transformers holds the function that was made of the backend's methods.
+    monkeypatch.setitem(AttentionInterface._global_mapping, backend.transformers_name, backend.transformers_function)
     encoder.encoder_eager_forward(checks.inputs_of(encoder, [UNTILED]), GLOBAL)
     assert shapes == [(1, 4, 17, 16)] * 3
 
