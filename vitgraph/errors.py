@@ -89,14 +89,8 @@ class RankFailedError(VitgraphError):
         self.exit_status = exit_status
 
 
-class SlowerThanEagerError(VitgraphError):
-    """The verdict is `slower` and the user asked for a failure in that case."""
-
-    exit_status = EXIT_SLOWER
-
-
-class SlowerThanBaseError(VitgraphError):
-    """A comparison of saved runs found the second slower by more than the user allows."""
+class SlowerError(VitgraphError):
+    """The verdict is `slower`, of graphs or of the second of two runs, and the user asked for a failure then."""
 
     exit_status = EXIT_SLOWER
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from vitgraph.commands.shell import Shown, check_run, described, shown_record
+from vitgraph.commands.shell import Shown
+from vitgraph.errors import SlowerError, VitgraphError
 from vitgraph.measure.progress import Progress
+from vitgraph.records.record import Record
 from vitgraph.records.store import new_folder
 from vitgraph.specs import BenchSpec
+
+if TYPE_CHECKING:
+    from vitgraph.report.document import Document
 
 
 def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
@@ -16,52 +22,34 @@ def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
     Without --model, a first look: the Qwen3-VL-30B-A3B tower with random weights on a GPU, a small one on a CPU, and
     the shipped trace of real image sizes.
     """
-    from vitgraph.commands.on_ranks import bench_on_rank, ran_on_ranks
-    from vitgraph.errors import SlowerThanEagerError
-    from vitgraph.measure.preparation import prepare_bench
-    from vitgraph.ranks.launch import is_follower
-    from vitgraph.report.documents import document_of, write_derived
-
-    if spec.compile_rows:
-        return _compile_rows(spec, progress)
-    folder = spec.run.output_dir or new_folder("bench", spec.model.model)
-    overwrite, launches = spec.run.overwrite, not spec.shell.dry_run
-    if ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite, launches=launches):
-        return None
-    prepared = prepare_bench(spec)
-    check_run(spec.model, prepared.source, folder, overwrite=overwrite)
-    if spec.shell.dry_run:
-        return described(prepared.describe())
-    for warning in prepared.warnings:
-        progress.note(warning)
-    try:
-        record = bench_on_rank(prepared, folder, progress)
-    finally:
-        if not is_follower():
-            write_derived(folder, progress.note)
-    if record is None:
-        return None
-    document = document_of(record, sharing=prepared.sharing)
-    verdict, failure = document.verdict, None
-    if spec.run.fail_on_slower and verdict is not None and verdict.word == "slower":
-        failure = SlowerThanEagerError(f"graphs are slower than eager here: {verdict.reason}")
-    return shown_record(record, folder, failure, document)
-
-
-def _compile_rows(spec: BenchSpec, progress: Progress) -> Shown:
-    """Measures eager and graph, each plain and compiled."""
+    from vitgraph.commands.on_ranks import measured, on_rank, ran_on_ranks
+    from vitgraph.measure.bench import follow_bench, run_bench
     from vitgraph.measure.compile_matrix import run_compile_matrix
     from vitgraph.measure.preparation import prepare_bench
     from vitgraph.records.candidates import failure as failure_of
-    from vitgraph.report.documents import write_derived
 
-    prepared = prepare_bench(replace(spec, model=replace(spec.model, compile=False)))
-    folder = spec.run.output_dir or new_folder("compile-rows", spec.model.model)
-    check_run(spec.model, prepared.source, folder, overwrite=spec.run.overwrite)
-    if spec.shell.dry_run:
-        return described(prepared.describe())
-    for warning in prepared.warnings:
-        progress.note(warning)
-    record = run_compile_matrix(prepared, folder, progress)
-    write_derived(folder, progress.note)
-    return shown_record(record, folder, failure_of(record.result))
+    folder = spec.run.output_dir or new_folder("compile-rows" if spec.compile_rows else "bench", spec.model.model)
+    if ran_on_ranks(spec, folder, progress):
+        return None
+    asked = replace(spec, model=replace(spec.model, compile=False)) if spec.compile_rows else spec
+    prepared = prepare_bench(asked)
+
+    def measure() -> Record | None:
+        if spec.compile_rows:
+            return run_compile_matrix(prepared, folder, progress)
+        return on_rank(
+            asked,
+            folder,
+            lambda group: run_bench(prepared, folder, progress, group),
+            lambda group: follow_bench(prepared, group, progress),
+        )
+
+    def failure(record: Record, document: Document) -> VitgraphError | None:
+        verdict = document.verdict
+        if spec.compile_rows:
+            return failure_of(record.result)
+        if spec.run.fail_on_slower and verdict is not None and verdict.word == "slower":
+            return SlowerError(f"graphs are slower than eager here: {verdict.reason}")
+        return None
+
+    return measured(prepared, folder, progress, prepared.describe, measure, failure)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitgraph.commands.config_file import NOT_IN_FILES, command_of_options
-from vitgraph.commands.shell import Shown, check_run, described, shown_record
+from vitgraph.commands.shell import Shown, shown_record
 from vitgraph.errors import UsageError
 from vitgraph.measure.progress import Progress
+from vitgraph.records.record import Record
 from vitgraph.records.store import new_folder
 from vitgraph.specs import CompareSpec
 from vitgraph.specs.fields import as_options
-
-if TYPE_CHECKING:
-    from vitgraph.measure.compare import PreparedCompare
-    from vitgraph.records.record import CompareRecord
 
 
 def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
@@ -26,54 +22,38 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     Every backend's outputs are checked against the same tower in float32 before anything is timed. A backend that is
     missing, fails or is wrong keeps its row with the reason.
     """
-    from vitgraph.commands.on_ranks import ran_on_ranks
-    from vitgraph.measure.compare import choose_backends, prepare_compare
+    from vitgraph.commands.on_ranks import measured, on_rank, ran_on_ranks
+    from vitgraph.measure.compare import choose_backends, follow_compare, prepare_compare, run_compare
+    from vitgraph.measure.compare_isolated import run_isolated
     from vitgraph.measure.compare_micro import MICRO_KIND
-    from vitgraph.ranks.launch import is_follower, is_rank
+    from vitgraph.ranks.launch import is_rank
     from vitgraph.records.candidates import COMPARE_KIND as KIND
     from vitgraph.records.candidates import failure as failure_of
-    from vitgraph.report.documents import document_of, write_derived
 
     if spec.isolate and is_rank():
         raise UsageError("--isolate starts processes of its own; run it without torchrun, or leave it out")
     spec = replace(spec, backends=choose_backends(spec.backends))
-    bench, overwrite = spec.bench, spec.bench.run.overwrite
+    bench = spec.bench
     folder = bench.run.output_dir or new_folder(MICRO_KIND if spec.micro else KIND, bench.model.model)
     if spec.micro:
         return _run_micro(spec, folder, progress)
-    launches, device = not (spec.shell.dry_run or spec.isolate), bench.model.device
-    if ran_on_ranks(bench.parallel, device, folder, progress, overwrite=overwrite, launches=launches):
+    if ran_on_ranks(bench, folder, progress, launches=not spec.isolate):
         return None
     prepared = prepare_compare(spec)
-    check_run(bench.model, prepared.bench.source, folder, overwrite=overwrite)
-    if spec.shell.dry_run:
-        return described(prepared.describe())
-    for warning in prepared.bench.warnings:
-        progress.note(warning)
-    try:
-        record = _run(prepared, folder, progress)
-    finally:
-        if not is_follower():
-            write_derived(folder, progress.note)
-    if record is None:
-        return None
-    document = document_of(record, sharing=prepared.bench.sharing)
-    return shown_record(record, folder, failure_of(record.result), document)
 
+    def measure() -> Record | None:
+        if spec.isolate:
+            return run_isolated(prepared, folder, progress, lambda name, part: _part_command(name, part, spec))
+        return on_rank(
+            bench,
+            folder,
+            lambda group: run_compare(prepared, folder, progress, group),
+            lambda group: follow_compare(prepared, group, progress),
+        )
 
-def _run(prepared: PreparedCompare, folder: Path, progress: Progress) -> CompareRecord | None:
-    from vitgraph.commands.on_ranks import joined, naming_folder
-    from vitgraph.measure.compare import follow_compare, run_compare
-    from vitgraph.measure.compare_isolated import run_isolated
-
-    spec = prepared.spec
-    if spec.isolate:
-        return run_isolated(prepared, folder, progress, lambda name, part: _part_command(name, part, spec))
-    with naming_folder(folder), joined(spec.bench.parallel, spec.bench.model.device) as group:
-        if group is None or group.is_leader:
-            return run_compare(prepared, folder, progress, group)
-        follow_compare(prepared, group, progress)
-        return None
+    return measured(
+        prepared.bench, folder, progress, prepared.describe, measure, lambda record, _: failure_of(record.result)
+    )
 
 
 def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.shell import Shown, tell
-from vitgraph.errors import IncomparableRunsError, SlowerThanBaseError, VitgraphError
+from vitgraph.errors import IncomparableRunsError, SlowerError, VitgraphError
 from vitgraph.records.store import new_folder
 from vitgraph.specs.tools import ExportSpec
 
@@ -78,7 +78,7 @@ def _gate(comparison: RunComparison, limit_pct: float) -> VitgraphError | None:
     if loss < limit_pct or comparison.verdict == "same":
         return None
     if comparison.verdict == "slower":
-        return SlowerThanBaseError(
+        return SlowerError(
             f"graph mode is {loss:.1f}% slower than the base, at least the {limit_pct:g}% of --fail-on-slower: "
             f"{comparison.verdict_reason}"
         )

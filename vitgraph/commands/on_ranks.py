@@ -5,44 +5,47 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from vitgraph.commands.process import keep_stdout
-from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError
+from vitgraph.commands.shell import Shown, check_run, described, shown_record
+from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, VitgraphError
 from vitgraph.ranks.launch import (
     check_devices,
     check_ranks,
     end_with_parent,
+    is_follower,
     is_rank,
     launch_ranks,
     leave_word,
 )
 from vitgraph.records.store import ResultFolder
-from vitgraph.specs import ParallelSpec
+from vitgraph.specs import BenchSpec, ParallelSpec, VerifySpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.preparation import PreparedBench
     from vitgraph.measure.progress import Progress
     from vitgraph.ranks.group import ParallelGroup
-    from vitgraph.records.record import BenchRecord
+    from vitgraph.records.record import Record
+    from vitgraph.report.document import Document
+
+Found = TypeVar("Found")
 
 
 def ran_on_ranks(
-    spec: ParallelSpec, device: str, folder: Path | None, progress: Progress, *, overwrite: bool, launches: bool
+    spec: BenchSpec | VerifySpec, folder: Path | None, progress: Progress, *, launches: bool = True
 ) -> bool:
     """Runs this command line again on several ranks of this host, where they are wanted and not there yet.
 
     Args:
-        spec: How many.
-        device: `--device`.
+        spec: What is asked; a dry run launches nothing.
         folder: Where rank 0 saves; decided here, so that the user can be told whatever happens.
         progress: That of this process; rank 0 tells of its own.
-        overwrite: Results in it may be replaced.
         launches: Run it; else only what stands in the way is refused.
 
     Returns:
@@ -53,18 +56,19 @@ def ran_on_ranks(
         RankFailedError: A rank ended with an error that rank 0 could not tell.
         Exit: A rank ended with an error that rank 0 has told.
     """
-    check_ranks(spec.ranks)
-    if spec.ranks == 1 or is_rank():
+    ranks, overwrite = spec.parallel.ranks, spec.overwrite if isinstance(spec, VerifySpec) else spec.run.overwrite
+    check_ranks(ranks)
+    if ranks == 1 or is_rank():
         return False
-    check_devices(device, spec.ranks)
+    check_devices(spec.model.device, ranks)
     if folder is not None:
         # Refused here, before processes are started; the folder is rank 0's afterwards.
         ResultFolder(folder, overwrite).close()
-    if not launches:
+    if spec.shell.dry_run or not launches:
         return False
     progress.close()
     output = ["--output-dir", str(folder)] if folder is not None else []
-    ended = launch_ranks(spec.ranks, [*sys.argv[1:], *output])
+    ended = launch_ranks(ranks, [*sys.argv[1:], *output])
     if ended.message is not None:
         raise RankFailedError(ended.message, ended.exit_status)
     if ended.exit_status:
@@ -84,25 +88,58 @@ def joined(spec: ParallelSpec, device: str) -> Iterator[ParallelGroup | None]:
         yield group
 
 
-def bench_on_rank(prepared: PreparedBench, folder: Path, progress: Progress) -> BenchRecord | None:
-    """This rank's part of `bench`; the record on rank 0 and in a run of one process, None elsewhere."""
-    from vitgraph.measure.bench import follow_bench, run_bench
-
-    spec = prepared.spec
-    with naming_folder(folder), joined(spec.parallel, spec.model.device) as group:
-        if group is None or group.is_leader:
-            return run_bench(prepared, folder, progress, group)
-        follow_bench(prepared, group, progress)
-        return None
-
-
-@contextmanager
-def naming_folder(folder: Path) -> Iterator[None]:
-    """Adds to the failure of a rank where the run is saved all the same."""
+def on_rank(
+    spec: BenchSpec,
+    folder: Path,
+    lead: Callable[[ParallelGroup | None], Found],
+    follow: Callable[[ParallelGroup], object],
+) -> Found | None:
+    """This rank's part of a run: the record on rank 0 and in a run of one process, None elsewhere."""
     try:
-        yield
+        with joined(spec.parallel, spec.model.device) as group:
+            if group is None or group.is_leader:
+                return lead(group)
+            follow(group)
+            return None
     except RankFailedError as error:
         raise RankFailedError(f"{error}. What was measured is saved in {folder}", error.exit_status) from error
+
+
+def measured(
+    bench: PreparedBench,
+    folder: Path,
+    progress: Progress,
+    describe: Callable[[], Mapping[str, Any]],
+    measure: Callable[[], Record | None],
+    failure: Callable[[Record, Document], VitgraphError | None],
+) -> Shown | None:
+    """What a command does around its measuring, and what it shows of the record; None on a rank that has none.
+
+    Args:
+        bench: What was prepared.
+        folder: Where the record goes.
+        progress: Told of the work.
+        describe: What a dry run shows.
+        measure: Measures, and saves the record in the folder.
+        failure: What the command must end with.
+    """
+    from vitgraph.report.documents import document_of, write_derived
+
+    spec = bench.spec
+    check_run(spec.model, bench.source, folder, overwrite=spec.run.overwrite)
+    if spec.shell.dry_run:
+        return described(describe())
+    for warning in bench.warnings:
+        progress.note(warning)
+    try:
+        record = measure()
+    finally:
+        if not is_follower():
+            write_derived(folder, progress.note)
+    if record is None:
+        return None
+    document = document_of(record, sharing=bench.sharing)
+    return shown_record(record, folder, failure(record, document), document)
 
 
 def main_of_rank(app: Callable[[], object]) -> None:

@@ -44,14 +44,6 @@ COMPLETE, FAILED, WAITING = "complete", "failed", "not run"
 EXAMPLE = "`axes: {packing: [greedy, exact]}`"
 
 
-class SweepFailedError(VitgraphError):
-    """Some runs of a sweep failed; the status is theirs where all ended with the same."""
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.exit_status = exit_status
-
-
 @dataclass(frozen=True, slots=True)
 class SweepRun:
     """One run of a sweep.
@@ -209,7 +201,9 @@ def _shown(command: str, runs: Sequence[SweepRun], folder: Path | None = None) -
     failure = None
     if failed:
         text = f"{len(failed)} of {len(runs)} runs failed: {', '.join(run.name for run in failed)}"
-        failure = SweepFailedError(text, (statuses.pop() if len(statuses) == 1 else None) or EXIT_UNEXPECTED)
+        failure = VitgraphError(text)
+        # Of runs that all ended with the same status it is that of the sweep.
+        failure.exit_status = (statuses.pop() if len(statuses) == 1 else None) or EXIT_UNEXPECTED
     is_stopped = any(run.status == "interrupted" for run in runs)
     return Shown(_data(command, runs), document, folder, kept_as="tables", is_interrupted=is_stopped, failure=failure)
 

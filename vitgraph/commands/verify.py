@@ -20,11 +20,11 @@ def verify(spec: VerifySpec, progress: Progress) -> Shown | None:
     from vitgraph.commands.on_ranks import ran_on_ranks
     from vitgraph.verify.models import failure_of
 
-    folder, overwrite, launches = spec.output_dir, spec.overwrite, not spec.shell.dry_run
-    if ran_on_ranks(spec.parallel, spec.model.device, folder, progress, overwrite=overwrite, launches=launches):
+    folder = spec.output_dir
+    if ran_on_ranks(spec, folder, progress):
         return None
     prepared = _prepare(spec)
-    check_run(spec.model, None, folder, overwrite=overwrite)
+    check_run(spec.model, None, folder, overwrite=spec.overwrite)
     if spec.shell.dry_run:
         return dry_run(spec, f"would verify {'every row' if spec.every_row else ', '.join(spec.models)}")
     record, unsaved = _run(spec, prepared, progress)
