@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from vitgraph.models.geometry import GeometryRule
     from vitgraph.planning.budgets import BudgetPlan
     from vitgraph.records.record import BenchRecord, Record
-    from vitgraph.records.sample_table import Samples
 
     Media = Sequence[tuple[int, int] | tuple[int, int, int] | Image]
     """Items of a call: width and height in pixels, and frames of a video, or images."""
@@ -178,7 +177,14 @@ def read_samples(path: str | Path) -> pd.DataFrame:
     Raises:
         VitgraphError: There is no record, or it has no samples.
     """
-    return _samples(Path(path)).frame
+    from vitgraph.records import store
+    from vitgraph.records.sample_table import read_samples as read
+
+    file = store.record_file(Path(path))
+    record = store.read_record(file)
+    if record.samples_file is None:
+        raise UsageError(f"{path} is a record of kind {record.kind!r} without samples; read_tables has its tables")
+    return read(store.beside(file, record.samples_file)).frame
 
 
 def read_tables(*paths: str | Path) -> dict[str, pd.DataFrame]:
@@ -192,17 +198,6 @@ def read_tables(*paths: str | Path) -> dict[str, pd.DataFrame]:
 
     document, _ = document_of_paths([Path(path) for path in paths])
     return {table.name: arrow_table(table).to_pandas() for table in document.tables}
-
-
-def _samples(path: Path) -> Samples:
-    from vitgraph.records import store
-    from vitgraph.records.sample_table import read_samples as read
-
-    file = store.record_file(path)
-    record = store.read_record(file)
-    if record.samples_file is None:
-        raise UsageError(f"{path} is a record of kind {record.kind!r} without samples; read_tables has its tables")
-    return read(store.beside(file, record.samples_file))
 
 
 def _rule(model: str | VisionEncoder) -> GeometryRule:

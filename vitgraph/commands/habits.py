@@ -67,7 +67,7 @@ def as_here(args: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], 
         head, is_dotted, key = name.partition(".")
         head = head.replace("_", "-")
         if head in CONFIG_NAMES and is_dotted and _CONFIG in flags:
-            _set(config, key, value if is_set else rest.pop(0) if rest else "")
+            set_field(config, key, value if is_set else rest.pop(0) if rest else "")
         elif head in flags:
             words.append(head + is_dotted + key + is_set + value)
             if not is_set and not flags[head] and rest:
@@ -90,7 +90,7 @@ def _values_in_vllm(name: str) -> int | None:
     return 1 if name in known["values"] else 10**6 if name in known["lists"] else None
 
 
-def _set(config: dict[str, Any], key: str, text: str) -> None:
+def set_field(config: dict[str, Any], key: str, text: str) -> None:
     """One field of the dotted spelling; a name that ends in + adds to a list."""
     value = dotted_value(text)
     key = key.replace("-", "_")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from vitgraph.commands.habits import dotted_value
+from vitgraph.commands.habits import set_field
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
@@ -286,14 +286,11 @@ def _compilation_fields(line: ServerLine) -> dict[str, Any]:
     text = line.take("--compilation-config") or (short if (short or "").startswith("{") else None)
     config: dict[str, Any] = read_json("--compilation-config", text) if text else {}
     for name in [name for name in line.given if name.startswith("--compilation-config.")]:
-        key = name.partition(".")[2].replace("-", "_")
         values = line.given.pop(name)
         if not values:
             raise UsageError(f"{name} has no value in the line; give the whole command")
-        if key.endswith("+"):
-            config[key[:-1]] = [*config.get(key[:-1], []), *map(dotted_value, values)]
-        else:
-            config[key] = dotted_value(values[-1])
+        for value in values if name.endswith("+") else values[-1:]:
+            set_field(config, name.partition(".")[2], value)
     is_enabled = config.get(ENABLED_FIELD)
     if is_enabled is False:
         del config[ENABLED_FIELD]

@@ -63,14 +63,13 @@ class Draft(Generic[Kind]):
         with ResultFolder(folder, overwrite) as results:
             try:
                 yield results
-            except VitgraphError as error:
-                self.end("error", str(error))
-                raise
             except KeyboardInterrupt:
                 self.end("interrupted", stopped())
                 raise
             except Exception as error:
-                self.end("error", f"{type(error).__name__}: {error}")
+                self.end(
+                    "error", str(error) if isinstance(error, VitgraphError) else f"{type(error).__name__}: {error}"
+                )
                 raise
             finally:
                 results.save(self.record)

@@ -7,11 +7,22 @@ from typing import Any, Literal
 from vitgraph.records.sections import Count, DroppedGraph, Finite, GraphKey, Number, Section, Share, Time
 
 
-class PathUse(Section):
-    """How one encoder path was used."""
+class PartUse(Section):
+    """The rows of one of a model's paths in replays; of two paths also inside monolithic graphs."""
 
     path: str
     """Encoder path."""
+    tokens_replayed: Count
+    """Real output rows of its replays."""
+    budget_tokens_replayed: Count
+    """Rows that its replays computed, padding included."""
+    waste: Number | None
+    """Share of the rows of its replays that was padding."""
+
+
+class PathUse(PartUse):
+    """How one encoder path was used."""
+
     items: Count
     """Items that have rows on the path."""
     hits: Count
@@ -20,27 +31,8 @@ class PathUse(Section):
     """Executions of it, replayed or eager."""
     replays: Count
     """Executions of the path that were replayed."""
-    tokens_replayed: Count
-    """Real output rows of its replays."""
-    budget_tokens_replayed: Count
-    """Rows that its replays computed, padding included."""
-    waste: Number | None
-    """Share of the rows of its replays that was padding."""
     replay_ms: Time | None = None
     """Its graphs' replays alone, in ms a request; null unless each of them was timed."""
-
-
-class PartUse(Section):
-    """The rows of one of a model's paths inside monolithic graphs."""
-
-    path: str
-    """Encoder path."""
-    tokens_replayed: Count
-    """Real output rows."""
-    budget_tokens_replayed: Count
-    """Rows that the replays computed, padding included."""
-    waste: Number | None
-    """Share of the rows of the replays that was padding."""
 
 
 class GraphUse(GraphKey):

@@ -130,8 +130,8 @@ class ResultFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-        with contextlib.suppress(OSError):
-            for folder in () if self._is_saved else self._made:
+        for folder in () if self._is_saved else self._made:
+            with contextlib.suppress(OSError):
                 folder.rmdir()
         self._made = []
 

@@ -274,7 +274,9 @@ def read_values(options: Mapping[str, Option], given: Mapping[str, Any], place: 
         try:
             value = entry.read(raw)
         except UsageError as error:
-            raise UsageError(f"{place}: {key}: {error}" if place else str(error)) from error
+            if not place:
+                raise
+            raise UsageError(f"{place}: {key}: {error}") from error
         if entry.fields:
             own[key] = value
         elif missing := sorted(value.keys() - options.keys()):

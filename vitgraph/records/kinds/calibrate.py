@@ -249,28 +249,17 @@ class PlannedGraphs(Section):
     @classmethod
     def of(cls, plan: BudgetPlan) -> PlannedGraphs:
         """The graphs of a plan."""
-        return cls(
-            path_budgets=dict(plan.path_budgets),
-            max_items=plan.max_items,
-            max_frames=plan.max_frames,
-            slot_tiers=tuple(
-                SlotTiers(path=path, token_budget=budget, slots=slots)
-                for (path, budget), slots in plan.slot_tiers.items()
-            ),
-            axes=plan.axes,
-            segment_free_paths=tuple(sorted(plan.segment_free_paths)),
-        )
+        tiers = [
+            {"path": path, "token_budget": budget, "slots": slots} for (path, budget), slots in plan.slot_tiers.items()
+        ]
+        own = {"slot_tiers": tiers, "segment_free_paths": sorted(plan.segment_free_paths)}
+        return cls.model_validate({name: own.get(name, getattr(plan, name)) for name in cls.model_fields})
 
     def plan(self) -> BudgetPlan:
         """The plan of these graphs."""
-        return BudgetPlan(
-            path_budgets=self.path_budgets,
-            max_items=self.max_items,
-            max_frames=self.max_frames,
-            slot_tiers={(tier.path, tier.token_budget): tier.slots for tier in self.slot_tiers},
-            axes=self.axes,
-            segment_free_paths=frozenset(self.segment_free_paths),
-        )
+        tiers = {(tier.path, tier.token_budget): tier.slots for tier in self.slot_tiers}
+        own = {"slot_tiers": tiers, "segment_free_paths": frozenset(self.segment_free_paths)}
+        return BudgetPlan(**{**dict(self), **own})
 
 
 class CalibrateResult(Section):
