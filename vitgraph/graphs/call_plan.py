@@ -10,8 +10,9 @@ from itertools import accumulate
 import numpy as np
 
 from vitgraph.models.base import EncoderCudaGraphReplayBuffers, EncoderInputs, PixelRows, RowRanges
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.planning.packing import PackedBatch
+from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun
 
 
 @dataclass(slots=True)
@@ -112,3 +113,17 @@ class CallPlan:
             rows = RowRanges([(offsets[index], offsets[index + 1]) for index in items])
             self.output_rows[path, items] = rows
         return rows
+
+
+def forced_batch(
+    members: Sequence[int], specs: Sequence[EncoderItemSpec], paths: Iterable[str], keys: Mapping[str, GraphKey]
+) -> PackedBatch:
+    """A batch that replays the given graph on each path named, and runs the others eagerly."""
+    segments = sum(specs[index].segments for index in members)
+    batch = PackedBatch(tuple(members))
+    for path in paths:
+        present = tuple(index for index in members if specs[index].tokens_on(path))
+        if present:
+            tokens, key = sum(specs[index].tokens_on(path) for index in present), keys.get(path)
+            batch.runs[path] = PathRun(tokens, segments, key, None if key is not None else NOT_CAPTURED, present)
+    return batch

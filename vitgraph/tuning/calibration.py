@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from vitgraph.graphs.call_plan import forced_batch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.environment import read_gpu_state, snapshot, validity_problems
 from vitgraph.measure.experiment import without_collection
@@ -31,7 +32,7 @@ from vitgraph.records.kinds.calibrate import (
 )
 from vitgraph.records.sections import Encoder
 from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem, encoder_facts
-from vitgraph.tuning.device_timing import DeviceTiming, forced_batch
+from vitgraph.tuning.device_timing import DeviceTiming
 from vitgraph.tuning.holdout_calls import PASSES, measure_holdout
 from vitgraph.tuning.host_watch import Call, EagerSweeps, HostWatch, layer_timer
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
 import torch
 
-from vitgraph.graphs.call_plan import CallPlan
+from vitgraph.graphs.call_plan import CallPlan, forced_batch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.series import encode_eagerly
 from vitgraph.measure.timing import BusyTime, CallTimer, busy_time
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun
+from vitgraph.planning.packing import PackedBatch
 from vitgraph.records.kinds.calibrate import CopyPoint, Timing
 from vitgraph.tuning.calibration_items import SizedItem
 
@@ -29,21 +28,6 @@ BUILT = 1.3
 """A long first run that took this multiple of the second built a kernel, and does not count."""
 
 TRACED_CALLS = 3
-
-
-def forced_batch(
-    members: Sequence[int], specs: Sequence[EncoderItemSpec], paths: Sequence[str], keys: Mapping[str, GraphKey]
-) -> PackedBatch:
-    """A batch that replays the given graph on each path named, and runs the others eagerly."""
-    chosen = [specs[index] for index in members]
-    segments = sum(spec.segments for spec in chosen)
-    batch = PackedBatch(tuple(members))
-    for path in paths:
-        tokens = sum(spec.tokens_on(path) for spec in chosen)
-        if tokens:
-            key = keys.get(path)
-            batch.runs[path] = PathRun(tokens, segments, key, None if key is not None else NOT_CAPTURED)
-    return batch
 
 
 class DeviceTiming:

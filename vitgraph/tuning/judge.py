@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from vitgraph.graphs.call_plan import CallPlan
+from vitgraph.graphs.call_plan import CallPlan, forced_batch
 from vitgraph.graphs.captured import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
@@ -32,7 +32,6 @@ from vitgraph.predict.targets import TargetCost
 from vitgraph.records.kinds.tune import Measured
 from vitgraph.records.sample_table import Sample
 from vitgraph.tuning.advice import Advice
-from vitgraph.tuning.device_timing import forced_batch
 from vitgraph.tuning.judgement import EXACT, EXACT_CALL, measured_answer
 from vitgraph.tuning.verdict import EAGER, TUNED
 

@@ -6,41 +6,38 @@ import numpy as np
 
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.verify.findings import (
+from vitgraph.verify.probes import SAME_TOTAL, Candidate, LookAlikes, PredictedTokensError, find_look_alikes
+from vitgraph.verify.session import (
     EVERY_GRAPH,
     FINITE,
-    FROZEN_SCALARS,
-    MULTI_PATH,
-    ORDER,
-    PREDICTED_TOKENS,
-    STALE_METADATA,
     SkipCheck,
+    VerifySession,
+    call_name,
     distances,
+    graph_name,
+    replayed_keys,
 )
-from vitgraph.verify.probes import SAME_TOTAL, Candidate, LookAlikes, PredictedTokensError, find_look_alikes
-from vitgraph.verify.session import VerifySession, call_name, graph_name, replayed_keys
 
 ORDER_SIZES = 5
 
 
-def check_predicted_tokens(session: VerifySession) -> str:
+def predicted_tokens(session: VerifySession) -> str:
     """Rows and columns of an eager forward of every sampled size are those that the rule predicts."""
-    for done, candidate in enumerate(session.sample):
-        session.tick(PREDICTED_TOKENS, done, len(session.sample))
+    for candidate in session.sample:
         try:
             probe = session.store.get(candidate)
         except PredictedTokensError as error:
-            session.book.fail(PREDICTED_TOKENS, str(error))
+            session.book.fail(str(error))
             continue
         if not probe.reference.isfinite().all():
             session.book.fail(
-                FINITE, f"eager gives values that are not finite for {candidate.size}, pixel seed {probe.seed}"
+                f"eager gives values that are not finite for {candidate.size}, pixel seed {probe.seed}", FINITE
             )
     tokens = [candidate.tokens for candidate in session.sample]
     return f"{len(tokens)} sizes of {min(tokens)} to {max(tokens)} tokens"
 
 
-def check_frozen_scalars(session: VerifySession) -> str:
+def frozen_scalars(session: VerifySession) -> str:
     """What a capture froze is an upper bound of what the batches that fill the graph need."""
     values, largest = 0, 0.0
     for key, graph in session.manager.graphs.items():
@@ -55,9 +52,7 @@ def check_frozen_scalars(session: VerifySession) -> str:
                 frozen = graph.scalars.get(name)
                 if frozen is None or value > frozen:
                     sizes = ", ".join(candidate.size for candidate in batch)
-                    session.book.fail(
-                        FROZEN_SCALARS, f"{name} is {value} for {sizes}, frozen at {frozen} ({graph_name(key)})"
-                    )
+                    session.book.fail(f"{name} is {value} for {sizes}, frozen at {frozen} ({graph_name(key)})")
                 values += 1
                 largest = max(largest, value / frozen) if frozen else largest
     if not values:
@@ -65,22 +60,21 @@ def check_frozen_scalars(session: VerifySession) -> str:
     return f"{values} values over {len(session.manager.graphs)} graphs, the largest {largest:.0%} of its bound"
 
 
-def check_stale_metadata(session: VerifySession) -> str:
+def stale_metadata(session: VerifySession) -> str:
     """Back to back in one graph, batches that look alike from afar get boundaries and positions of their own."""
     found = _look_alikes(session)
     if not found:
         raise SkipCheck("no graph holds two batches that could be confused")
-    for done, pair in enumerate(found):
-        session.tick(STALE_METADATA, done, len(found))
+    for pair in found:
         first, second = session.store.batch(pair.first), session.store.batch(pair.second)
         where = f"{graph_name(pair.key)}, {pair.kind}"
-        outputs, _ = session.execute_on(first, pair.key)
+        outputs, _ = session.execute(first, pair.key)
         # A first batch that is wrong on its own is no stale metadata.
-        if not session.book.compare(EVERY_GRAPH, first, outputs, f"the first batch, {where}"):
+        if not session.book.compare(first, outputs, f"the first batch, {where}", name=EVERY_GRAPH):
             raise SkipCheck(f"the first of two batches differs from eager already ({where})")
         for name, probes in (("the second batch", second), ("the first batch again", first)):
-            outputs, _ = session.execute_on(probes, pair.key)
-            session.book.compare(STALE_METADATA, probes, outputs, f"{name}, {where}")
+            outputs, _ = session.execute(probes, pair.key)
+            session.book.compare(probes, outputs, f"{name}, {where}")
     return "; ".join(dict.fromkeys(pair.kind for pair in found))
 
 
@@ -98,24 +92,23 @@ def _look_alikes(session: VerifySession) -> list[LookAlikes]:
     return list(found.values())
 
 
-def check_every_graph(session: VerifySession) -> str:
+def every_graph(session: VerifySession) -> str:
     """Every captured graph gives eager's rows with a batch that fills it and with one that leaves it nearly empty."""
     unused: list[GraphKey] = []
     fills: list[float] = []
     keys = sorted(session.manager.graphs)
-    for done, key in enumerate(keys):
-        session.tick(EVERY_GRAPH, done, len(keys))
+    for key in keys:
         usable = session.usable(key)
         if not usable:
             unused.append(key)
             continue
         for kind, batch in (("nearly full", session.fullest(key, usable)), ("nearly empty", usable[:1])):
             probes = session.store.batch(batch)
-            outputs, plan = session.execute_on(probes, key)
+            outputs, plan = session.execute(probes, key)
             if key not in replayed_keys(plan):
                 reason = plan.batches[0].runs[key.path].miss_reason
-                session.book.fail(EVERY_GRAPH, f"a batch within its limits went eager, {reason} ({graph_name(key)})")
-            session.book.compare(EVERY_GRAPH, probes, outputs, f"{graph_name(key)}, {kind}")
+                session.book.fail(f"a batch within its limits went eager, {reason} ({graph_name(key)})")
+            session.book.compare(probes, outputs, f"{graph_name(key)}, {kind}")
             fills.append(sum(one.spec.tokens_on(key.path) for one in batch) / key.token_budget)
     if not fills:
         raise SkipCheck(f"no size of this model fits any of the {len(unused)} graphs")
@@ -123,10 +116,9 @@ def check_every_graph(session: VerifySession) -> str:
     return f"{len(keys) - len(unused)} graphs, {min(fills):.0%} to {max(fills):.0%} full{note}"
 
 
-def check_order(session: VerifySession) -> str:
+def order(session: VerifySession) -> str:
     """Outputs come in input order, whatever the packing sorts; swapped items swap outputs."""
-    largest = max(budgets[-1] for budgets in session.manager.plan.path_budgets.values())
-    fitting = [candidate for candidate in session.sample if candidate.tokens <= largest]
+    fitting = [candidate for candidate in session.sample if candidate.tokens <= session.largest_budgets[-1]]
     if not fitting:
         raise SkipCheck("no sampled size fits a graph")
     fitting.sort(key=lambda candidate: candidate.tokens)
@@ -135,20 +127,20 @@ def check_order(session: VerifySession) -> str:
     probes = session.store.batch([*sizes[1:], fitting[0], *sizes[:1], fitting[0]])
     twins = [index for index, probe in enumerate(probes) if probe.candidate is fitting[0]]
     first, second = twins[:2]
-    (apart, _), *_ = distances([probes[first].reference], [probes[second].reference], [0])
+    ((apart, _),) = distances([(probes[first].reference, probes[second].reference)])
     if not apart > 2 * session.book.tolerance:
         session.book.fail(
-            ORDER, f"eager outputs of different pixels are only {apart:.3g} apart, so that no swap could be seen"
+            f"eager outputs of different pixels are only {apart:.3g} apart, so that no swap could be seen"
         )
     swapped = list(probes)
     swapped[first], swapped[second] = swapped[second], swapped[first]
     for name, call in (("mixed sizes", probes), ("two items swapped", swapped)):
         outputs, plan = session.execute(call)
-        session.book.compare(ORDER, call, outputs, f"{name}, {call_name(plan)}")
+        session.book.compare(call, outputs, f"{name}, {call_name(plan)}")
     return f"{len(probes)} items of {len({one.geometry for one in sizes})} sizes, mixed and with two swapped"
 
 
-def check_multi_path(session: VerifySession) -> str:
+def multi_path(session: VerifySession) -> str:
     """A path that an item has no rows on is skipped; one path may go eager while another replays."""
     config = session.encoder.get_encoder_cudagraph_config()
     if not config.is_multi_path:
@@ -167,11 +159,11 @@ def check_multi_path(session: VerifySession) -> str:
         if key is None or candidate is None:
             continue
         probes = session.store.batch([candidate])
-        outputs, plan = session.execute_on(probes, key)
-        session.book.compare(MULTI_PATH, probes, outputs, f"other paths eager, {graph_name(key)}")
+        outputs, plan = session.execute(probes, key)
+        session.book.compare(probes, outputs, f"other paths eager, {graph_name(key)}")
         counters = count_calls([plan.batches])
         if (counters.hits, counters.misses, counters.partial_hits) != (0, 1, 1):
-            session.book.fail(MULTI_PATH, f"a partial replay counted as {counters.as_dict()} ({graph_name(key)})")
+            session.book.fail(f"a partial replay counted as {counters.as_dict()} ({graph_name(key)})")
         done.append(f"only path {path!r} replayed")
     return "; ".join(done)
 
@@ -182,5 +174,5 @@ def _check_absent_path(session: VerifySession, path: str, candidate: Candidate) 
     outputs, plan = session.execute(probes)
     after = sum(graph.replay_count for key, graph in session.manager.graphs.items() if key.path == path)
     if after != before or any(path in batch.runs for batch in plan.batches):
-        session.book.fail(MULTI_PATH, f"path {path!r} ran for {candidate.size}, which has no rows on it")
-    session.book.compare(MULTI_PATH, probes, outputs, f"path {path!r} absent, {call_name(plan)}")
+        session.book.fail(f"path {path!r} ran for {candidate.size}, which has no rows on it")
+    session.book.compare(probes, outputs, f"path {path!r} absent, {call_name(plan)}")

@@ -11,19 +11,9 @@ import numpy as np
 import torch
 
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.verify.findings import (
-    ALIASING,
-    COUNTERS,
-    MEMORY_RETURNED,
-    RANDOM_PACKINGS,
-    SMALL_LARGE_SMALL,
-    STATIC_BUFFERS,
-    SkipCheck,
-    distances,
-)
 from vitgraph.verify.poison import poison_graph_buffers, poison_memory, pool_segments
 from vitgraph.verify.probes import Candidate, Probe, encode_eagerly
-from vitgraph.verify.session import VerifySession, call_name, graph_name
+from vitgraph.verify.session import SkipCheck, VerifySession, call_name, distances, graph_name
 
 RANDOM_POLICIES = ("greedy", "greedy", "greedy-defer", "exact")
 """Packing policies of the random calls, an equal share each."""
@@ -31,7 +21,7 @@ RANDOM_POLICIES = ("greedy", "greedy", "greedy-defer", "exact")
 MEMORY_TOLERANCE_BYTES = 32 << 20
 
 
-def check_small_large_small(session: VerifySession) -> str:
+def small_large_small(session: VerifySession) -> str:
     """A small batch gives the same rows after every larger graph, with the pool full of NaN before each replay."""
     keys = [key for key in sorted(session.manager.graphs) if session.usable(key)]
     segments = pool_segments(session.manager.graphs.values(), session.device)
@@ -42,9 +32,9 @@ def check_small_large_small(session: VerifySession) -> str:
             continue
         canary_key = of_path[0]
         canary = session.store.batch(session.usable(canary_key)[-1:])
-        larger = of_path[1:] if session.effort.drills_every_graph else _widest_by_budget(of_path[1:])
-        for done, key in enumerate(larger or of_path):
-            session.tick(SMALL_LARGE_SMALL, done, len(larger or of_path))
+        # Of each larger budget, the graph with the most slots.
+        larger = list({key.token_budget: key for key in of_path[1:]}.values())
+        for key in larger or of_path:
             large = session.store.batch(session.fullest(key, session.usable(key)))
             results = []
             for name, used, probes in (
@@ -55,9 +45,9 @@ def check_small_large_small(session: VerifySession) -> str:
                 poisoned = poison_memory(segments, session.device)
                 rows = {name: ends[-1] for name, ends in session.store.inputs(probes).row_offsets.items()}
                 poison_graph_buffers(session.manager.graphs[used], rows)
-                outputs, _ = session.execute_on(probes, used)
+                outputs, _ = session.execute(probes, used)
                 where = f"{name}, {graph_name(used)}, around {graph_name(key)}"
-                session.book.compare(SMALL_LARGE_SMALL, probes, outputs, where, finite=SMALL_LARGE_SMALL)
+                session.book.compare(probes, outputs, where, finite=session.book.under_way)
                 results.append([output.clone() for output in outputs])
             rounds += 1
             exact &= _same_after(session, results[0], results[2], key)
@@ -68,23 +58,16 @@ def check_small_large_small(session: VerifySession) -> str:
     return f"{rounds} rounds, {same}{pool}"
 
 
-def _widest_by_budget(keys: list[GraphKey]) -> list[GraphKey]:
-    """Of each budget, the graph with the most slots."""
-    return list({key.token_budget: key for key in keys}.values())
-
-
 def _same_after(session: VerifySession, before: list[torch.Tensor], after: list[torch.Tensor], key: GraphKey) -> bool:
     if all(torch.equal(first, third) for first, third in zip(before, after, strict=True)):
         return True
-    for distance, _ in distances(after, before, range(len(before))):
+    for distance, _ in distances(zip(after, before, strict=True)):
         if not distance <= session.book.tolerance:
-            session.book.fail(
-                SMALL_LARGE_SMALL, f"a small batch changed by {distance:.3g} after a replay of {graph_name(key)}"
-            )
+            session.book.fail(f"a small batch changed by {distance:.3g} after a replay of {graph_name(key)}")
     return False
 
 
-def check_aliasing(session: VerifySession) -> str:
+def aliasing(session: VerifySession) -> str:
     """Results share no memory with a graph, and later replays leave them as they are."""
     graphs = session.manager.graphs
     static = {
@@ -104,28 +87,27 @@ def check_aliasing(session: VerifySession) -> str:
             address = output.data_ptr()
             in_pool = any(start <= address < start + nbytes for start, nbytes in segments)
             if in_pool or output.untyped_storage().data_ptr() in static:
-                session.book.fail(ALIASING, f"the result lies in a graph's own memory: {place}")
+                session.book.fail(f"the result lies in a graph's own memory: {place}")
             kept.append((place, output, output.clone()))
     for key in sorted(graphs):
         usable = session.usable(key)
         if usable:
-            session.execute_on(session.store.batch(usable[:1]), key)
+            session.execute(session.store.batch(usable[:1]), key)
     for place, output, copy in kept:
         if not torch.equal(output, copy):
-            session.book.fail(ALIASING, f"a later replay changed the result: {place}")
+            session.book.fail(f"a later replay changed the result: {place}")
     return f"{len(kept)} results kept over replays of {len(graphs)} graphs"
 
 
 def _light_sizes(session: VerifySession) -> list[Candidate]:
     """The cheapest size of each budget interval and the cheapest above them, so that every way of running occurs."""
     light: dict[int, Candidate] = {}
-    budgets = max(session.manager.plan.path_budgets.values(), key=lambda budgets: budgets[-1])
     for candidate in sorted(session.sample, key=lambda one: one.flops):
-        light.setdefault(int(np.searchsorted(budgets, candidate.tokens)), candidate)
+        light.setdefault(int(np.searchsorted(session.largest_budgets, candidate.tokens)), candidate)
     return list(light.values())
 
 
-def check_random_packings(session: VerifySession) -> str:
+def random_packings(session: VerifySession) -> str:
     """Random calls of images and videos, by every packing policy, give each item what eager gives it alone."""
     probes = _random_probes(session)
     before = session.items, session.counters.hits
@@ -133,7 +115,6 @@ def check_random_packings(session: VerifySession) -> str:
     original = session.manager.policy
     try:
         for index in range(session.calls):
-            session.tick(RANDOM_PACKINGS, index, session.calls)
             policy = RANDOM_POLICIES[index * len(RANDOM_POLICIES) // session.calls]
             if not policies[policy]:
                 session.use_policy(policy)
@@ -142,10 +123,10 @@ def check_random_packings(session: VerifySession) -> str:
             policies[policy] += 1
             outputs, plan = session.execute(call)
             where = f"call {index} of seed {session.seed}, {policy}, {call_name(plan)}"
-            session.book.compare(RANDOM_PACKINGS, call, outputs, where)
+            session.book.compare(call, outputs, where)
             if len(call) > 1 and index % session.effort.whole_call_every == 0:
                 whole = encode_eagerly(session.encoder, session.store.inputs(call))
-                session.book.compare(RANDOM_PACKINGS, call, whole, f"eager, whole call; {where}")
+                session.book.compare(call, whole, f"eager, whole call; {where}")
             session.random_calls += 1
     finally:
         session.use_policy(original)
@@ -172,7 +153,7 @@ def _draw_call(session: VerifySession, probes: list[Probe], index: int, *, is_la
     shares, multiples = zip(*session.effort.call_sizes, strict=True)
     wanted = 2 * session.manager.plan.max_items
     if is_large:
-        limit = session.effort.large_call * max(budgets[-1] for budgets in session.manager.plan.path_budgets.values())
+        limit = session.effort.large_call * session.largest_budgets[-1]
     else:
         wanted = int(rng.integers(1, wanted + 1))
         limit = multiples[int(rng.choice(len(shares), p=shares))] * session.call_unit
@@ -186,38 +167,36 @@ def _draw_call(session: VerifySession, probes: list[Probe], index: int, *, is_la
     return call or [min(probes, key=lambda probe: probe.candidate.flops)]
 
 
-def check_counters(session: VerifySession) -> str:
+def counters(session: VerifySession) -> str:
     """Hits and misses add up to items, and each graph was replayed as often as the plans say."""
-    counters = session.counters
-    if counters.items != session.items or counters.hits + counters.misses != session.items:
-        session.book.fail(
-            COUNTERS, f"{counters.hits} hits and {counters.misses} misses were counted of {session.items} items"
-        )
+    counted = session.counters
+    if counted.items != session.items or counted.hits + counted.misses != session.items:
+        session.book.fail(f"{counted.hits} hits and {counted.misses} misses were counted of {session.items} items")
     for key, graph in session.manager.graphs.items():
         if graph.replay_count != session.replays[key]:
             session.book.fail(
-                COUNTERS, f"{graph.replay_count} replays ran, {session.replays[key]} were planned ({graph_name(key)})"
+                f"{graph.replay_count} replays ran, {session.replays[key]} were planned ({graph_name(key)})"
             )
     if not session.replays:
-        session.book.fail(COUNTERS, "not one graph was replayed")
-    reasons = ", ".join(f"{name} {count}" for name, count in sorted(counters.misses_by_reason.items()))
-    return f"{session.items} items: {counters.hits} hits, {counters.misses} misses ({reasons or 'no reason needed'})"
+        session.book.fail("not one graph was replayed")
+    reasons = ", ".join(f"{name} {count}" for name, count in sorted(counted.misses_by_reason.items()))
+    return f"{session.items} items: {counted.hits} hits, {counted.misses} misses ({reasons or 'no reason needed'})"
 
 
-def check_static_buffers(session: VerifySession) -> str:
+def static_buffers(session: VerifySession) -> str:
     """After a large and a small replay the inputs hold the small batch, cleared past it, at their old addresses."""
     graphs = session.manager.graphs
     for path in session.manager.plan.paths:
         usable = {key: session.usable(key) for key in sorted(graphs) if key.path == path}
         keys = [key for key, sizes in usable.items() if sizes]
         for key in dict.fromkeys(keys[:1] + keys[-1:]):
-            session.execute_on(session.store.batch(session.fullest(key, usable[key])), key)
+            session.execute(session.store.batch(session.fullest(key, usable[key])), key)
             probes = session.store.batch(usable[key][:1])
-            session.execute_on(probes, key)
+            session.execute(probes, key)
             _check_inputs(session, key, probes)
     for key, graph in graphs.items():
         if graph.current_pointers() != graph.pointers:
-            session.book.fail(STATIC_BUFFERS, f"a buffer moved after the capture ({graph_name(key)})")
+            session.book.fail(f"a buffer moved after the capture ({graph_name(key)})")
     return f"{len(graphs)} graphs, {session.manager.buffer_bytes / 2**20:.1f} MiB shared"
 
 
@@ -227,18 +206,18 @@ def _check_inputs(session: VerifySession, key: GraphKey, probes: list[Probe]) ->
     for name, rows in values.pixels.items():
         buffer, used = graph.input_buffers[name], rows.num_rows
         if not torch.equal(buffer[:used], rows.materialize()):
-            session.book.fail(STATIC_BUFFERS, f"{name} does not hold the batch's rows ({graph_name(key)})")
+            session.book.fail(f"{name} does not hold the batch's rows ({graph_name(key)})")
         elif buffer[used:].any():
-            session.book.fail(STATIC_BUFFERS, f"{name} holds an older batch past row {used} ({graph_name(key)})")
+            session.book.fail(f"{name} holds an older batch past row {used} ({graph_name(key)})")
     layout = graph.writer.layout
     expected = layout.host_views(np.zeros(layout.nbytes, dtype=np.uint8))
     layout.write(expected, values.metadata)
     for name, value in expected.items():
         if not np.array_equal(graph.input_buffers[name].cpu().numpy(), value):
-            session.book.fail(STATIC_BUFFERS, f"{name} is not this batch's, padded ({graph_name(key)})")
+            session.book.fail(f"{name} is not this batch's, padded ({graph_name(key)})")
 
 
-def check_memory_returned(session: VerifySession) -> str:
+def memory_returned(session: VerifySession) -> str:
     """`clear()` gives the memory back, a second one is harmless, and capturing again works."""
     manager = session.manager
     is_cuda = session.device.type == "cuda"
@@ -257,13 +236,11 @@ def check_memory_returned(session: VerifySession) -> str:
         gc.collect()
     alive = sum(reference() is not None for reference in buffers)
     if alive:
-        session.book.fail(
-            MEMORY_RETURNED, f"{alive} of {len(buffers)} static buffers are still referenced after clear()"
-        )
+        session.book.fail(f"{alive} of {len(buffers)} static buffers are still referenced after clear()")
     # Buffers may share a segment with tensors that live on, so they are looked for among the allocated bytes.
     for name, was, now, bytes_owned in zip(("buffers", "pool"), held, baseline, owned, strict=True):
         if is_cuda and was - now < bytes_owned - MEMORY_TOLERANCE_BYTES:
-            session.book.fail(MEMORY_RETURNED, f"clear() returned {was - now} of {bytes_owned} bytes of the {name}")
+            session.book.fail(f"clear() returned {was - now} of {bytes_owned} bytes of the {name}")
     manager.clear()
     plan = manager.plan
     if not is_cuda:
@@ -274,9 +251,9 @@ def check_memory_returned(session: VerifySession) -> str:
     for key in sorted(manager.graphs)[:1]:
         for candidate in session.usable(key)[:1]:
             probes = session.store.batch([candidate])
-            outputs, _ = session.execute_on(probes, key)
+            outputs, _ = session.execute(probes, key)
             if not session.book.total_failures:
-                session.book.compare(MEMORY_RETURNED, probes, outputs, f"captured again, {graph_name(key)}")
+                session.book.compare(probes, outputs, f"captured again, {graph_name(key)}")
             del outputs
     manager.clear()
     manager.plan = plan
@@ -284,7 +261,7 @@ def check_memory_returned(session: VerifySession) -> str:
     after = _settled_bytes(session.device)
     for name, now, was in zip(("allocated", "reserved"), after, baseline, strict=True):
         if now - was > MEMORY_TOLERANCE_BYTES:
-            session.book.fail(MEMORY_RETURNED, f"{now - was} bytes stay {name} after capturing again and clear()")
+            session.book.fail(f"{now - was} bytes stay {name} after capturing again and clear()")
     return f"{recaptured} graphs captured again" + (
         f", {(held[1] - baseline[1]) / 2**20:.0f} MiB back" if is_cuda else ""
     )
@@ -294,7 +271,6 @@ def _expect_cleared(session: VerifySession) -> None:
     manager = session.manager
     if manager.graphs or manager.buffer_bytes or manager.pool_bytes:
         session.book.fail(
-            MEMORY_RETURNED,
             f"{len(manager.graphs)} graphs and {manager.buffer_bytes} buffer bytes are left after clear()",
         )
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vitgraph.attention.registry import AUTO, create_backend
 from vitgraph.errors import (
     HubUnreachableError,
     IncorrectOutputError,
@@ -20,9 +19,7 @@ from vitgraph.errors import (
 )
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.setup import check_model, resolve_device, resolve_dtype, resolve_source
-from vitgraph.models.compile.compilation import compile_encoder
-from vitgraph.models.loading import load_encoder
+from vitgraph.measure.setup import check_model, load, resolve_device, resolve_dtype, resolve_source
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.models.rows import ModelRow
 from vitgraph.records.draft import Draft
@@ -30,9 +27,9 @@ from vitgraph.records.kinds.verify import VerifiedModel, VerifyResult
 from vitgraph.records.record import Record, Status, VerifyRecord
 from vitgraph.records.store import RecordFileError, ResultFolder
 from vitgraph.specs import ModelSpec
-from vitgraph.verify.findings import ERROR, FAILED, OK
 from vitgraph.verify.parallel import merge_ranks
-from vitgraph.verify.run import describe_error, dtype_name, effort_on, plan_verification, verify_row
+from vitgraph.verify.run import describe_error, effort_on, plan_verification, verify_row
+from vitgraph.verify.session import ERROR, FAILED, OK
 
 if TYPE_CHECKING:
     from vitgraph.ranks.group import ParallelGroup
@@ -68,7 +65,7 @@ def prepare_verification(names: Sequence[str], model: ModelSpec, **settings: Any
     """
     sources = {name: resolve_source(replace(model, model=name)) for name in names}
     effort = effort_on(resolve_device(model.device))
-    plan_settings = {name: settings.get(name) for name in ("token_budgets", "max_items", "max_frames")}
+    plan_settings = {name: settings.get(name) for name in ("token_budgets", "max_items")}
     for source in sources.values():
         check_model(source, model)
         plan_verification(source.rule(), effort, **plan_settings)
@@ -175,66 +172,40 @@ def failure_of(record: Record) -> VitgraphError | None:
 def _results(
     prepared: PreparedVerification, device: torch.device, group: ParallelGroup | None
 ) -> Iterator[VerifiedModel]:
-    model = prepared.model
+    threads = torch.get_num_threads()
     for target in prepared.targets.values():
         if isinstance(target, VerifiedModel):
             yield target
             continue
-        with _threads_for(device, prepared.debug_size):
-            yield verify_model(
-                target,
-                device=device,
-                dtype=resolve_dtype(model.dtype, device),
-                backend=model.attn_backend,
-                flash_attn_version=model.flash_attn_version,
-                load_format=model.load_format,
-                compiles=model.compile,
-                seed=model.seed,
-                group=group,
-                **prepared.settings,
-            )
+        if device.type == "cpu" and prepared.debug_size:
+            # Small towers gain little from more, and these wait for each other where cores are busy.
+            torch.set_num_threads(1)
+        try:
+            yield verify_model(target, prepared.model, device, group=group, **prepared.settings)
+        finally:
+            torch.set_num_threads(threads)
 
 
-def verify_model(
-    source: ModelSource,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    backend: str = AUTO,
-    flash_attn_version: int | None = None,
-    load_format: str = "dummy",
-    compiles: bool = False,
-    seed: int = 0,
-    **settings: Any,
-) -> VerifiedModel:
+def verify_model(source: ModelSource, spec: ModelSpec, device: torch.device, **settings: Any) -> VerifiedModel:
     """Builds the encoder of a resolved model, verifies it and frees it.
 
     Args:
         source: The model.
+        spec: How its encoder runs; its own name is not used.
         device: Where it runs.
-        dtype: Its dtype.
-        backend: Attention backend, or `auto`.
-        flash_attn_version: Generation of `FLASH_ATTN`; None is the newest that runs.
-        load_format: `dummy` draws seeded weights, `auto` reads the checkpoint.
-        compiles: Compile the repeated block, in eager and in the graphs.
-        seed: Seed of weights, pixels and draws.
         settings: The other settings of `verify_row`.
 
     Returns:
         The result, also where the encoder could not be built.
     """
+    dtype = resolve_dtype(spec.dtype, device)
     try:
-        family = source.row.encoder_class()
-        heads, width = family.head_count(source.vision_config), family.head_width(source.vision_config)
-        attention = create_backend(
-            backend, device, flash_attn_version=flash_attn_version, head_width=width, heads=heads, dtype=dtype
-        )
-        encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=load_format, seed=seed)
-        # Before anything is counted: the compiler keeps memory of its own.
-        compiled = compile_encoder(encoder)["blocks"] if compiles else 0
-        result = verify_row(encoder, seed=seed, **settings).model_copy(update={"compiled_blocks": compiled})
+        # Compiled before anything is counted: the compiler keeps memory of its own.
+        encoder, facts = load(source, spec, device=device, dtype=dtype)
+        compiled = facts.compiled.blocks if facts.compiled is not None else 0
+        result = verify_row(encoder, seed=spec.seed, **settings).model_copy(update={"compiled_blocks": compiled})
         # Its reference cycles hold device memory until they are collected.
-        del encoder, attention
+        del encoder
     except (RankFailedError, HubUnreachableError):
         raise
     except Exception as error:
@@ -242,25 +213,13 @@ def verify_model(
         result = VerifiedModel(
             architecture=source.architecture,
             device=str(device),
-            dtype=dtype_name(dtype),
+            dtype=str(dtype).removeprefix("torch."),
             status=ERROR,
-            seed=seed,
+            seed=spec.seed,
             error=describe_error(error),
         )
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
     named = {"architecture": source.architecture, "row": source.row.name, "preset": source.name}
-    return result.model_copy(update={**named, "backend_requested": backend})
-
-
-@contextmanager
-def _threads_for(device: torch.device, debug_size: bool) -> Iterator[None]:
-    """One CPU thread for small towers: more gain little there, and wait for each other where cores are busy."""
-    threads = torch.get_num_threads()
-    if device.type == "cpu" and debug_size:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return result.model_copy(update={**named, "backend_requested": spec.attn_backend})

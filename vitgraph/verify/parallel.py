@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vitgraph.errors import RankFailedError
-from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.correctness import worst
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
@@ -18,33 +18,26 @@ from vitgraph.predict.assignment import Shares, share_by_size
 from vitgraph.ranks.gather import RowGather
 from vitgraph.ranks.manager import CallSharing, DataParallelEncoder
 from vitgraph.records.kinds.verify import Check, VerifiedModel
-from vitgraph.verify.findings import ERROR, FAILED, OK, SKIPPED, CheckBook, unreached
-from vitgraph.verify.probes import Candidate, ProbeStore, encode_eagerly, item_catalogue, sample_candidates
+from vitgraph.verify.probes import Candidate, ProbeStore, encode_eagerly
+from vitgraph.verify.session import ERROR, FAILED, OK, SKIPPED, CheckBook, VerifySession, unreached
 
 if TYPE_CHECKING:
     from vitgraph.ranks.group import ParallelGroup
 
 DATA_PARALLEL = "data_parallel"
 RANDOM_CALLS = 12
-PER_STRATUM = 2
 MOST_ITEMS = 20
 
 
 def verify_sharing(
-    encoder: VisionEncoder,
-    manager: EncoderCudaGraphManager | None,
-    book: CheckBook,
-    seed: int,
-    group: ParallelGroup,
-    found: dict[str, Any],
+    encoder: VisionEncoder, session: VerifySession | None, book: CheckBook, group: ParallelGroup, found: dict[str, Any]
 ) -> None:
     """Adds the check `data_parallel` to a finished verification; every rank calls it once a model.
 
     Args:
         encoder: This rank's encoder.
-        manager: Its manager, cleared; None where it could not be made.
+        session: Its finished verification, whose graphs are cleared; None where it could not begin.
         book: Takes the faults.
-        seed: Seed of pixels and draws.
         group: The ranks.
         found: Facts of the verification so far, by field of its result; takes what these calls say.
 
@@ -52,55 +45,52 @@ def verify_sharing(
         RankFailedError: A rank failed, so that no model can be verified any more.
     """
     book.checks[DATA_PARALLEL] = unreached(DATA_PARALLEL)
+    book.under_way = DATA_PARALLEL
     trouble = found.get("error")
-    if manager is not None and trouble is None:
+    if session is not None and trouble is None:
         try:
-            manager.capture()
+            session.manager.capture()
         except Exception as error:
             # The other ranks must hear of it, or they would wait for this one.
             trouble = f"{type(error).__name__}: {error}"
     troubles = group.exchange(trouble, f"captured graphs of {type(encoder).__name__}", slow=True)
     named = [f"{place}: {text}" for place, text in zip(group.places, troubles, strict=True) if text]
-    if manager is None or named:
-        book.end(DATA_PARALLEL, SKIPPED, f"not every rank has its graphs ({'; '.join(named)})")
+    if session is None or named:
+        book.end(SKIPPED, f"not every rank has its graphs ({'; '.join(named)})")
         return
     try:
-        detail = _check_calls(encoder, manager, book, seed, group)
+        detail = _check_calls(session, group)
     except RankFailedError:
         raise
     except Exception as error:
         # The other ranks are in a gather that this one does not come to; nothing may wait for the device now.
         group.announce(error)
         raise RankFailedError(f"{group.places[group.rank]} failed: {type(error).__name__}: {error}") from error
-    manager.clear()
-    book.end(DATA_PARALLEL, OK, detail)
+    session.manager.clear()
+    book.end(OK, detail)
     if book.total_failures and found["status"] == OK:
         found["status"] = FAILED
 
 
 @torch.inference_mode()
-def _check_calls(
-    encoder: VisionEncoder, manager: EncoderCudaGraphManager, book: CheckBook, seed: int, group: ParallelGroup
-) -> str:
-    store = ProbeStore(encoder, seed)
-    rng = np.random.default_rng([seed, group.size])
-    budgets = max(manager.plan.path_budgets.values(), key=lambda budgets: budgets[-1])
-    candidates = sample_candidates(item_catalogue(encoder.rule), budgets, PER_STRATUM, 1, rng)
+def _check_calls(session: VerifySession, group: ParallelGroup) -> str:
+    encoder, manager, book = session.encoder, session.manager, session.book
+    # One of its own: pixels depend on what was made before, and must be the same on all ranks.
+    store = ProbeStore(encoder, session.seed)
+    rng = np.random.default_rng([session.seed, group.size])
     assigners: Mapping[str, Callable[..., Shares]] = {"by size": share_by_size, "turned": _turned}
     gather = RowGather(group, encoder.rule.output_width, encoder.dtype)
     counters = GraphCounters()
     items, idle = 0, 0
-    for number, chosen in enumerate(_calls(candidates, group.size, rng)):
+    for number, chosen in enumerate(_calls(session.sample, group.size, rng)):
         probes = store.batch(chosen)
         inputs = store.inputs(probes) if probes else EncoderInputs((), {}, {}, ())
         name, assign = list(assigners.items())[number % len(assigners)]
         sharing = CallSharing(encoder, group.rank, group.size, assign)
-        ways = {"graph": manager.execute, "eager": lambda call: encode_eagerly(encoder, call)}
-        for mode, encode in ways.items():
+        for mode, encode in (("graph", manager.execute), ("eager", partial(encode_eagerly, encoder))):
             outputs = DataParallelEncoder(encode, sharing, gather).execute(inputs)
             group.wait_device()
-            where = f"{mode}, {len(probes)} items on {group.size} ranks, shared {name}"
-            book.compare(DATA_PARALLEL, probes, outputs, where)
+            book.compare(probes, outputs, f"{mode}, {len(probes)} items on {group.size} ranks, shared {name}")
         selected = sharing.select(inputs)
         if selected is None:
             idle += 1
@@ -109,7 +99,7 @@ def _check_calls(
         items += len(probes)
     hits = group.exchange((counters.hits, counters.misses, counters.items), "hits and misses")
     if sum(count for *_, count in hits) != items or sum(hit + miss for hit, miss, _ in hits) != items:
-        book.fail(DATA_PARALLEL, f"{items} items were encoded, the ranks counted {hits} (hits, misses, items)")
+        book.fail(f"{items} items were encoded, the ranks counted {hits} (hits, misses, items)")
     return f"{items} items over {group.size} ranks, {sum(hit for hit, *_ in hits)} hits; rank 0 idle in {idle} calls"
 
 
@@ -133,39 +123,30 @@ def merge_ranks(results: Sequence[VerifiedModel]) -> VerifiedModel:
     Args:
         results: Of each rank, by rank.
     """
-    first = results[0]
+    by_name = [{check.name: check for check in result.checks} for result in results]
+    checks = [
+        _merge_check([found.get(check.name, unreached(check.name)) for found in by_name]) for check in results[0].checks
+    ]
     errors = (f"rank {rank}: {result.error}" for rank, result in enumerate(results) if result.error)
-    checks = [_merge_check([_check_named(result, check.name) for result in results]) for check in first.checks]
-    summed = {
-        name: sum(getattr(result, name) for result in results)
-        for name in ("calls", "items", "replays", "graphs_dropped")
-    }
     changes = {
         "status": min((result.status for result in results), key=[ERROR, FAILED, OK].index),
         "error": next(errors, None),
-        "max_rel_l2": _largest(results),
-        "own_error": max((one.own_error for one in results if one.own_error is not None), default=None),
+        "max_rel_l2": worst(result.max_rel_l2 for result in results),
+        "own_error": worst(result.own_error for result in results),
         "seconds": max(result.seconds or 0.0 for result in results),
         "ranks": len(results),
         "checks": tuple(checks),
     }
-    return first.model_copy(update=summed | changes)
-
-
-def _check_named(result: VerifiedModel, name: str) -> Check:
-    return next((check for check in result.checks if check.name == name), unreached(name))
+    counts = ("calls", "items", "replays", "graphs_dropped")
+    summed = {name: sum(getattr(result, name) for result in results) for name in counts}
+    return results[0].model_copy(update=summed | changes)
 
 
 def _merge_check(checks: Sequence[Check]) -> Check:
-    worst = [ERROR, FAILED, SKIPPED, OK]
-    rank = min(range(len(checks)), key=lambda index: worst.index(checks[index].status))
+    order = [ERROR, FAILED, SKIPPED, OK]
+    rank = min(range(len(checks)), key=lambda index: order.index(checks[index].status))
     chosen = checks[rank]
     detail = f"rank {rank}: {chosen.detail}" if rank or chosen.status == FAILED else chosen.detail
     summed = {name: sum(getattr(check, name) for check in checks) for name in ("compared", "failures")}
-    return chosen.model_copy(update={"detail": detail, "max_rel_l2": _largest(checks), **summed})
-
-
-def _largest(found: Sequence[VerifiedModel | Check]) -> float | None:
-    """The largest distance; one that is no number wins over them all."""
-    known = [one.max_rel_l2 for one in found if one.max_rel_l2 is not None]
-    return max(known, key=lambda distance: (math.isnan(distance), distance), default=None)
+    largest = worst(check.max_rel_l2 for check in checks)
+    return chosen.model_copy(update={"detail": detail, "max_rel_l2": largest, **summed})

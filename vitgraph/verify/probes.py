@@ -16,7 +16,7 @@ from vitgraph.measure.correctness import own_errors
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
 
 ODD_SIZES = ((1, 1), (31, 33), (100, 75), (225, 223), (333, 500), (640, 480), (480, 640), (1280, 720))
@@ -26,6 +26,8 @@ ASPECTS = ((1, 1), (1, 2), (3, 2))
 VIDEO_FRAMES = (2, 3, 4, 8, 16, 32, 64)
 VIDEO_SIZES = ((48, 48), (64, 64), (96, 64), (224, 224), (180, 320))
 PAIR_CANDIDATES = 24
+PER_STRATUM = 2
+"""Sizes of each modality between two budgets."""
 
 
 class PredictedTokensError(IncorrectOutputError):
@@ -72,14 +74,13 @@ def item_catalogue(rule: GeometryRule) -> list[Candidate]:
 
 
 def sample_candidates(
-    catalogue: Sequence[Candidate], budgets: Sequence[int], per_stratum: int, oversize: int, rng: np.random.Generator
+    catalogue: Sequence[Candidate], budgets: Sequence[int], oversize: int, rng: np.random.Generator
 ) -> list[Candidate]:
     """Sizes for random calls: some of each modality from every interval between budgets, and some above them all.
 
     Args:
         catalogue: What there is.
         budgets: Ascending budgets of the path that has the largest.
-        per_stratum: Candidates of each modality from each interval.
         oversize: Candidates above the largest budget, the cheapest with half as many tokens again.
         rng: Chooses within an interval.
     """
@@ -90,7 +91,7 @@ def sample_candidates(
             if low < candidate.tokens <= high:
                 by_modality[candidate.spec.modality].append(candidate)
         for members in by_modality.values():
-            picked = sorted(rng.permutation(len(members))[:per_stratum])
+            picked = sorted(rng.permutation(len(members))[:PER_STRATUM])
             chosen += [members[index] for index in picked]
     above = sorted((one for one in catalogue if 2 * one.tokens > 3 * budgets[-1]), key=lambda one: one.flops)
     return chosen + above[:oversize]
@@ -209,52 +210,6 @@ def encode_eagerly(encoder: VisionEncoder, inputs: EncoderInputs, sizes: Sequenc
                 f"{total} over its paths"
             )
     return outputs
-
-
-# -- batches for a chosen graph ------------------------------------------------------------------------------------
-
-
-def usable_candidates(
-    catalogue: Iterable[Candidate], key: GraphKey, plan: BudgetPlan, *, has_segments: bool
-) -> list[Candidate]:
-    """Candidates that a graph can hold alone, fewest tokens on its path first."""
-    usable = []
-    for candidate in catalogue:
-        spec = candidate.spec
-        tokens = spec.tokens_on(key.path)
-        if not 0 < tokens <= key.token_budget or (has_segments and spec.segments > key.segment_slots):
-            continue
-        needs = [need for axis in plan.axes for need in spec.axis_sizes[axis.name]]
-        if all(need <= have for need, have in zip(needs, key.axis_key, strict=True)):
-            usable.append(candidate)
-    return sorted(usable, key=lambda candidate: candidate.spec.tokens_on(key.path))
-
-
-def fullest_batch(
-    usable: Sequence[Candidate], key: GraphKey, plan: BudgetPlan, *, has_segments: bool
-) -> list[Candidate]:
-    """A batch with as many rows as the graph holds: one item with many segments where slots allow, then the largest."""
-    room, items = key.token_budget, plan.max_items
-    slots = key.segment_slots if has_segments else room
-    batch: list[Candidate] = []
-
-    def add(candidate: Candidate) -> None:
-        nonlocal room, slots
-        batch.append(candidate)
-        room -= candidate.spec.tokens_on(key.path)
-        slots -= candidate.spec.segments if has_segments else 0
-
-    many = [one for one in usable if 1 < one.spec.segments < slots and 2 * one.spec.tokens_on(key.path) <= room]
-    if has_segments and many and items > 1:
-        add(max(many, key=lambda candidate: candidate.spec.segments))
-    for candidate in reversed(usable):
-        while (
-            len(batch) < items
-            and candidate.spec.tokens_on(key.path) <= room
-            and (not has_segments or candidate.spec.segments <= slots)
-        ):
-            add(candidate)
-    return batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,17 @@ from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.verify.findings import EVERY_GRAPH, FINITE, ORDER, CheckBook, unreached
 from vitgraph.verify.probes import Candidate, Probe, ProbeStore, item_catalogue
+from vitgraph.verify.session import EVERY_GRAPH, FINITE, ORDER, CheckBook, unreached
 
 
 def rounded_book(own_error: float, output: float) -> CheckBook:
     """A book that compared one output, so far from eager, of a tower whose eager run is so far from float32."""
     candidate = Candidate(GridGeometry("image", 1, 2, 2), EncoderItemSpec("image", 4, 1, 1), 1.0, "28x28")
-    book = CheckBook(2e-2, lambda probe: own_error)
+    book = CheckBook(2e-2, lambda probe: own_error, under_way=EVERY_GRAPH)
     book.checks = {name: unreached(name) for name in (EVERY_GRAPH, FINITE, ORDER)}
     probe = Probe(candidate, 0, {}, torch.ones(1, 100))
-    book.compare(EVERY_GRAPH, [probe], [torch.full((1, 100), 1 + output)], "a graph")
+    book.compare([probe], [torch.full((1, 100), 1 + output)], "a graph")
     return book
 
 

@@ -63,9 +63,8 @@ def detail_of(result: VerifiedModel, name: str) -> str:
 
 
 def test_the_debug_tower_passes_every_check_in_float32():
-    result = verify_model(
-        resolve_model("qwen3-vl-debug"), device=CPU, dtype=torch.float32, backend="TORCH_SDPA", calls=12, max_items=4
-    )
+    spec = ModelSpec("", load_format="dummy", attn_backend="TORCH_SDPA")
+    result = verify_model(resolve_model("qwen3-vl-debug"), spec, CPU, calls=12, max_items=4)
     assert result.error is None
     assert statuses(result).pop("multi_path") == "skipped"
     assert {status for name, status in statuses(result).items() if name != "multi_path"} == {"ok"}
@@ -433,7 +432,7 @@ def test_clear_that_fails_a_second_time_is_an_error_with_its_reason():
 
 
 def test_budgets_that_hold_no_item_are_an_error_and_not_a_pass():
-    result = verify(token_budgets=(1,), max_items=1, max_frames=0)
+    result = verify(token_budgets=(1,), max_items=1)
     assert result.status != "ok"
     assert detail_of(result, "counters") == "not one graph was replayed"
 
@@ -455,7 +454,8 @@ def test_one_row_that_cannot_be_built_does_not_end_the_others():
 
 
 def test_a_backend_that_is_not_available_is_an_error_of_its_row():
-    result = verify_model(resolve_model("qwen3-vl-debug"), device=CPU, dtype=torch.float32, backend="FLASH_ATTN")
+    spec = ModelSpec("", load_format="dummy", attn_backend="FLASH_ATTN")
+    result = verify_model(resolve_model("qwen3-vl-debug"), spec, CPU)
     assert result.status == "error"
     assert "FLASH_ATTN cannot run on cpu" in result.error
     assert (result.backend_requested, result.backend_used) == ("FLASH_ATTN", None)
@@ -524,7 +524,7 @@ def test_poison_reaches_outputs_and_inputs_and_the_next_replay_overwrites_all_of
 def test_on_a_gpu_the_private_pool_is_poisoned_and_the_tower_passes():
     device = torch.device("cuda", 0)
     kept = torch.ones(1 << 20, device=device)
-    result = verify_model(resolve_model("qwen3-vl-debug"), device=device, dtype=torch.bfloat16, calls=40)
+    result = verify_model(resolve_model("qwen3-vl-debug"), ModelSpec("", load_format="dummy"), device, calls=40)
     assert (result.error, result.failed_checks) == (None, [])
     assert "MiB of graph pool poisoned" in detail_of(result, "small_large_small")
     assert (kept == 1).all()
