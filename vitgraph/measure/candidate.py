@@ -26,7 +26,8 @@ from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.run import captured_facts
 from vitgraph.measure.series import Encode, Series, eager_series, expect_calls, graph_series, prepare_attention
 from vitgraph.measure.setup import load
-from vitgraph.measure.timing import CallTime, CallTimer, busy_time
+from vitgraph.measure.timing import CallTime, CallTimer
+from vitgraph.measure.trace import busy_time
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters

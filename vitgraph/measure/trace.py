@@ -1,14 +1,16 @@
-"""Traces single calls with torch's profiler and sums their kernels up by kind; on a CPU, operators instead."""
+"""Traces calls with torch's profiler: when the GPU is busy, and what its kernels do; on a CPU, operators instead."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from vitgraph.measure.kernel_kinds import KINDS, kernel_kind
 
@@ -56,61 +58,81 @@ def trace_of_kernels(kernels: Sequence[TracedKernel]) -> CallTrace:
     return CallTrace(tuple(kernels), busy, end - start if kernels else 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class BusyTime:
+    """What a profiler trace says of one call, averaged over its repeats.
+
+    Attributes:
+        busy_ms: Time in which at least one kernel or copy ran.
+        span_ms: From the start of the call's first kernel to the end of its last; None where the trace does not split
+            evenly into the repeats. Both come from one trace, so a change of clocks cancels in their ratio.
+        kernels: Kernels and copies.
+    """
+
+    busy_ms: float
+    span_ms: float | None
+    kernels: int
+
+    @classmethod
+    def of(cls, kernels: Sequence[TracedKernel], repeats: int) -> BusyTime | None:
+        """Of kernels in order of their starts; None without any."""
+        if not kernels:
+            return None
+        per_repeat, rest = divmod(len(kernels), repeats)
+        parts = [] if rest else [kernels[i : i + per_repeat] for i in range(0, len(kernels), per_repeat)]
+        span_us = sum(trace_of_kernels(part).span_us for part in parts)
+        busy_ms = trace_of_kernels(kernels).busy_us / repeats / 1e3
+        return cls(busy_ms, span_us / repeats / 1e3 if parts else None, round(len(kernels) / repeats))
+
+
+def busy_time(call: Callable[[], object], device: torch.device, repeats: int) -> BusyTime | None:
+    """GPU-busy time of a call, from one trace of all repeats; None on a CPU, or where the profiler saw nothing."""
+    if device.type != "cuda":
+        return None
+    kernels = _kernels(_profiled(call, device, [ProfilerActivity.CUDA], repeats).events() or ())
+    return BusyTime.of(sorted(kernels, key=lambda kernel: kernel.start_us), repeats)
+
+
 def trace_calls(call: Callable[[], object], device: torch.device, repeats: int) -> list[CallTrace]:
     """Traces a call several times, each in a trace of its own.
 
     Only the device is traced on a GPU, which leaves the host its speed: the gaps between kernels are those of a call
     that nobody watches. On a CPU every operator is watched, so the gaps hold the profiler's own work too.
     """
-    from torch.profiler import ProfilerActivity
-
     is_cuda = device.type == "cuda"
-    activity = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
-    traces = []
+    trace = partial(_profiled, call, device, [ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU])
     # The profiler's first trace in a process sets it up, and may miss kernels.
-    for index in range(repeats + 1):
-        events = _profiled(call, device, [activity]).events() or ()
-        if index == 0:
-            continue
-        traces.append(_gpu_trace(events) if is_cuda else _cpu_trace(events))
-    return traces
+    events = [trace().events() or () for _ in range(repeats + 1)][1:]
+    return [trace_of_kernels(_kernels(each)) if is_cuda else _cpu_trace(each) for each in events]
 
 
 def save_chrome_trace(call: Callable[[], object], device: torch.device, path: Path) -> None:
     """Writes one call, host and device, in the format of chrome://tracing and Perfetto."""
-    from torch.profiler import ProfilerActivity
-
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     _profiled(call, device, activities)
     _profiled(call, device, activities).export_chrome_trace(str(path))
 
 
-def _profiled(call: Callable[[], object], device: torch.device, activities: Sequence[Any]) -> Any:
-    from torch.profiler import profile
-
+def _profiled(call: Callable[[], object], device: torch.device, activities: Sequence[Any], repeats: int = 1) -> Any:
+    """The profiler after some runs of a call, each of which has ended on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     # There is one cycle, and without the last argument torch warns that it keeps no other.
     with profile(activities=list(activities), acc_events=True) as profiler:
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        for _ in range(repeats):
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
     return profiler
 
 
-def _gpu_trace(events: Sequence[Any]) -> CallTrace:
-    # Annotations, as compiled code makes them, span kernels on the device's track and are none themselves.
-    on_device = [
-        event
+def _kernels(events: Sequence[Any]) -> list[TracedKernel]:
+    """What ran on the device; annotations, as compiled code makes them, span kernels there and are none themselves."""
+    return [
+        TracedKernel(event.name, event.time_range.start, event.time_range.end - event.time_range.start)
         for event in events
         if event.device_type == torch.autograd.DeviceType.CUDA and not getattr(event, "is_user_annotation", False)
     ]
-    return trace_of_kernels(
-        [
-            TracedKernel(event.name, event.time_range.start, event.time_range.end - event.time_range.start)
-            for event in on_device
-        ]
-    )
 
 
 def _cpu_trace(events: Sequence[Any]) -> CallTrace:

@@ -11,7 +11,8 @@ import torch
 from vitgraph.graphs.call_plan import CallPlan, forced_batch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.series import encode_eagerly
-from vitgraph.measure.timing import BusyTime, CallTimer, busy_time
+from vitgraph.measure.timing import CallTimer
+from vitgraph.measure.trace import BusyTime, busy_time
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey

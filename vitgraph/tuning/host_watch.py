@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from vitgraph.measure.timing import BusyTime
+from vitgraph.measure.trace import BusyTime
 from vitgraph.predict.doubt import REFERENCE_LAUNCH_US
 from vitgraph.records.kinds.calibrate import EagerPoint, HostCheck, Timing
 from vitgraph.tuning.calibration_items import SizedItem

@@ -24,7 +24,7 @@ from vitgraph.measure.compare import choose_backends, prepare_compare, run_compa
 from vitgraph.measure.correctness import limit_of
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.measure.timing import BusyTime
+from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.candidates import failure
 from vitgraph.records.kinds.compare import Candidate as CandidateRow

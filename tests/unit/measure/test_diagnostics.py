@@ -19,7 +19,7 @@ from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
 from vitgraph.measure.diagnose import measure_call_overheads, measure_replays, most_used_graphs
 from vitgraph.measure.preparation import prepare_bench
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.measure.timing import BusyTime
+from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.records.graph_facts import CallOverhead

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from vitgraph.measure.diagnose import launch_gap
-from vitgraph.measure.timing import BusyTime, CallTimer, busy_time, matrix_rate_flops, summarize_trace
+from vitgraph.measure.timing import CallTimer, matrix_rate_flops
+from vitgraph.measure.trace import BusyTime, TracedKernel, busy_time
 
 
 def test_overlapping_kernels_count_once_and_gaps_only_in_the_span() -> None:
-    one = [(0.0, 1000.0), (500.0, 1500.0), (2000.0, 3000.0)]
-    again = [(start + 10_000.0, end + 10_000.0) for start, end in one]
-    found = summarize_trace([*one, *again], 2)
+    kernels = [TracedKernel("k", again + start, 1000.0) for again in (0.0, 10_000.0) for start in (0.0, 500.0, 2000.0)]
+    found = BusyTime.of(kernels, 2)
     assert found is not None
     assert found.busy_ms == pytest.approx(2.5)
     assert found.span_ms == pytest.approx(3.0)
@@ -20,10 +20,10 @@ def test_overlapping_kernels_count_once_and_gaps_only_in_the_span() -> None:
 
 
 def test_a_trace_that_does_not_split_into_the_repeats_has_no_span() -> None:
-    found = summarize_trace([(0.0, 1.0), (2.0, 3.0), (4.0, 5.0)], 2)
+    found = BusyTime.of([TracedKernel("k", start, 1.0) for start in (0.0, 2.0, 4.0)], 2)
     assert found is not None
     assert found.span_ms is None
-    assert summarize_trace([], 2) is None
+    assert BusyTime.of([], 2) is None
 
 
 def test_a_cpu_has_wall_time_only() -> None:

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.measure.timing import BusyTime, CallTime
+from vitgraph.measure.timing import CallTime
+from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import SLOW_LAUNCH_US, host_problems, model_error, profile_doubts
