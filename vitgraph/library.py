@@ -157,7 +157,10 @@ def bench(model: str, *, progress: Progress | None = None, **options: Any) -> Be
         )
     folder = spec.run.output_dir or new_folder("bench", model)
     said = [f"{name}={value!r}" for name, value in {"model": model, **options}.items()]
-    return run_bench(prepare_bench(spec), folder, progress or SilentProgress(), command=["vitgraph.bench", *said])
+    command = ["vitgraph.bench", *said]
+    record = run_bench(prepare_bench(spec), folder, progress or SilentProgress(), command=command)
+    assert record is not None
+    return record
 
 
 def read_record(path: str | Path) -> Record:

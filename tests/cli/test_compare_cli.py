@@ -95,9 +95,9 @@ def test_each_backend_runs_in_a_process_of_its_own(folder: Path) -> None:
 
 
 def test_attention_alone_has_its_own_record_and_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vitgraph.measure import compare_micro
+    from vitgraph.measure import micro
 
-    monkeypatch.setattr(compare_micro, "CPU_SEGMENT_LENGTHS", (16,))
+    monkeypatch.setattr(micro, "CPU_SEGMENT_LENGTHS", (16,))
     result = run("--micro", "--backends", "TORCH_SDPA,FLASH_ATTN", "--output-dir", str(folder))
     assert result.exit_code == 0, result.output
     assert "4 heads of 24 · float32" in result.stdout

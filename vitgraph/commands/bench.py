@@ -23,8 +23,8 @@ def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
     the shipped trace of real image sizes.
     """
     from vitgraph.commands.on_ranks import measured, on_rank, ran_on_ranks
-    from vitgraph.measure.bench import follow_bench, run_bench
-    from vitgraph.measure.compile_matrix import run_compile_matrix
+    from vitgraph.measure.bench import run_bench
+    from vitgraph.measure.compare import run_compile_rows
     from vitgraph.measure.preparation import prepare_bench
     from vitgraph.records.candidates import failure as failure_of
 
@@ -36,13 +36,8 @@ def bench(spec: BenchSpec, progress: Progress) -> Shown | None:
 
     def measure() -> Record | None:
         if spec.compile_rows:
-            return run_compile_matrix(prepared, folder, progress)
-        return on_rank(
-            asked,
-            folder,
-            lambda group: run_bench(prepared, folder, progress, group),
-            lambda group: follow_bench(prepared, group, progress),
-        )
+            return run_compile_rows(prepared, folder, progress)
+        return on_rank(asked, folder, lambda group: run_bench(prepared, folder, progress, group))
 
     def failure(record: Record, document: Document) -> VitgraphError | None:
         verdict = document.verdict

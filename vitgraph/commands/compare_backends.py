@@ -23,9 +23,9 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     missing, fails or is wrong keeps its row with the reason.
     """
     from vitgraph.commands.on_ranks import measured, on_rank, ran_on_ranks
-    from vitgraph.measure.compare import choose_backends, follow_compare, prepare_compare, run_compare
+    from vitgraph.measure.compare import choose_backends, prepare_compare, run_compare
     from vitgraph.measure.compare_isolated import run_isolated
-    from vitgraph.measure.compare_micro import MICRO_KIND
+    from vitgraph.measure.micro import MICRO_KIND
     from vitgraph.ranks.launch import is_rank
     from vitgraph.records.candidates import COMPARE_KIND as KIND
     from vitgraph.records.candidates import failure as failure_of
@@ -44,12 +44,7 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     def measure() -> Record | None:
         if spec.isolate:
             return run_isolated(prepared, folder, progress, lambda name, part: _part_command(name, part, spec))
-        return on_rank(
-            bench,
-            folder,
-            lambda group: run_compare(prepared, folder, progress, group),
-            lambda group: follow_compare(prepared, group, progress),
-        )
+        return on_rank(bench, folder, lambda group: run_compare(prepared, folder, progress, group))
 
     return measured(
         prepared.bench, folder, progress, prepared.describe, measure, lambda record, _: failure_of(record.result)
@@ -66,7 +61,7 @@ def _part_command(backend: str, part: Path, spec: CompareSpec) -> Sequence[str]:
 
 
 def _run_micro(spec: CompareSpec, folder: Path, progress: Progress) -> Shown:
-    from vitgraph.measure.compare_micro import micro_failure, run_micro_comparison
+    from vitgraph.measure.micro import micro_failure, run_micro_comparison
     from vitgraph.report.documents import write_derived
 
     record = run_micro_comparison(spec, folder, progress)

@@ -89,18 +89,12 @@ def joined(spec: ParallelSpec, device: str) -> Iterator[ParallelGroup | None]:
 
 
 def on_rank(
-    spec: BenchSpec,
-    folder: Path,
-    lead: Callable[[ParallelGroup | None], Found],
-    follow: Callable[[ParallelGroup], object],
+    spec: BenchSpec, folder: Path, measure: Callable[[ParallelGroup | None], Found | None]
 ) -> Found | None:
     """This rank's part of a run: the record on rank 0 and in a run of one process, None elsewhere."""
     try:
         with joined(spec.parallel, spec.model.device) as group:
-            if group is None or group.is_leader:
-                return lead(group)
-            follow(group)
-            return None
+            return measure(group)
     except RankFailedError as error:
         raise RankFailedError(f"{error}. What was measured is saved in {folder}", error.exit_status) from error
 

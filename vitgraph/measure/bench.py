@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitgraph.errors import NothingReplayedError
-from vitgraph.measure.calls import EncoderCall
+from vitgraph.graphs.captured import reserve_together
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation, worst
+from vitgraph.measure.diagnose import diagnose
+from vitgraph.measure.environment import snapshot
+from vitgraph.measure.experiment import Control
 from vitgraph.measure.preparation import EAGER_ALONE, PreparedBench, resolved_bench, workload_of
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.run import MeasuredRun, captured_facts
+from vitgraph.measure.run import MeasuredRun, captured_facts, clear_graphs
+from vitgraph.measure.series import (
+    BASELINE_SERIES,
+    Series,
+    eager_series,
+    expect_calls,
+    graph_series,
+    monolithic_series,
+    prepare_attention,
+)
 from vitgraph.measure.setup import load
+from vitgraph.models.compile.compilation import compile_facts
+from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import EAGER_IS_FASTER
+from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.draft import Draft
 from vitgraph.records.graph_facts import GraphFacts
@@ -24,14 +41,6 @@ from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Sample, Samp
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.records.summary import compare_bench, latencies
 
-if TYPE_CHECKING:
-    from vitgraph.graphs.manager import EncoderCudaGraphManager
-    from vitgraph.measure.calls import CallInputs
-    from vitgraph.measure.experiment import Control
-    from vitgraph.measure.series import Series
-    from vitgraph.models.encoder import VisionEncoder
-    from vitgraph.ranks.group import ParallelGroup
-
 
 def run_bench(
     prepared: PreparedBench,
@@ -39,48 +48,43 @@ def run_bench(
     progress: Progress,
     group: ParallelGroup | None = None,
     command: Sequence[str] | None = None,
-) -> BenchRecord:
+) -> BenchRecord | None:
     """Runs a prepared bench and saves its record in `folder`, whatever ends it.
 
     Args:
         prepared: What to run.
         folder: Where the record goes.
         progress: Told about the work.
-        group: The ranks that share the calls; this one is rank 0, and the others run `follow_bench`.
+        group: The ranks that share the calls, each of which runs this.
         command: The command as it was given; None is this process's.
+
+    Returns:
+        The record; None on a rank other than 0, which does the same work and saves none.
 
     Raises:
         UsageError: Results cannot be saved in `folder`; nothing was loaded yet.
         NothingReplayedError: No graph was captured, or none was replayed; the record is saved all the same.
         IncorrectOutputError: Replay and eager disagree; the record says so and holds no latency.
-        VitgraphError: Any other reason why nothing could be measured.
+        VitgraphError: Any other reason why nothing could be measured, or another rank failed.
     """
     run = BenchRun.of(prepared, progress, group)
     if command is not None:
         run.draft.note(command=tuple(command))
     record = run.record(folder)
+    if record is None or record.status != "complete" or prepared.is_eager_alone or record.result.graph.replays:
+        return record
     graph = record.result.graph
-    if record.status == "complete" and not graph.replays and not prepared.is_eager_alone:
-        if set(graph.misses_by_reason) != {EAGER_IS_FASTER}:
-            raise NothingReplayedError(
-                f"graph mode replayed nothing: all {graph.items} items went eager ({graph.misses_by_reason}); the "
-                f"record is in {folder}"
-            )
-        # An answer, not a failure: what was asked for is the faster of the two.
-        progress.note(
-            f"no graph was replayed: the calibration predicts eager to be faster for all {graph.items} items, so both "
-            "modes are eager here"
+    if set(graph.misses_by_reason) != {EAGER_IS_FASTER}:
+        raise NothingReplayedError(
+            f"graph mode replayed nothing: all {graph.items} items went eager ({graph.misses_by_reason}); the "
+            f"record is in {folder}"
         )
+    # An answer, not a failure: what was asked for is the faster of the two.
+    progress.note(
+        f"no graph was replayed: the calibration predicts eager to be faster for all {graph.items} items, so both "
+        "modes are eager here"
+    )
     return record
-
-
-def follow_bench(prepared: PreparedBench, group: ParallelGroup, progress: Progress) -> None:
-    """A rank's part of `run_bench` where it is not rank 0: the same work, and no record.
-
-    Raises:
-        VitgraphError: This rank, or another one, failed.
-    """
-    BenchRun.of(prepared, progress, group).execute(None)
 
 
 class BenchRun(MeasuredRun[BenchRecord]):
@@ -108,8 +112,6 @@ class BenchRun(MeasuredRun[BenchRecord]):
         return cls(prepared, Draft(record), progress, group)
 
     def open(self) -> CallInputs:
-        from vitgraph.measure.calls import CallInputs
-
         encoder = self._encoder = self._load()
         self._capture_all(encoder)
         inputs = CallInputs(encoder, [*self.calls, *self.prepared.warmups], self.prepared.spec.model.seed)
@@ -118,29 +120,21 @@ class BenchRun(MeasuredRun[BenchRecord]):
         return inputs
 
     def _load(self) -> VisionEncoder:
-        from vitgraph.measure.environment import snapshot
-
         prepared, draft = self.prepared, self.draft
         self.progress.phase("loading the encoder")
         self.join_ranks()
         load_encoder = load if self.ranks is None else self.ranks.load
         encoder, facts = load_encoder(prepared.source, prepared.spec.model, device=self.device, dtype=self.dtype)
-        draft.note(environment=snapshot(self.device).but(encoder=facts))
+        environment = snapshot(self.device).but(encoder=facts)
         if prepared.cost is not None:
-            assert draft.record.environment is not None
-            differences = prepared.cost.model.profile.differences(draft.record.environment)
-            draft.note_environment(calibration_differences=differences)
-            for difference in differences:
-                self.progress.note(difference)
+            environment = environment.but(calibration_differences=prepared.cost.model.profile.differences(environment))
+        draft.note(environment=environment)
+        for difference in environment.calibration_differences or ():
+            self.progress.note(difference)
         return encoder
 
     def _capture_all(self, encoder: VisionEncoder) -> None:
         """Captures the graphs of every series that has some; none where eager alone is measured."""
-        from vitgraph.graphs.captured import reserve_together
-        from vitgraph.graphs.manager import EncoderCudaGraphManager
-        from vitgraph.measure.series import expect_calls
-        from vitgraph.models.monolithic import MonolithicEncoder
-
         prepared, policy = self.prepared, self.prepared.spec.graph.packing
         managers: dict[str, EncoderCudaGraphManager] = {}
         if not prepared.is_eager_alone:
@@ -184,8 +178,6 @@ class BenchRun(MeasuredRun[BenchRecord]):
 
     def _make_series(self, encoder: VisionEncoder) -> list[Series]:
         """What is measured beside one another."""
-        from vitgraph.measure.series import BASELINE_SERIES, eager_series, graph_series, monolithic_series
-
         series = [eager_series(encoder)]
         if GRAPH in self._managers:
             series.append(graph_series(self._managers[GRAPH]))
@@ -202,8 +194,6 @@ class BenchRun(MeasuredRun[BenchRecord]):
         Raises:
             IncorrectOutputError: An output is not finite, or farther from eager than the dtype's tolerance.
         """
-        from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation, worst
-
         if self.prepared.is_eager_alone:
             return
         self.progress.phase("comparing replay with eager")
@@ -227,8 +217,6 @@ class BenchRun(MeasuredRun[BenchRecord]):
             self.draft.note_result(correctness=_correctness(found, checked, limit))
 
     def prepare(self, calls: Sequence[EncoderCall], inputs: CallInputs) -> None:
-        from vitgraph.measure.series import prepare_attention
-
         environment = self.draft.record.environment
         prepare_attention(self._encoder, calls, inputs)
         if self.ranks is not None:
@@ -243,15 +231,11 @@ class BenchRun(MeasuredRun[BenchRecord]):
         return list(self._series)
 
     def control(self) -> Control:
-        from vitgraph.measure.experiment import Control
-
         return Control.of([EAGER], len(self.calls), self.prepared.spec.run.rounds)
 
     def summarize(
         self, samples: Samples, counters: Mapping[str, GraphCounters], invalid_reasons: Sequence[str]
     ) -> None:
-        from vitgraph.models.compile.compilation import compile_facts
-
         spec, environment = self.prepared.spec, self.draft.record.environment
         if self.prepared.is_eager_alone:
             comparison = BenchComparison(invalid_reasons=tuple(invalid_reasons), verdict_reason=EAGER_ALONE)
@@ -268,8 +252,6 @@ class BenchRun(MeasuredRun[BenchRecord]):
             self.draft.note_environment(encoder=encoder.but(compiled=encoder.compiled.but(**compile_facts())))
 
     def diagnose(self, inputs: CallInputs, calls: Sequence[EncoderCall], samples: Sequence[Sample]) -> None:
-        from vitgraph.measure.diagnose import diagnose
-
         if self.device.type != "cuda":
             return
         # First what is done at once: a stop while replays are timed, which takes much longer, leaves it.
@@ -296,10 +278,7 @@ class BenchRun(MeasuredRun[BenchRecord]):
         self.draft.note_result(latency=latency)
 
     def release(self) -> None:
-        for manager in self._managers.values():
-            # After a device error even releasing fails, and that error is on its way already.
-            with suppress(RuntimeError):
-                manager.clear()
+        clear_graphs(self._managers.values())
 
 
 def _correctness(found: Mapping[str, float | None], checked: int, limit: float) -> Correctness:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,13 +22,15 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import Reference, largest_deviation, worst
 from vitgraph.measure.diagnose import timed_graphs
+from vitgraph.measure.on_ranks import RanksOfRun
 from vitgraph.measure.preparation import PreparedBench
-from vitgraph.measure.run import captured_facts
+from vitgraph.measure.run import captured_facts, clear_graphs
 from vitgraph.measure.series import Encode, Series, eager_series, expect_calls, graph_series, prepare_attention
 from vitgraph.measure.setup import load
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.measure.trace import busy_time
 from vitgraph.models.base import EncoderInputs
+from vitgraph.models.compile.compilation import compile_facts
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.records.candidates import (
@@ -52,10 +54,9 @@ from vitgraph.records.sample_table import EAGER, GRAPH, Sample
 from vitgraph.records.sections import Encoder
 from vitgraph.specs import ModelSpec
 
-if TYPE_CHECKING:
-    from vitgraph.measure.on_ranks import RanksOfRun
-
 Outcome = TypeVar("Outcome")
+
+PLAIN, COMPILED = "plain", "compiled"
 
 MOST_GRAPHS = 4
 """Graphs of each candidate that are timed alone."""
@@ -182,9 +183,7 @@ class Candidate:
         failed = {"status": status, "reason": reason, "latency": None}
         self.row = self.row.with_modes(**{mode: self.row.mode(mode).but(**failed) for mode in modes})
         if GRAPH in modes and self._manager is not None:
-            # After a device error even releasing fails, and the error itself is already in the row.
-            with suppress(RuntimeError):
-                self._manager.clear()
+            clear_graphs([self._manager])
         if not self.modes:
             self.release()
 
@@ -193,9 +192,7 @@ class Candidate:
         if self._encoder is None:
             return
         device = self._encoder.device
-        if self._manager is not None:
-            with suppress(RuntimeError):
-                self._manager.clear()
+        clear_graphs([] if self._manager is None else [self._manager])
         for series in self._alone.values():
             series.release()
         self._encoder = self._manager = None
@@ -377,6 +374,23 @@ class Candidate:
         if differing is not None and GRAPH in self.modes:
             counts = f"{len(everyone[differing][1])} against {len(everyone[0][1])}"
             self.fail((GRAPH,), ERROR, f"rank {differing} captured other graphs than rank 0 ({counts})")
+
+
+class CompileCandidate(Candidate):
+    """The tower as it is, or with its blocks compiled; both with the attention backend that was asked for."""
+
+    def model_spec(self, device: torch.device) -> ModelSpec:
+        return replace(self._prepared.spec.model, compile=self.name == COMPILED)
+
+    def _note_encoder(self, facts: Encoder) -> None:
+        super()._note_encoder(facts)
+        self.row = self.row.but(compiled=facts.compiled)
+
+    def count(self, counters: Mapping[str, GraphCounters]) -> None:
+        super().count(counters)
+        if self.row.compiled is not None:
+            # Lengths that no sample call had may have been compiled for since.
+            self.row = self.row.but(compiled=self.row.compiled.but(**compile_facts()))
 
 
 def _refuse(inputs: EncoderInputs) -> list[torch.Tensor]:

@@ -1,33 +1,53 @@
-"""The `compare-backends` command's work: every backend in both modes on one workload, interleaved."""
+"""Encoders of the same weights in both modes on one workload, interleaved: of every backend, or plain and compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from vitgraph.attention.registry import AUTO, BACKENDS, backend_class, describe_backends
 from vitgraph.errors import UsageError, first_line
 from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.candidate import COMPILED, PLAIN, Candidate, CompileCandidate
+from vitgraph.measure.correctness import float32_reference, load_base
+from vitgraph.measure.environment import snapshot
+from vitgraph.measure.experiment import Control
 from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_bench, workload_of
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.run import MeasuredRun
+from vitgraph.measure.series import Series
 from vitgraph.measure.setup import resolve_device
-from vitgraph.records.candidates import COMPARED_MODES, NOTHING_MEASURED, before_its_turn, derive_results, series_name
+from vitgraph.planning.accounting import GraphCounters
+from vitgraph.ranks.group import ParallelGroup
+from vitgraph.records.candidates import (
+    COMPARED_MODES,
+    NOTHING_MEASURED,
+    before_its_turn,
+    contrast,
+    derive_results,
+    series_name,
+)
 from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.compare import CompareResult, Recommendation
 from vitgraph.records.record import CompareKind, CompareRecord
-from vitgraph.records.sample_table import Sample, Samples
+from vitgraph.records.sample_table import EAGER, GRAPH, Sample, Samples
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.specs import CompareSpec
 
-if TYPE_CHECKING:
-    from vitgraph.measure.candidate import Candidate
-    from vitgraph.measure.experiment import Control
-    from vitgraph.measure.series import Series
-    from vitgraph.planning.accounting import GraphCounters
-    from vitgraph.ranks.group import ParallelGroup
+CONTRASTS: Sequence[tuple[str, str]] = tuple(
+    (series_name(*base), series_name(*series))
+    for base, series in (
+        ((PLAIN, EAGER), (PLAIN, GRAPH)),
+        ((COMPILED, EAGER), (COMPILED, GRAPH)),
+        ((PLAIN, EAGER), (COMPILED, EAGER)),
+        ((PLAIN, GRAPH), (COMPILED, GRAPH)),
+        ((PLAIN, EAGER), (COMPILED, GRAPH)),
+    )
+)
+"""What `--compile-rows` compares with what: graphs on either tower, compilation in either mode, and both together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +64,6 @@ class PreparedCompare:
 
     def describe(self) -> dict[str, Any]:
         """Resolved settings, plan, expected packing and what each backend says about this device, for `--dry-run`."""
-        from vitgraph.attention.registry import describe_backends
-
         described = describe_backends(resolve_device(self.spec.bench.model.device))
         chosen = [row for row in described if row["name"] in self.spec.backends]
         return self.bench.describe() | {"settings": self.spec.as_dict(), "backends": chosen}
@@ -58,8 +76,6 @@ def choose_backends(names: Sequence[str]) -> tuple[str, ...]:
         BackendError: An unknown name.
         UsageError: One twice.
     """
-    from vitgraph.attention.registry import AUTO, BACKENDS, backend_class
-
     if not names:
         return tuple(BACKENDS)
     for name in names:
@@ -94,17 +110,18 @@ def new_draft(prepared: PreparedCompare, kind: CompareKind = "compare-backends")
 
 def run_compare(
     prepared: PreparedCompare, folder: Path, progress: Progress, group: ParallelGroup | None = None
-) -> CompareRecord:
+) -> CompareRecord | None:
     """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
 
     Args:
         prepared: What to compare.
         folder: Where the record goes.
         progress: Told about the work.
-        group: The ranks that share the calls; this one is rank 0, and the others run `follow_compare`.
+        group: The ranks that share the calls, each of which runs this.
 
     Returns:
-        The record; also where no backend could be measured, which `failure` of `vitgraph.records.candidates` tells.
+        The record, also where no backend could be measured, which `failure` of `vitgraph.records.candidates` tells;
+        None on a rank other than 0, which does the same work and saves none.
 
     Raises:
         VitgraphError: The model itself cannot be loaded or checked, or another rank failed.
@@ -112,19 +129,29 @@ def run_compare(
     return Comparison.of(prepared, progress, group).record(folder)
 
 
-def follow_compare(prepared: PreparedCompare, group: ParallelGroup, progress: Progress) -> None:
-    """A rank's part of a comparison where it is not rank 0: the same work, and no record.
+def run_compile_rows(prepared: PreparedBench, folder: Path, progress: Progress) -> CompareRecord:
+    """Measures eager and graph, each plain and with compiled blocks, and saves the record, whatever ends it.
+
+    Returns:
+        A record of kind `compile-rows`, in the shape of a backend comparison, whose candidates are `compiled` and
+        `plain`. What cannot run keeps its row with the reason.
 
     Raises:
-        VitgraphError: This rank, or another one, failed.
+        VitgraphError: The model itself cannot be loaded or checked.
     """
-    Comparison.of(prepared, progress, group).execute(None)
+    # The plain tower is loaded last: transformers finds an attention function by name, and compiled blocks have their
+    # own name for it, so each tower calls the backend that it was given.
+    spec = CompareSpec(prepared.spec, (COMPILED, PLAIN))
+    record = CompileComparison.of(PreparedCompare(spec, prepared), progress).record(folder)
+    assert record is not None
+    return record
 
 
 class Comparison(MeasuredRun[CompareRecord]):
     """Candidates, each in both modes; what goes wrong with one of them ends up in its row."""
 
     kind: ClassVar[CompareKind] = "compare-backends"
+    candidate_class: ClassVar[type[Candidate]] = Candidate
 
     candidates: Sequence[Candidate] = ()
 
@@ -139,9 +166,6 @@ class Comparison(MeasuredRun[CompareRecord]):
         return [candidate for candidate in self.candidates if candidate.modes]
 
     def open(self) -> CallInputs:
-        from vitgraph.measure.correctness import float32_reference, load_base
-        from vitgraph.measure.environment import snapshot
-
         bench, draft = self.prepared, self.draft
         names = [row.name for row in draft.record.result.candidates]
         self.join_ranks(backends=", ".join(names))
@@ -159,7 +183,7 @@ class Comparison(MeasuredRun[CompareRecord]):
         )
         self.progress.phase("loading, capturing and checking", len(names))
         # Known before any is opened, so that a stop in the middle of its captures releases it too.
-        self.candidates = [self.make_candidate(place, inputs) for place in range(len(names))]
+        self.candidates = [self.candidate_class(place, draft, bench, inputs, self.ranks) for place in range(len(names))]
         for candidate in self.candidates:
             candidate.open(self.device, self.dtype, reference)
             self.progress.step()
@@ -167,12 +191,6 @@ class Comparison(MeasuredRun[CompareRecord]):
             assert draft.record.environment is not None
             draft.note_environment(ranks=self.ranks.meet(device_name=draft.record.environment.device))
         return inputs
-
-    def make_candidate(self, place: int, inputs: CallInputs) -> Candidate:
-        """The candidate of one row, not loaded yet."""
-        from vitgraph.measure.candidate import Candidate
-
-        return Candidate(place, self.draft, self.prepared, inputs, self.ranks)
 
     def _note_comparison(self, **changes: object) -> None:
         self.draft.note_result(comparison=self.draft.record.result.comparison.but(**changes))
@@ -187,8 +205,6 @@ class Comparison(MeasuredRun[CompareRecord]):
         return [series for candidate in self.live for series in candidate.series]
 
     def control(self) -> Control:
-        from vitgraph.measure.experiment import Control
-
         names = [one.name for one in self.series()]
         return Control.of(names, len(self.calls), self.prepared.spec.run.rounds, kinds=len(COMPARED_MODES))
 
@@ -220,3 +236,19 @@ class Comparison(MeasuredRun[CompareRecord]):
     def release(self) -> None:
         for candidate in self.candidates:
             candidate.release()
+
+
+class CompileComparison(Comparison):
+    """The tower as it is and with compiled blocks, both with the attention backend that was asked for."""
+
+    kind: ClassVar[CompareKind] = "compile-rows"
+    candidate_class: ClassVar[type[Candidate]] = CompileCandidate
+
+    def summarize(
+        self, samples: Samples, counters: Mapping[str, GraphCounters], invalid_reasons: Sequence[str]
+    ) -> None:
+        super().summarize(samples, counters, invalid_reasons)
+        self._note_comparison(
+            contrasts=contrast(self.draft.record.result, samples, CONTRASTS, self.prepared.spec.model.seed),
+            speed_of_light_ms=self.speed_of_light_ms(),
+        )

@@ -17,6 +17,7 @@ from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import PackedBatch
+from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample
 from vitgraph.records.sections import GpuState
 
 STATE_READS = 8
@@ -30,32 +31,18 @@ speak of a P99, on enough to know its noise."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankPart:
-    """One rank's part of a timed call.
-
-    Attributes:
-        call: Its share of the items.
-        time: Its times.
-        batches: What it packed together.
-    """
-
-    call: EncoderCall
-    time: CallTime
-    batches: Sequence[PackedBatch]
-
-
-@dataclass(frozen=True, slots=True)
 class TimedCall:
-    """One call, timed in one series.
+    """One call, timed in one series, or one rank's part of it.
 
     Attributes:
-        call: The call.
+        call: The call; of a part, the rank's share of the items.
         round: Round of the run, from 0.
         series: How it was encoded.
         is_repeat: It is the control: the second time in the same series and round.
         position: Place among the series of this call and round, from 0.
         time: Of the whole call; with several ranks, of the slowest.
         batches: What was packed together; none where nothing is replayed.
+        rank: The rank whose part it is; None of a whole call.
         parts: Every rank's part, by rank; none in one process.
     """
 
@@ -66,7 +53,32 @@ class TimedCall:
     position: int
     time: CallTime
     batches: Sequence[PackedBatch]
-    parts: tuple[RankPart, ...] = ()
+    rank: int | None = None
+    parts: tuple[TimedCall, ...] = ()
+
+    def samples(self) -> Iterator[Sample]:
+        """As records keep it, and the ranks' parts; hits, misses and replays are 0 in series without graphs."""
+        hits = sum(batch.miss_reason_of(item) is None for batch in self.batches for item in batch.items)
+        yield Sample(
+            call=self.call.index,
+            requests=tuple(self.call.requests),
+            series=self.series.name + (REPEAT_SUFFIX if self.is_repeat else ""),
+            round=self.round,
+            position=self.position,
+            rank=self.rank,
+            wall_ms=self.time.wall_ms,
+            gpu_ms=self.time.gpu_ms if self.rank is None else None,
+            encode_ms=self.time.encode_ms,
+            gather_ms=self.time.gather_ms,
+            items=len(self.call.items),
+            tokens=self.call.tokens,
+            input_rows=self.call.input_rows,
+            hits=hits,
+            misses=len(self.call.items) - hits if self.series.manager is not None else 0,
+            replays=sum(run.key is not None for batch in self.batches for run in batch.runs.values()),
+        )
+        for part in self.parts:
+            yield from part.samples()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vitgraph.measure.calls import EncoderCall, part_of
 from vitgraph.measure.environment import validity_problems
-from vitgraph.measure.experiment import Experiment, RankPart, TimedCall
+from vitgraph.measure.experiment import Experiment, TimedCall
 from vitgraph.measure.series import Encode, Series
 from vitgraph.measure.setup import load
 from vitgraph.measure.timing import CallTime, CallTimer
@@ -21,27 +21,13 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import PackedBatch, PathRun
 from vitgraph.predict.assignment import Assigner
-from vitgraph.ranks.gather import RowGather
 from vitgraph.ranks.group import ParallelGroup, agree_on
-from vitgraph.ranks.manager import CallSharing, DataParallelEncoder
+from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
 from vitgraph.records.sections import Encoder
 
 if TYPE_CHECKING:
     from vitgraph.models.registry import ModelSource
     from vitgraph.specs import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class RankTime(CallTime):
-    """One rank's times of one call: from the common start to the end of the gather here.
-
-    Attributes:
-        encode_ms: Encoding of this rank's share.
-        gather_ms: From the end of that to the end of the gather.
-    """
-
-    encode_ms: float
-    gather_ms: float
 
 
 class RankTimer(CallTimer):
@@ -65,7 +51,7 @@ class RankTimer(CallTimer):
         else:
             self._encoded_at = time.perf_counter()
 
-    def time(self, call: Callable[[], object]) -> RankTime:
+    def time(self, call: Callable[[], object]) -> CallTime:
         """Runs `call` once on all ranks, begun together, and times this one's; its result is dropped."""
         self._group.align()
         started = self._encoded_at = time.perf_counter()
@@ -73,7 +59,7 @@ class RankTimer(CallTimer):
             call()
             ended = time.perf_counter()
             encode_ms, gather_ms = (self._encoded_at - started) * 1e3, (ended - self._encoded_at) * 1e3
-            return RankTime((ended - started) * 1e3, None, encode_ms, gather_ms)
+            return CallTime((ended - started) * 1e3, None, encode_ms, gather_ms)
         start, encoded, end = self._marks
         start.record()
         result = call()
@@ -81,7 +67,7 @@ class RankTimer(CallTimer):
         self._group.wait_event(end, own=encoded)
         wall_ms = (time.perf_counter() - started) * 1e3
         del result
-        return RankTime(wall_ms, start.elapsed_time(end), start.elapsed_time(encoded), encoded.elapsed_time(end))
+        return CallTime(wall_ms, start.elapsed_time(end), start.elapsed_time(encoded), encoded.elapsed_time(end))
 
 
 class SharedSeries(Series):
@@ -91,11 +77,10 @@ class SharedSeries(Series):
         alone: How one rank encodes its share.
         ranks: The ranks.
         sharing: Divides the calls.
-        gather: Brings the rows together.
     """
 
-    def __init__(self, alone: Series, ranks: RanksOfRun, sharing: CallSharing, gather: RowGather) -> None:
-        shared = DataParallelEncoder(alone.encode, sharing, gather, ranks.timer.mark_encoded)
+    def __init__(self, alone: Series, ranks: RanksOfRun, sharing: CallSharing) -> None:
+        shared = DataParallelEncoder(alone.encode, sharing, ranks.timer.mark_encoded)
         super().__init__(alone.name, shared.execute, alone.manager)
         self.alone = alone
         self._ranks = ranks
@@ -148,9 +133,8 @@ class RanksOfRun:
 
     def share(self, series: Sequence[Series], encoder: VisionEncoder) -> list[Series]:
         """The series of an encoder, each encoded by all ranks together."""
-        sharing = CallSharing(encoder, self.group.rank, self.group.size, self.assign)
-        gather = RowGather(self.group, encoder.rule.output_width, encoder.dtype)
-        return [SharedSeries(alone, self, sharing, gather) for alone in series]
+        sharing = CallSharing(self.group, encoder, self.assign)
+        return [SharedSeries(alone, self, sharing) for alone in series]
 
     def waiting(self, series: Series) -> Encode:
         """Encodes a call on all ranks, and returns once its rows are there."""
@@ -192,10 +176,12 @@ class RanksOfRun:
         if not self.group.is_leader:
             return
         for place, one in enumerate(own):
-            parts = [
-                RankPart(part, RankTime(**times), [_batch_of(*batch) for batch in batches])
-                for part, (times, batches) in zip(self.parts(one.call), (told[place] for told in everyone), strict=True)
-            ]
+            parts = []
+            for rank, (share, (times, told_batches)) in enumerate(
+                zip(self.parts(one.call), (told[place] for told in everyone), strict=True)
+            ):
+                packed = [_batch_of(*batch) for batch in told_batches]
+                parts.append(replace(one, call=share, time=CallTime(**times), batches=packed, rank=rank))
             batches = [batch for part in parts for batch in part.batches]
             yield replace(one, time=slowest([part.time for part in parts]), batches=batches, parts=tuple(parts))
 

@@ -6,29 +6,29 @@ A command says which series there are, what follows from their samples, and what
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic
+from typing import Any, Generic
 
-from vitgraph.measure.calls import EncoderCall
+import torch
+
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import CallInputs, EncoderCall
+from vitgraph.measure.environment import validity_problems
+from vitgraph.measure.experiment import Control, Experiment, TimedCall, rounds_over
+from vitgraph.measure.on_ranks import RanksOfRun
 from vitgraph.measure.preparation import PreparedBench, shared_facts
 from vitgraph.measure.progress import Progress
+from vitgraph.measure.series import Series
 from vitgraph.measure.setup import resolve_device, resolve_dtype
+from vitgraph.measure.timing import CallTimer, matrix_rate_flops
+from vitgraph.planning.accounting import GraphCounters
+from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.draft import Draft, Kind
 from vitgraph.records.sample_table import Sample, Samples, SampleWriter
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
 from vitgraph.records.summary import CPU_REPLAY_REASON
-
-if TYPE_CHECKING:
-    import torch
-
-    from vitgraph.graphs.manager import EncoderCudaGraphManager
-    from vitgraph.measure.calls import CallInputs
-    from vitgraph.measure.experiment import Control, Experiment
-    from vitgraph.measure.on_ranks import RanksOfRun
-    from vitgraph.measure.series import Series
-    from vitgraph.planning.accounting import GraphCounters
-    from vitgraph.ranks.group import ParallelGroup
 
 STOPPED = "stopped by the user while measuring"
 STOPPED_BEFORE = "stopped by the user before the measuring began"
@@ -63,33 +63,31 @@ class MeasuredRun(ABC, Generic[Kind]):
         self.group = group
         self.ranks: RanksOfRun | None = None
 
-    def record(self, folder: Path) -> Kind:
-        """Runs it all and saves the record in `folder`, whatever ends it.
+    def record(self, folder: Path) -> Kind | None:
+        """Runs it all and saves the record in `folder`, whatever ends it; a rank other than 0 has none.
 
         Raises:
             UsageError: Results cannot be saved in `folder`; nothing was loaded yet.
             VitgraphError: Why nothing could be measured, or another rank failed; the record says so.
         """
+        if self.group is not None and not self.group.is_leader:
+            self._execute(None)
+            return None
         overwrite = self.prepared.spec.run.overwrite
         with self.draft.saved_in(folder, overwrite, lambda: STOPPED_BEFORE) as results:
-            self.execute(results)
+            self._execute(results)
         return self.draft.record
 
-    def execute(self, results: ResultFolder | None) -> None:
-        """Runs it all.
-
-        Args:
-            results: Takes the samples; None on ranks other than 0.
-        """
+    def _execute(self, results: ResultFolder | None) -> None:
         model = self.prepared.spec.model
         self.device = resolve_device(model.device) if self.group is None else self.group.device
         self.dtype = resolve_dtype(model.dtype, self.device)
         try:
             if results is None:
-                self._execute(None, None)
+                self._measure(None, None)
             else:
                 with SampleWriter(results) as writer:
-                    self._execute(results, writer)
+                    self._measure(results, writer)
         except KeyboardInterrupt as stop:
             self._raise_failure_behind(stop)
             raise
@@ -104,11 +102,7 @@ class MeasuredRun(ABC, Generic[Kind]):
         if failure is not None:
             raise failure from stop
 
-    def _execute(self, results: ResultFolder | None, writer: SampleWriter | None) -> None:
-        from vitgraph.measure.experiment import Experiment, rounds_over
-        from vitgraph.measure.record_samples import SampleKeeper
-        from vitgraph.measure.timing import CallTimer
-
+    def _measure(self, results: ResultFolder | None, writer: SampleWriter | None) -> None:
         # Weights are made outside inference mode, as for a user, whose eager calls they must cost as much as.
         inputs = self.open()
         own_calls = self.calls if self.ranks is None else self.ranks.own_calls(self.calls)
@@ -122,7 +116,14 @@ class MeasuredRun(ABC, Generic[Kind]):
         steps = len(self.calls) * rounds
         self.progress.phase("measuring", steps)
         problems: list[str] = []
-        keep = SampleKeeper(writer)
+        samples: list[Sample] = []
+
+        def keep(timed: TimedCall) -> None:
+            for sample in timed.samples():
+                samples.append(sample)
+                if writer is not None:
+                    writer.write(sample)
+
         try:
             experiment.measure(
                 rounds_over(self.calls, rounds), steps, keep, control=self.control(), tick=self.progress.step
@@ -131,7 +132,7 @@ class MeasuredRun(ABC, Generic[Kind]):
                 problems = self.ranks.after(experiment)
         finally:
             if writer is not None:
-                self._summarize(experiment, keep.table(), problems)
+                self._summarize(experiment, Samples.of(samples), problems)
         if writer is None:
             return
         if experiment.is_interrupted:
@@ -139,7 +140,7 @@ class MeasuredRun(ABC, Generic[Kind]):
             return
         try:
             # Replays alone are rank 0's on its own share, and the others wait for it at the end of the run.
-            self.diagnose(inputs, own_calls, keep.samples)
+            self.diagnose(inputs, own_calls, samples)
         except KeyboardInterrupt as stop:
             self._raise_failure_behind(stop)
             self.draft.end("interrupted", STOPPED_AFTER)
@@ -153,8 +154,6 @@ class MeasuredRun(ABC, Generic[Kind]):
             results.save(self.draft.record)
 
     def _summarize(self, experiment: Experiment, samples: Samples, problems: Sequence[str]) -> None:
-        from vitgraph.measure.environment import validity_problems
-
         environment = self.draft.record.environment
         assert environment is not None
         self.draft.note_environment(
@@ -172,16 +171,12 @@ class MeasuredRun(ABC, Generic[Kind]):
             facts: What must be equal on all of them, beside model, workload and graphs.
         """
         if self.group is not None:
-            from vitgraph.measure.on_ranks import RanksOfRun
-
             assert self.prepared.assign is not None
             self.ranks = RanksOfRun(self.group, self.prepared.assign)
             self.ranks.agree(shared_facts(self.prepared) | facts)
 
     def speed_of_light_ms(self) -> float | None:
         """The arithmetic of a mean request, without padding, at the rate of a large matrix product; None on a CPU."""
-        from vitgraph.measure.timing import matrix_rate_flops
-
         rate = matrix_rate_flops(self.device, self.dtype)
         if not rate:
             return None
@@ -232,6 +227,13 @@ class MeasuredRun(ABC, Generic[Kind]):
     @abstractmethod
     def release(self) -> None:
         """Frees the graphs, once the device has done what a stop or a failure left under way."""
+
+
+def clear_graphs(managers: Iterable[EncoderCudaGraphManager]) -> None:
+    """Frees the graphs of some managers; after a device error even that fails, and the error is on its way already."""
+    for manager in managers:
+        with suppress(RuntimeError):
+            manager.clear()
 
 
 def captured_facts(manager: EncoderCudaGraphManager) -> dict[str, Any]:

@@ -17,10 +17,14 @@ class CallTime:
     Attributes:
         wall_ms: Wall clock from the synchronisation before the call to the one after it.
         gpu_ms: Time between two events around the call on the device; None on a CPU.
+        encode_ms: Of one rank's part of a call, encoding its share; else None.
+        gather_ms: From the end of that to the end of the gather here.
     """
 
     wall_ms: float
     gpu_ms: float | None
+    encode_ms: float | None = None
+    gather_ms: float | None = None
 
 
 class CallTimer:

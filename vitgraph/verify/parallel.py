@@ -15,8 +15,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.predict.assignment import Shares, share_by_size
-from vitgraph.ranks.gather import RowGather
-from vitgraph.ranks.manager import CallSharing, DataParallelEncoder
+from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
 from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.verify.probes import Candidate, ProbeStore, encode_eagerly
 from vitgraph.verify.session import ERROR, FAILED, OK, SKIPPED, CheckBook, VerifySession, unreached
@@ -79,19 +78,18 @@ def _check_calls(session: VerifySession, group: ParallelGroup) -> str:
     store = ProbeStore(encoder, session.seed)
     rng = np.random.default_rng([session.seed, group.size])
     assigners: Mapping[str, Callable[..., Shares]] = {"by size": share_by_size, "turned": _turned}
-    gather = RowGather(group, encoder.rule.output_width, encoder.dtype)
     counters = GraphCounters()
     items, idle = 0, 0
     for number, chosen in enumerate(_calls(session.sample, group.size, rng)):
         probes = store.batch(chosen)
         inputs = store.inputs(probes) if probes else EncoderInputs((), {}, {}, ())
         name, assign = list(assigners.items())[number % len(assigners)]
-        sharing = CallSharing(encoder, group.rank, group.size, assign)
+        sharing = CallSharing(group, encoder, assign)
         for mode, encode in (("graph", manager.execute), ("eager", partial(encode_eagerly, encoder))):
-            outputs = DataParallelEncoder(encode, sharing, gather).execute(inputs)
+            outputs = DataParallelEncoder(encode, sharing).execute(inputs)
             group.wait_device()
             book.compare(probes, outputs, f"{mode}, {len(probes)} items on {group.size} ranks, shared {name}")
-        selected = sharing.select(inputs)
+        selected = sharing.select(inputs, sharing.divide(inputs.chosen))
         if selected is None:
             idle += 1
         else:

@@ -13,7 +13,7 @@ import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import diagnose as diagnostics
-from vitgraph.measure import timing
+from vitgraph.measure import run, timing
 from vitgraph.measure.bench import BenchRun, run_bench
 from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
 from vitgraph.measure.diagnose import measure_call_overheads, measure_replays, most_used_graphs
@@ -136,7 +136,7 @@ def stopped_run(
 
     monkeypatch.setattr(BenchRun, "_save_before_measuring", captured)
     monkeypatch.setattr(BenchRun, "release", lambda self: None)
-    monkeypatch.setattr(timing, "matrix_rate_flops", lambda device, dtype: 1e12)
+    monkeypatch.setattr(run, "matrix_rate_flops", lambda device, dtype: 1e12)
     monkeypatch.setattr(diagnostics, "busy_time", busy_time)
     sizes = {(height, height, 1): 1.0 / len(side) for height in side}
     spec = BenchSpec(

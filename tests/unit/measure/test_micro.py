@@ -6,18 +6,16 @@ import pytest
 import torch
 
 from vitgraph.attention import torch_sdpa
-from vitgraph.errors import BackendError, UsageError
-from vitgraph.measure import micro
-from vitgraph.measure.micro import MicroSpec, run_micro
+from vitgraph.attention.measure import AttentionCase
+from vitgraph.errors import BackendError
+from vitgraph.measure.micro import sweep_cases, time_backend
 
 CPU = torch.device("cpu")
-SPEC = MicroSpec(
-    2, 8, torch.float32, segment_lengths=(4, 16), segment_counts=(1, 3), slot_counts=(8, 1024), slot_length=4
-)
+CASES = sweep_cases(AttentionCase(2, 8, torch.float32, ()), (4, 16), (1, 3), slot_counts=(8, 1024), slot_length=4)
 
 
 def test_every_length_count_and_slot_count_has_a_row() -> None:
-    rows = run_micro(SPEC, ["TORCH_SDPA"], CPU)
+    rows = time_backend("TORCH_SDPA", CASES, CPU)
     columns = ("sweep", "segment_length", "segments", "slots", "rows")
     assert [tuple(getattr(row, name) for name in columns) for row in rows] == [
         ("length", 4, 1, 1, 4),
@@ -32,17 +30,15 @@ def test_every_length_count_and_slot_count_has_a_row() -> None:
 
 
 def test_the_limit_is_the_work_of_the_segments_over_the_matrix_rate() -> None:
-    row = run_micro(SPEC, ["TORCH_SDPA"], CPU, matrix_rate=1e6)[1]
+    row = time_backend("TORCH_SDPA", CASES, CPU, 1e6)[1]
     assert row.limit_ms == pytest.approx(4 * 2 * 8 * 3 * 4**2 / 1e6 * 1e3)
     assert row.limit_share == pytest.approx(row.limit_ms / row.milliseconds)
 
 
 def test_a_backend_that_cannot_run_keeps_one_row_with_its_reason() -> None:
-    rows = run_micro(SPEC, ["FLASH_ATTN", "TORCH_SDPA"], CPU)
-    assert [row.backend for row in rows] == ["FLASH_ATTN", *["TORCH_SDPA"] * 6]
-    assert rows[0].status == "unsupported"
-    assert "needs a CUDA device" in rows[0].reason
-    assert rows[0].milliseconds is None
+    (row,) = time_backend("FLASH_ATTN", CASES, CPU)
+    assert (row.backend, row.status, row.milliseconds) == ("FLASH_ATTN", "unsupported", None)
+    assert "needs a CUDA device" in row.reason
 
 
 def test_a_wrong_or_failing_case_is_not_timed_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,15 +51,13 @@ def test_a_wrong_or_failing_case_is_not_timed_and_the_others_are(monkeypatch: py
         return out * float("nan") if query.shape[0] == 48 else out
 
     monkeypatch.setattr(torch_sdpa.TorchSdpaBackend, "varlen", varlen)
-    rows = run_micro(SPEC, ["TORCH_SDPA"], CPU)
+    rows = time_backend("TORCH_SDPA", CASES, CPU)
     assert [row.status for row in rows] == ["ok", "error", "ok", "incorrect", "ok", "ok"]
     assert rows[1].reason == "RuntimeError: illegal instruction"
     assert "relative error nan" in rows[3].reason
     assert rows[3].milliseconds is None
 
 
-def test_unknown_backends_and_empty_segments_are_refused() -> None:
+def test_unknown_backends_are_refused() -> None:
     with pytest.raises(BackendError, match="unknown attention backend 'XFORMERS'"):
-        run_micro(SPEC, ["XFORMERS"], CPU)
-    with pytest.raises(UsageError, match="at least 1, got 0"):
-        micro.MicroSpec(2, 8, torch.float32, segment_lengths=(0,))
+        time_backend("XFORMERS", CASES, CPU)

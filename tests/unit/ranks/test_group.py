@@ -17,8 +17,8 @@ from vitgraph.planning.items import IMAGE, EncoderItemSpec
 from vitgraph.predict.assignment import share_by_size
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.faults import find_fault
-from vitgraph.ranks.gather import RowGather, RowLayout, join_rows
 from vitgraph.ranks.group import ParallelGroup, agree_on, rank_device
+from vitgraph.ranks.sharing import RowLayout, gather_rows, join_rows
 
 WIDTH = 3
 LONG_S = 40.0
@@ -38,7 +38,7 @@ def gather_once(group: ParallelGroup) -> list[torch.Tensor]:
     shares = share_by_size([EncoderItemSpec(IMAGE, 8 * (index + 1), 1) for index in range(6)], group.size)
     layout = RowLayout.of(shares, ROWS)
     pieces = [torch.full((ROWS[index], WIDTH), float(index)) for index in shares[group.rank]]
-    return RowGather(group, WIDTH, torch.float32).start(pieces, layout).wait()
+    return gather_rows(group, pieces, layout, WIDTH, torch.float32)
 
 
 def test_values_come_by_rank_and_rows_by_item() -> None:
@@ -51,16 +51,6 @@ def test_values_come_by_rank_and_rows_by_item() -> None:
         assert [len(fact["text"]) for fact in facts] == [0, 100, 200]
         assert [tuple(item.shape) for item in rows] == [(rows, WIDTH) for rows in ROWS]
         assert [item.unique().tolist() for item in rows] == [[float(index)] for index in range(6)]
-
-
-def test_a_second_gather_may_start_before_the_first_is_waited_for() -> None:
-    def work(group: ParallelGroup) -> Any:
-        gather = RowGather(group, WIDTH, torch.float32)
-        layout = RowLayout.of(((0,), (1,)), [2, 2])
-        pending = [gather.start([torch.full((2, WIDTH), 10.0 * turn + group.rank)], layout) for turn in range(3)]
-        return [[rows[0, 0].item() for rows in each.wait()] for each in pending]
-
-    assert values(run_ranks(2, work)) == [[[0.0, 1.0], [10.0, 11.0], [20.0, 21.0]]] * 2
 
 
 def test_rows_that_follow_each_other_are_not_copied() -> None:
@@ -186,13 +176,15 @@ def test_ranks_without_items_take_part_in_every_gather() -> None:
     """One item, then none at all, then one again: whoever left out a gather would now get the rows of another call."""
 
     def work(group: ParallelGroup) -> Any:
-        gather = RowGather(group, WIDTH, torch.float32)
+        def gather(pieces: list[torch.Tensor], layout: RowLayout) -> list[torch.Tensor]:
+            return gather_rows(group, pieces, layout, WIDTH, torch.float32)
+
         found = []
         for owner in range(group.size):
             shares = tuple((0,) if rank == owner else () for rank in range(group.size))
             pieces = [torch.full((2, WIDTH), float(owner))] if owner == group.rank else []
-            found.append(gather.start(pieces, RowLayout.of(shares, [2])).wait()[0][0, 0].item())
-            assert gather.start([], RowLayout.of(((),) * group.size, [])).wait() == []
+            found.append(gather(pieces, RowLayout.of(shares, [2]))[0][0, 0].item())
+            assert gather([], RowLayout.of(((),) * group.size, [])) == []
         return found
 
     assert values(run_ranks(4, work)) == [[0.0, 1.0, 2.0, 3.0]] * 4

@@ -18,7 +18,7 @@ from saved_run_folders import read_bench
 
 import vitgraph
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.bench import follow_bench, run_bench
+from vitgraph.measure.bench import run_bench
 from vitgraph.measure.preparation import prepare_bench
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
@@ -63,9 +63,8 @@ def run_on(spec: BenchSpec, folder: Path, before: Callable[[ParallelGroup], None
 
     def work(group: ParallelGroup) -> Any:
         before(group)
-        if group.is_leader:
-            return run_bench(prepared, folder, SilentProgress(), group).status
-        return follow_bench(prepared, group, SilentProgress())
+        record = run_bench(prepared, folder, SilentProgress(), group)
+        return record and record.status
 
     return run_ranks(spec.parallel.ranks, work)
 
@@ -253,9 +252,7 @@ def test_ranks_with_other_requests_are_refused(tmp_path: Path) -> None:
     first, second = prepare_bench(bench_spec()), prepare_bench(bench_spec(prompts=CALLS + 1))
 
     def work(group: ParallelGroup) -> Any:
-        if group.is_leader:
-            return run_bench(first, tmp_path, SilentProgress(), group).status
-        return follow_bench(second, group, SilentProgress())
+        return run_bench(first if group.is_leader else second, tmp_path, SilentProgress(), group)
 
     for result in run_ranks(2, work):
         assert result.error is not None and "rank 1 (" in result.error and "has workload" in result.error

@@ -14,7 +14,7 @@ from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memo
 
 from vitgraph.errors import BackendError
 from vitgraph.measure.candidate import Candidate
-from vitgraph.measure.compare import follow_compare, prepare_compare, run_compare
+from vitgraph.measure.compare import prepare_compare, run_compare
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
@@ -37,9 +37,8 @@ def compare_on_ranks(folder: Path, before: Callable[[ParallelGroup], None] = lam
 
     def work(group: ParallelGroup) -> Any:
         before(group)
-        if group.is_leader:
-            return run_compare(prepared, folder, SilentProgress(), group).status
-        return follow_compare(prepared, group, SilentProgress())
+        record = run_compare(prepared, folder, SilentProgress(), group)
+        return record and record.status
 
     return run_ranks(RANKS, work)
 

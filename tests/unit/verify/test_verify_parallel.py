@@ -13,9 +13,8 @@ from rank_processes import run_ranks, values
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.ranks.gather import PendingRows
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.ranks.manager import DataParallelEncoder
+from vitgraph.ranks.sharing import DataParallelEncoder, RowLayout
 from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.verify.parallel import merge_ranks
 from vitgraph.verify.run import verify_row
@@ -50,8 +49,8 @@ def test_three_ranks_verify_the_same_encoder_and_share_calls(small_tower: Vision
 
 def test_rows_in_another_order_are_found(small_tower: VisionEncoder) -> None:
     def turn_rows_around(group: ParallelGroup) -> None:
-        real = PendingRows.wait
-        PendingRows.wait = lambda self: real(self)[::-1]  # type: ignore[method-assign]
+        real = RowLayout.split
+        RowLayout.split = lambda self, rows: real(self, rows)[::-1]  # type: ignore[method-assign]
 
     for result in verified(small_tower, 2, turn_rows_around):
         assert result.status == "failed"
@@ -97,10 +96,10 @@ def test_a_rank_that_fails_among_shared_calls_is_named(small_tower: VisionEncode
     def fail_on_rank_1(group: ParallelGroup) -> None:
         if group.rank == 1:
 
-            def submit(self: DataParallelEncoder, mm_kwargs: Any) -> None:
+            def execute(self: DataParallelEncoder, mm_kwargs: Any) -> None:
                 raise MemoryError("no room for the rows")
 
-            DataParallelEncoder.submit = submit  # type: ignore[method-assign, assignment]
+            DataParallelEncoder.execute = execute  # type: ignore[method-assign, assignment]
 
     def work(group: ParallelGroup) -> dict[str, Any]:
         fail_on_rank_1(group)

@@ -13,13 +13,8 @@ from rich.console import Console
 from transformers import AttentionInterface
 
 from vitgraph.attention import opaque
-from vitgraph.measure.candidate import CandidateSeries
-from vitgraph.measure.compile_matrix import (
-    COMPILED,
-    CONTRASTS,
-    PLAIN,
-    run_compile_matrix,
-)
+from vitgraph.measure.candidate import COMPILED, PLAIN, CandidateSeries
+from vitgraph.measure.compare import CONTRASTS, run_compile_rows
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.progress import SilentProgress
@@ -68,7 +63,7 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
         real(self, *arguments)
 
     monkeypatch.setattr(Experiment, "warm_up", look)
-    record = run_compile_matrix(prepared(), tmp_path, SilentProgress())
+    record = run_compile_rows(prepared(), tmp_path, SilentProgress())
     assert seen == {"plain": True, "compiled": True, "apart": True}
     assert (record.kind, record.status) == (COMPILE_KIND, "complete")
     rows = {row.name: row for row in record.result.candidates}
@@ -90,7 +85,7 @@ def test_a_tower_that_cannot_be_compiled_keeps_its_row_and_the_plain_ones_are_me
     traced_only: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vitgraph.models.families.qwen3_vl.Qwen3VLEncoder.repeated_blocks", lambda self: [])
-    result = run_compile_matrix(prepared(), tmp_path, SilentProgress()).result
+    result = run_compile_rows(prepared(), tmp_path, SilentProgress()).result
     rows = {row.name: row for row in result.candidates}
     assert rows[COMPILED].status == "error"
     assert "no repeated block" in str(rows[COMPILED].reason)
