@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import pack_items
 from vitgraph.records.graph_facts import CallOverhead, GraphFacts
+
+Item = TypeVar("Item")
 
 REPLAY_REPEATS = 20
 REPLAY_LIMIT_MS = 300.0
@@ -73,11 +76,11 @@ def diagnose(
     for found in timed_graphs(manager, facts, inputs, calls, requests):
         facts = found
         yield facts
-    overheads: tuple[CallOverhead, ...] = ()
+    facts = facts.but(call_overheads=())
     for overhead in measure_call_overheads(manager, inputs, calls):
-        overheads += (overhead,)
-        yield facts.but(call_overheads=overheads)
-    yield facts.but(call_overheads=overheads, host_steps_ms=measure_host_steps(manager, inputs, calls))
+        facts = facts.but(call_overheads=(*(facts.call_overheads or ()), overhead))
+        yield facts
+    yield facts.but(host_steps_ms=measure_host_steps(manager, inputs, calls))
 
 
 def timed_graphs(
@@ -143,11 +146,20 @@ def most_used_graphs(
     return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:most]}
 
 
+def within(limit_s: float, items: Iterable[Item]) -> Iterator[Item]:
+    """The items until the time is over; the first in any case, however long it takes."""
+    begun = time.perf_counter()
+    for number, item in enumerate(items):
+        if number and time.perf_counter() - begun > limit_s:
+            return
+        yield item
+
+
 @torch.inference_mode()
 def measure_replays(
     manager: EncoderCudaGraphManager, inputs: CallInputs, graphs: Mapping[GraphKey, EncoderCall]
 ) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
-    """Times graphs alone, one after another; none is begun after `REPLAYS_LIMIT_S`, except the first.
+    """Times graphs alone, one after another, within `REPLAYS_LIMIT_S`.
 
     Args:
         manager: The captured graphs; it lives on a GPU.
@@ -160,10 +172,7 @@ def measure_replays(
         where the profiler saw nothing.
     """
     timer = CallTimer(manager.model.device)
-    begun = time.perf_counter()
-    for number, (key, call) in enumerate(graphs.items()):
-        if number and time.perf_counter() - begun > REPLAYS_LIMIT_S:
-            return
+    for key, call in within(REPLAYS_LIMIT_S, graphs.items()):
         manager.execute(inputs.make(call))
         graph = manager.graphs[key].graph
         replay_ms = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
@@ -194,9 +203,8 @@ def launch_gap(replay_ms: float, trace: BusyTime) -> float:
 def measure_call_overheads(
     manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
 ) -> Iterator[CallOverhead]:
-    """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit.
-
-    No shape is begun after `CALL_OVERHEADS_LIMIT_S`, except the first that hits.
+    """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit, within
+    `CALL_OVERHEADS_LIMIT_S`.
 
     Args:
         manager: The captured graphs; it lives on a GPU.
@@ -209,18 +217,12 @@ def measure_call_overheads(
     timer = CallTimer(manager.model.device)
     example = {call.items: call for call in calls if not call.has_images}
     frequency = Counter(call.items for call in calls if not call.has_images)
-    begun, measured = time.perf_counter(), 0
-    for items, _ in frequency.most_common():
-        is_late = time.perf_counter() - begun > CALL_OVERHEADS_LIMIT_S
-        if measured == MOST_CALL_SHAPES or (measured and is_late):
-            return
-        mm_kwargs = inputs.make(example[items])
-        plan = manager.plan_call(mm_kwargs)
-        keys = [run.key for batch in plan.batches for run in batch.runs.values() if run.key is not None]
-        if not all(batch.is_hit for batch in plan.batches):
-            continue
+    plans = ((example[items], manager.plan_call(example[items].shape_inputs())) for items, _ in frequency.most_common())
+    hits = ((call, plan) for call, plan in plans if all(batch.is_hit for batch in plan.batches))
+    for call, plan in within(CALL_OVERHEADS_LIMIT_S, islice(hits, MOST_CALL_SHAPES)):
+        mm_kwargs = inputs.make(call)
         call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS, REPLAY_LIMIT_MS)
-        replays_ms = 0.0
+        replays, replays_ms = 0, 0.0
         for batch in plan.batches:
             selected = manager.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
             manager.execute(selected)
@@ -228,15 +230,15 @@ def measure_call_overheads(
                 if run.key is not None:
                     replay = manager.graphs[run.key].graph.replay
                     replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
+                    replays += 1
         yield CallOverhead(
-            items=len(items),
-            tokens=example[items].tokens,
-            replays=len(keys),
+            items=len(call.items),
+            tokens=call.tokens,
+            replays=replays,
             call_ms=call_ms,
             replays_ms=replays_ms,
             overhead_ms=call_ms - replays_ms,
         )
-        measured += 1
 
 
 @torch.inference_mode()
@@ -260,11 +262,9 @@ def measure_host_steps(
     """
     candidates = [call for call in calls if not call.has_images] or list(calls)
     chosen = candidates[:: max(1, len(candidates) // MOST_HOST_CALLS)][:MOST_HOST_CALLS]
-    seconds: dict[str, float] = {}
-    begun, timed = time.perf_counter(), 0
-    for call in chosen:
-        if timed and time.perf_counter() - begun > HOST_CALLS_LIMIT_S:
-            break
+    seconds: defaultdict[str, float] = defaultdict(float)
+    timed = 0
+    for call in within(HOST_CALLS_LIMIT_S, chosen):
         timed += 1
         mm_kwargs = inputs.make(call)
         # The first run meets the sizes, so that the second finds everything made.
@@ -273,7 +273,7 @@ def measure_host_steps(
         with _timed_steps(manager, seconds):
             started = time.perf_counter()
             manager.execute(mm_kwargs)
-            seconds["call"] = seconds.get("call", 0.0) + time.perf_counter() - started
+            seconds["call"] += time.perf_counter() - started
         _synchronize(manager.model.device)
         _time_new_sizes(manager, call, seconds)
     steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
@@ -288,7 +288,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 @contextmanager
-def _timed_steps(manager: EncoderCudaGraphManager, seconds: dict[str, float]) -> Iterator[None]:
+def _timed_steps(manager: EncoderCudaGraphManager, seconds: defaultdict[str, float]) -> Iterator[None]:
     """Puts a clock around each step of one manager, and takes it away again."""
 
     def timed(step: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -297,7 +297,7 @@ def _timed_steps(manager: EncoderCudaGraphManager, seconds: dict[str, float]) ->
             try:
                 return method(*arguments)
             finally:
-                seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - started
+                seconds[step] += time.perf_counter() - started
 
         return run
 
@@ -310,7 +310,7 @@ def _timed_steps(manager: EncoderCudaGraphManager, seconds: dict[str, float]) ->
             delattr(manager, name)
 
 
-def _time_new_sizes(manager: EncoderCudaGraphManager, call: EncoderCall, seconds: dict[str, float]) -> None:
+def _time_new_sizes(manager: EncoderCudaGraphManager, call: EncoderCall, seconds: defaultdict[str, float]) -> None:
     """What a call of sizes that were not met before costs more: item specs, packing, metadata."""
     model = manager.model
     assert isinstance(model, VisionEncoder)
@@ -326,4 +326,4 @@ def _time_new_sizes(manager: EncoderCudaGraphManager, call: EncoderCall, seconds
                 model.compute_scalars(model.compute_metadata(items))
     clocks.append(time.perf_counter())
     for step, start, end in zip(("specs_new", "packing_new", "metadata_new"), clocks, clocks[1:], strict=False):
-        seconds[step] = seconds.get(step, 0.0) + end - start
+        seconds[step] += end - start

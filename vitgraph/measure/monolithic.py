@@ -42,6 +42,17 @@ class MonolithicBench:
             counters.add(pack_items(specs, self.plan, policy), call.item_tokens)
         return counters
 
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know before anything is captured."""
+        captured = self.rule.max_crops
+        if self.most_crops <= captured:
+            return []
+        return [
+            f"an image of the workload has {self.most_crops} crops, the monolithic graph {captured}; images with more "
+            f"than {captured} run eagerly in monolithic mode"
+        ]
+
     def resolved(self) -> MonolithicPlan:
         """What the settings came to."""
         return MonolithicPlan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,19 @@ from vitgraph.measure.setup import (
     planning_warnings,
     resolve_source,
 )
-from vitgraph.measure.sharing import choose_assigner, describe_sharing, sharing_notes
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
-from vitgraph.predict.assignment import Assigner
+from vitgraph.predict.assignment import (
+    Assigner,
+    ShareByCost,
+    assignment_effect,
+    imbalance_of,
+    input_loads,
+    share_by_size,
+)
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_calls import EngineModel, replay_workload
 from vitgraph.predict.find_profile import find_profile, packing_cost
@@ -43,6 +49,9 @@ EAGER_ALONE = "graphs are switched off (--enforce-eager, or cudagraph_mm_encoder
 
 HIGH_WASTE = 0.4
 """Waste to warn of. Budgets that double, as automatic ones do, waste a quarter to a third of their rows."""
+
+MOST_EFFECT_CALLS = 200
+"""Calls, spread over the workload, on which assignments of items to ranks are predicted."""
 
 MOST_PACKED_CALLS = 100
 """Calls that are packed to predict the waste to warn of, since `optimal` packing can take seconds for a hundred."""
@@ -105,21 +114,18 @@ class PreparedBench:
 
     def describe(self) -> dict[str, Any]:
         """Resolved settings, plan and expected packing, for `--dry-run`."""
-        return {
-            "settings": self.spec.as_dict(),
-            "resolved": resolved_bench(self).model_dump(mode="json"),
-            "workload": workload_of(self).model_dump(mode="json"),
-            "expected": self._expected(),
-            "sharing": self.sharing,
-            "warnings": self.warnings,
-        }
-
-    def _expected(self) -> dict[str, Any]:
         expected = self.expected_counters().as_dict()
         if self.monolithic is not None:
             counters = self.monolithic.expected_counters(self.calls, self.spec.graph.packing)
             expected["monolithic"] = self.monolithic.describe_counters(counters)
-        return expected
+        return {
+            "settings": self.spec.as_dict(),
+            "resolved": resolved_bench(self).model_dump(mode="json"),
+            "workload": workload_of(self).model_dump(mode="json"),
+            "expected": expected,
+            "sharing": self.sharing,
+            "warnings": self.warnings,
+        }
 
 
 def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> PreparedBench:
@@ -150,7 +156,7 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     prepared = PreparedBench(spec, source, workload, calls, warmups, skipped, plan, warnings, cost)
     if spec.run.baseline == MONOLITHIC_BASELINE:
         prepared.monolithic = plan_monolithic(spec, source.name, rule, plan, [*calls, *warmups])
-        warnings += _crop_notes(prepared.monolithic)
+        warnings += prepared.monolithic.notes
     if spec.parallel.ranks > 1:
         prepared.assign, assigning_cost = choose_assigner(spec, source)
         items = [call.specs for call in calls]
@@ -159,6 +165,51 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     some_calls = calls[:: max(1, -(-len(calls) // MOST_PACKED_CALLS))]
     warnings += _waste_notes(prepared.expected_counters(some_calls))
     return prepared
+
+
+def choose_assigner(spec: BenchSpec, source: ModelSource) -> tuple[Assigner, CostModel | None]:
+    """Who encodes what, by `--dp-assignment`, with the cost model behind it.
+
+    Raises:
+        UsageError: It goes by cost, and there is no calibration of the model.
+    """
+    if spec.parallel.assignment == "size":
+        return share_by_size, None
+    cost = CostModel(find_profile(spec.graph.calibration, source))
+    return ShareByCost(cost), cost
+
+
+def describe_sharing(
+    calls: Sequence[Sequence[EncoderItemSpec]], ranks: int, assign: Assigner, cost: CostModel | None
+) -> dict[str, Any]:
+    """How the calls would be shared, for `--dry-run`: idle ranks, imbalance, and what assigning by cost changes."""
+    shared = [assign(specs, ranks) for specs in calls]
+    loads = [input_loads(specs, shares) for specs, shares in zip(calls, shared, strict=True)]
+    chosen = calls[:: max(1, len(calls) // MOST_EFFECT_CALLS)][:MOST_EFFECT_CALLS]
+    return {
+        "ranks": ranks,
+        "calls_with_idle_ranks": sum(not all(shares) for shares in shared),
+        "input_imbalance": sum(imbalance_of(each) for each in loads) / len(loads) if loads else None,
+        "by_cost": assignment_effect(chosen, ranks, cost) if cost is not None else None,
+    }
+
+
+def sharing_notes(described: Mapping[str, Any]) -> list[str]:
+    """The description in words."""
+    ranks, idle = described["ranks"], described["calls_with_idle_ranks"]
+    notes = [f"{ranks} ranks share the items of each call; the heaviest has {described['input_imbalance']:.3f} times "
+             "the mean of the pixel rows"]  # fmt: skip
+    if idle:
+        notes.append(f"{idle} calls have fewer items than ranks, so some ranks only take part in their gather")
+    by_cost = described["by_cost"]
+    if by_cost is not None:
+        slowest, imbalance = by_cost["predicted_slowest_ms"], by_cost["predicted_imbalance"]
+        notes.append(
+            f"sharing by cost instead of size changes {by_cost['changed_calls']} of {by_cost['calls']} calls; "
+            f"predicted slowest rank {slowest['size']:.3f} ms by size, {slowest['cost']:.3f} ms by cost (imbalance "
+            f"{imbalance['size']:.3f} and {imbalance['cost']:.3f})"
+        )
+    return notes
 
 
 def refusal_notes(model: str, calls: Sequence[EncoderCall], skipped: Sequence[SkippedItem]) -> list[str]:
@@ -213,16 +264,6 @@ def _waste_notes(counters: GraphCounters) -> list[str]:
         f"token budget {budget}{of_path} will be used most, with {most.tokens / most.replays:.0f} of its rows filled: "
         f"{waste:.0%} is padding, so its graphs compute {1 / (1 - waste):.1f} times the rows of eager and may well be "
         "slower. Give smaller --token-budgets, nearer to the items' sizes, or let `vitgraph tune-budgets` choose them"
-    ]
-
-
-def _crop_notes(monolithic: MonolithicBench) -> list[str]:
-    most, captured = monolithic.most_crops, monolithic.rule.max_crops
-    if most <= captured:
-        return []
-    return [
-        f"an image of the workload has {most} crops, the monolithic graph {captured}; images with more than {captured} "
-        "run eagerly in monolithic mode"
     ]
 
 

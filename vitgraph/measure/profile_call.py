@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitgraph.errors import InputError, NothingReplayedError, UsageError
-from vitgraph.measure.calls import EncoderCall, make_calls
+from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
+from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation
+from vitgraph.measure.environment import snapshot
 from vitgraph.measure.preparation import resolved_of
 from vitgraph.measure.progress import Progress
+from vitgraph.measure.series import encode_eagerly, expect_calls, prepare_attention
 from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
+from vitgraph.measure.timing import CallTimer, matrix_rate_flops
+from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
+from vitgraph.models.base import EncoderInputs
+from vitgraph.models.compile.replaced_modules import stock_modules
+from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import VIDEO
@@ -28,10 +40,6 @@ from vitgraph.records.store import ResultFolder
 from vitgraph.specs import GraphSpec, ProfileSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
 from vitgraph.workloads.registry import build_workload
-
-if TYPE_CHECKING:
-    from vitgraph.models.base import EncoderInputs
-    from vitgraph.models.encoder import VisionEncoder
 
 KERNELS, OPERATORS = "GPU kernels", "CPU operators"
 WARMUPS = 3
@@ -112,137 +120,97 @@ def run_profile(prepared: PreparedProfile, folder: Path, progress: Progress) -> 
     draft = Draft(ProfileRecord(settings=spec.as_dict(), resolved=resolved, result=None))
     stopped = "stopped by the user before both modes were traced"
     with draft.saved_in(folder, spec.overwrite, lambda: stopped) as results:
-        _Profile(prepared, draft, progress).measure(results)
+        _profile(prepared, draft, progress, results)
         draft.end("complete")
     return draft.record
 
 
-class _Profile:
-    """One profile in progress."""
-
-    def __init__(self, prepared: PreparedProfile, draft: Draft[ProfileRecord], progress: Progress) -> None:
-        model = prepared.spec.model
-        self.prepared = prepared
-        self.draft = draft
-        self.progress = progress
-        self.device = resolve_device(model.device)
-        self.dtype = resolve_dtype(model.dtype, self.device)
-
-    def measure(self, folder: ResultFolder) -> None:
-        import torch
-
-        from vitgraph.graphs.manager import EncoderCudaGraphManager
-        from vitgraph.measure.calls import CallInputs
-        from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation
-        from vitgraph.measure.environment import snapshot
-        from vitgraph.measure.series import expect_calls, prepare_attention
-
-        prepared, call = self.prepared, self.prepared.call
-        self.progress.phase("loading the encoder")
-        encoder, facts = load(prepared.source, prepared.spec.model, device=self.device, dtype=self.dtype)
-        self.draft.note(environment=snapshot(self.device).but(encoder=facts))
-        manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=prepared.spec.graph.packing)
-        expect_calls(encoder, [manager], [call])
-        self.progress.phase("capturing graphs", len(prepared.plan.graph_keys()))
-        manager.capture(lambda done, of, key: self.progress.step())
-        inputs = CallInputs(encoder, [call], prepared.spec.model.seed)
-        self.progress.phase("comparing replay with eager")
-        reference = eager_reference(encoder, [call])
-        deviation = largest_deviation(manager.execute, reference, inputs)
-        if not deviation.passes:
-            raise incorrect(GRAPH, deviation)
-        prepare_attention(encoder, [call], inputs)
-        self.draft.note_environment(encoder=facts.but(**encoder.attention.facts()))
-        mm_kwargs = inputs.make(call)
-        batches = manager.plan_call(mm_kwargs).batches
-        keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
-        if not keys:
-            raise NothingReplayedError(
-                "no graph holds any item of the call, so there is no replay to profile; leave --token-budgets out for "
-                "graphs of exactly its size"
-            )
-        with torch.inference_mode():
-            modes, files = self._trace_modes(encoder, manager.execute, mm_kwargs, folder)
-            limit = self._speed_of_light(encoder, mm_kwargs)
-        manager.clear()
-        profiled = ProfiledCall(
-            items=tuple((media.width, media.height, media.frames) for media in call.media),
-            tokens=call.tokens,
-            input_rows=call.input_rows,
-            replays=tuple(GraphKey(**key.as_dict()) for key in keys),
-            eager_items=sum(len(batch.items) for batch in batches if not batch.is_hit),
+def _profile(prepared: PreparedProfile, draft: Draft[ProfileRecord], progress: Progress, folder: ResultFolder) -> None:
+    spec, call = prepared.spec, prepared.call
+    device = resolve_device(spec.model.device)
+    dtype = resolve_dtype(spec.model.dtype, device)
+    progress.phase("loading the encoder")
+    encoder, facts = load(prepared.source, spec.model, device=device, dtype=dtype)
+    draft.note(environment=snapshot(device).but(encoder=facts))
+    manager = EncoderCudaGraphManager(encoder, prepared.plan, policy=spec.graph.packing)
+    expect_calls(encoder, [manager], [call])
+    progress.phase("capturing graphs", len(prepared.plan.graph_keys()))
+    manager.capture(lambda done, of, key: progress.step())
+    inputs = CallInputs(encoder, [call], spec.model.seed)
+    progress.phase("comparing replay with eager")
+    deviation = largest_deviation(manager.execute, eager_reference(encoder, [call]), inputs)
+    if not deviation.passes:
+        raise incorrect(GRAPH, deviation)
+    prepare_attention(encoder, [call], inputs)
+    draft.note_environment(encoder=facts.but(**encoder.attention.facts()))
+    mm_kwargs = inputs.make(call)
+    batches = manager.plan_call(mm_kwargs).batches
+    keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
+    if not keys:
+        raise NothingReplayedError(
+            "no graph holds any item of the call, so there is no replay to profile; leave --token-budgets out for "
+            "graphs of exactly its size"
         )
-        result = ProfileResult(
-            call=profiled,
-            traced=KERNELS if self.device.type == "cuda" else OPERATORS,
-            speed_of_light=limit,
-            modes=modes,
-            trace_files=tuple(files),
-        )
-        self.draft.note(result=result)
-
-    def _trace_modes(
-        self, encoder: VisionEncoder, execute: Any, mm_kwargs: EncoderInputs, folder: ResultFolder
-    ) -> tuple[dict[str, ModeTrace], list[str]]:
-        from vitgraph.measure.series import encode_eagerly
-        from vitgraph.measure.timing import CallTimer
-        from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
-
-        timer = CallTimer(self.device)
-        runs = {EAGER: partial(encode_eagerly, encoder, mm_kwargs), GRAPH: partial(execute, mm_kwargs)}
-        self.progress.phase("tracing", len(runs))
-        modes: dict[str, ModeTrace] = {}
-        files: list[str] = []
+    runs = {EAGER: partial(encode_eagerly, encoder, mm_kwargs), GRAPH: partial(manager.execute, mm_kwargs)}
+    progress.phase("tracing", len(runs))
+    modes, files = {}, []
+    with torch.inference_mode():
         for mode, run in runs.items():
-            for _ in range(WARMUPS):
-                run()
-            wall_ms = timer.median_ms(run, WALL_REPEATS)
-            traces = trace_calls(run, self.device, self.prepared.spec.repeats)
-            is_on_gpu = self.device.type == "cuda"
-            summary = summarize_traces(traces, wall_ms if is_on_gpu else math.inf)
-            modes[mode] = ModeTrace(wall_ms=wall_ms, **summary)
-            if self.prepared.spec.chrome_trace:
+            modes[mode] = _traced(run, device, spec.repeats)
+            if spec.chrome_trace:
                 files.append(f"trace-{mode}.json")
                 with TemporaryDirectory() as temporary:
                     trace = Path(temporary) / files[-1]
-                    save_chrome_trace(run, self.device, trace)
+                    save_chrome_trace(run, device, trace)
                     folder.write(files[-1], trace.read_bytes())
-            self.progress.step()
-        return modes, files
+            progress.step()
+        limit = _speed_of_light(spec, encoder, call, mm_kwargs)
+    manager.clear()
+    profiled = ProfiledCall(
+        items=tuple((media.width, media.height, media.frames) for media in call.media),
+        tokens=call.tokens,
+        input_rows=call.input_rows,
+        replays=tuple(GraphKey(**key.as_dict()) for key in keys),
+        eager_items=sum(len(batch.items) for batch in batches if not batch.is_hit),
+    )
+    traced = KERNELS if device.type == "cuda" else OPERATORS
+    draft.note(
+        result=ProfileResult(call=profiled, traced=traced, speed_of_light=limit, modes=modes, trace_files=tuple(files))
+    )
 
-    def _speed_of_light(self, encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> SpeedOfLight | None:
-        """The arithmetic of the unpadded call at the rate of a large matrix product; None on a CPU.
 
-        Products are counted while an eager call runs, without compiled code, inside which nothing is counted; the rest
-        of the rule's count is attention's.
-        """
-        import torch
+def _traced(run: Callable[[], object], device: torch.device, repeats: int) -> ModeTrace:
+    for _ in range(WARMUPS):
+        run()
+    wall_ms = CallTimer(device).median_ms(run, WALL_REPEATS)
+    traces = trace_calls(run, device, repeats)
+    return ModeTrace(wall_ms=wall_ms, **summarize_traces(traces, wall_ms if device.type == "cuda" else math.inf))
 
-        from vitgraph.measure.timing import matrix_rate_flops
 
-        rate = matrix_rate_flops(self.device, self.dtype)
-        if rate is None:
-            return None
-        total = sum(encoder.rule.flops(item) for item in self.prepared.call.items)
-        is_compiled = self.prepared.spec.model.compile
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
-            products = product_flops(encoder, mm_kwargs)
-        return SpeedOfLight(
-            matrix_rate_tflops=rate / 1e12,
-            total_ms=total / rate * 1e3,
-            product_ms=products / rate * 1e3,
-            attention_ms=max(0.0, total - products) / rate * 1e3,
-        )
+def _speed_of_light(
+    spec: ProfileSpec, encoder: VisionEncoder, call: EncoderCall, mm_kwargs: EncoderInputs
+) -> SpeedOfLight | None:
+    """The arithmetic of the unpadded call at the rate of a large matrix product; None on a CPU.
+
+    Products are counted while an eager call runs, without compiled code, inside which nothing is counted; the rest of
+    the rule's count is attention's.
+    """
+    rate = matrix_rate_flops(encoder.device, encoder.dtype)
+    if rate is None:
+        return None
+    total = sum(encoder.rule.flops(item) for item in call.items)
+    with torch.compiler.set_stance("force_eager") if spec.model.compile else nullcontext():
+        products = product_flops(encoder, mm_kwargs)
+    return SpeedOfLight(
+        matrix_rate_tflops=rate / 1e12,
+        total_ms=total / rate * 1e3,
+        product_ms=products / rate * 1e3,
+        attention_ms=max(0.0, total - products) / rate * 1e3,
+    )
 
 
 def product_flops(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> float:
     """Floating-point operations of the matrix products and convolutions of an eager call, counted while it runs."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from vitgraph.measure.series import encode_eagerly
-    from vitgraph.models.compile.replaced_modules import stock_modules
-
     counter = FlopCounterMode(display=False)
     # Zeros that widen a layer are no work that anyone asked for.
     with torch.inference_mode(), stock_modules(encoder), counter:

@@ -107,7 +107,7 @@ def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Pa
 def test_the_limit_is_the_calls_arithmetic_in_parts(
     compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_compiler: None
 ) -> None:
-    monkeypatch.setattr("vitgraph.measure.timing.matrix_rate_flops", lambda device, dtype: 1e12)
+    monkeypatch.setattr("vitgraph.measure.profile_call.matrix_rate_flops", lambda device, dtype: 1e12)
     found = prepared("128x128,64x96")
     found = replace(found, spec=replace(found.spec, model=replace(found.spec.model, compile=compiled)))
     result = run_profile(found, tmp_path, Silent()).result
