@@ -6,7 +6,7 @@ than its largest. Nothing here is ever re-allocated while a graph exists.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 
 import numpy as np
@@ -89,8 +89,7 @@ class StaticBuffers:
 
     @property
     def nbytes(self) -> int:
-        tensors = [*self.pixels.values(), self.arena, *self.outputs.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return total_bytes([*self.pixels.values(), self.arena, *self.outputs.values()])
 
     def reserve_output(self, path: str, rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
         """The output buffer `[>= rows, width]` of a path; made once, for the path's largest graph."""
@@ -134,3 +133,8 @@ class MetadataWriter:
         if self._destination is None:
             self._destination = arena[: self.layout.nbytes]
         self._staging.send(slab, self._sources[slab], self._destination)
+
+
+def total_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of some tensors together."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

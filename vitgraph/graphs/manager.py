@@ -15,8 +15,7 @@ import torch
 
 from vitgraph.errors import CaptureError
 from vitgraph.graphs.call_plan import CallPlan, PreparedReplay
-from vitgraph.graphs.capture import BudgetGraphMetadata
-from vitgraph.graphs.captured import CapturedGraphs
+from vitgraph.graphs.capture import BudgetGraphMetadata, CapturedGraphs
 from vitgraph.models.base import EncoderInputs, PixelRows, SupportsEncoderCudaGraph
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.planning.budgets import BudgetPlan
@@ -188,7 +187,14 @@ class EncoderCudaGraphManager(CapturedGraphs):
         key = graph.key
         selected = self.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
         values = self.model.prepare_encoder_cudagraph_replay_buffers(selected, key)
-        overflow = graph.writer.layout.overflow(values.metadata) or self._pixel_overflow(graph, values.pixels)
+        overflow = graph.writer.layout.overflow(values.metadata) or next(
+            (
+                f"{name}: {pixels.num_rows} rows into {graph.pixel_capacity[name]}"
+                for name, pixels in values.pixels.items()
+                if pixels.num_rows > graph.pixel_capacity[name]
+            ),
+            None,
+        )
         if overflow is not None:
             self._reroute_overflow(plan, batch, path, run, overflow)
             return None
@@ -215,12 +221,6 @@ class EncoderCudaGraphManager(CapturedGraphs):
         graph.graph.replay()
         graph.replay_count += 1
 
-    def _pixel_overflow(self, graph: BudgetGraphMetadata, pixels: Mapping[str, PixelRows]) -> str | None:
-        for name, pixel_rows in pixels.items():
-            if pixel_rows.num_rows > graph.pixel_capacity[name]:
-                return f"{name}: {pixel_rows.num_rows} rows into {graph.pixel_capacity[name]}"
-        return None
-
     def _reroute_overflow(self, plan: CallPlan, batch: PackedBatch, path: str, run: PathRun, overflow: str) -> None:
         """The packing let a batch through that a buffer cannot hold: a counted miss and one warning, never a crash."""
         message = f"{path}: {overflow}"
@@ -240,14 +240,10 @@ class EncoderCudaGraphManager(CapturedGraphs):
         rows: dict[str, torch.Tensor | None],
     ) -> None:
         """Copies a replay's real rows to where the call's result holds them; the next replay may overwrite `output`."""
-        total = plan.offsets[path][-1]
-        result = rows[path]
-        if result is None and tokens == total:
+        if rows[path] is None and tokens == plan.offsets[path][-1]:
             rows[path] = output[:tokens].clone()
-            return
-        if result is None:
-            result = rows[path] = output.new_empty((total, output.shape[1]))
-        plan.rows_of(path, items).scatter(output, result)
+        else:
+            self._scatter(output, plan, path, items, rows)
 
     def _run_eagerly(
         self,
@@ -259,11 +255,20 @@ class EncoderCudaGraphManager(CapturedGraphs):
     ) -> None:
         selected = self.model.select_encoder_cudagraph_items(mm_kwargs, indices)
         output = self.model.encoder_eager_forward(selected, path)
-        total = plan.offsets[path][-1]
-        result = rows[path]
-        if result is None and len(output) == total:
+        if rows[path] is None and len(output) == plan.offsets[path][-1]:
             rows[path] = output
-            return
+        else:
+            self._scatter(output, plan, path, tuple(indices), rows)
+
+    def _scatter(
+        self,
+        output: torch.Tensor,
+        plan: CallPlan,
+        path: str,
+        items: tuple[int, ...],
+        rows: dict[str, torch.Tensor | None],
+    ) -> None:
+        result = rows[path]
         if result is None:
-            result = rows[path] = output.new_empty((total, output.shape[1]))
-        plan.rows_of(path, tuple(indices)).scatter(output, result)
+            result = rows[path] = output.new_empty((plan.offsets[path][-1], output.shape[1]))
+        plan.rows_of(path, items).scatter(output, result)

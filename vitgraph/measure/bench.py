@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from vitgraph.errors import NothingReplayedError
-from vitgraph.graphs.captured import reserve_together
+from vitgraph.graphs.capture import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation, worst

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from vitgraph.graphs.call_plan import CallPlan, forced_batch
-from vitgraph.graphs.captured import reserve_together
+from vitgraph.graphs.capture import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import item_limits, relative_l2, worst

@@ -191,7 +191,7 @@ def test_budgets_that_do_not_fit_are_dropped_and_the_others_serve(
             raise torch.OutOfMemoryError("tried to allocate 3 GiB")
         return real(model, key, *rest)
 
-    monkeypatch.setattr("vitgraph.graphs.captured.capture_budget", fail_above_sixteen)
+    monkeypatch.setattr("vitgraph.graphs.capture.capture_budget", fail_above_sixteen)
     manager = make_manager(tower, [16, 64], 4)
     assert {(drop.key.token_budget, "3 GiB" in drop.reason) for drop in manager.dropped} == {(64, True)}
     mm_kwargs = call(tower, [(1, 4, 4), (1, 10, 10)])
@@ -206,7 +206,7 @@ def test_nothing_captured_is_an_error_not_an_empty_success(
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("no memory at all")
 
-    monkeypatch.setattr("vitgraph.graphs.captured.capture_budget", fail)
+    monkeypatch.setattr("vitgraph.graphs.capture.capture_budget", fail)
     with pytest.raises(NothingReplayedError, match="0 graphs captured"):
         make_manager(tower, [16], 4)
 

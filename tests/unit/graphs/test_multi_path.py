@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitgraph.attention.registry import create_backend
-from vitgraph.graphs.captured import reserve_together
+from vitgraph.graphs.capture import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.base import EncoderInputs
