@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vitgraph.errors import NothingReplayedError
 from vitgraph.graphs.capture import reserve_together
@@ -164,7 +165,7 @@ class BenchRun(MeasuredRun[BenchRecord]):
         try:
             manager.capture(lambda done, of, key: self.progress.step())
         finally:
-            self._note_graphs(name, self._graphs(name).but(**captured_facts(manager)))
+            self._note_graphs(name, **captured_facts(manager))
         for dropped in manager.dropped:
             self.progress.note(f"{phase}: budget {dropped.key.token_budget} was dropped: {dropped.reason}")
 
@@ -173,8 +174,8 @@ class BenchRun(MeasuredRun[BenchRecord]):
         facts: GraphFacts = getattr(self.draft.record.result, name)
         return facts
 
-    def _note_graphs(self, name: str, facts: GraphFacts) -> None:
-        self.draft.note_result(**{name: facts})
+    def _note_graphs(self, name: str, **changes: Any) -> None:
+        self.draft.note_result(**{name: self._graphs(name).but(**changes)})
 
     def _make_series(self, encoder: VisionEncoder) -> list[Series]:
         """What is measured beside one another."""
@@ -241,11 +242,10 @@ class BenchRun(MeasuredRun[BenchRecord]):
             comparison = BenchComparison(invalid_reasons=tuple(invalid_reasons), verdict_reason=EAGER_ALONE)
         else:
             comparison = compare_bench(samples, spec.model.seed, invalid_reasons, spec.run.same_margin_pct)
-            self._note_graphs(GRAPH, self._graphs(GRAPH).but(**counters[GRAPH].as_dict()))
+            self._note_graphs(GRAPH, **counters[GRAPH].as_dict())
         self.draft.note_result(latency=latencies(samples, spec.parallel.ranks), comparison=comparison)
         if self.prepared.monolithic is not None:
-            described = self.prepared.monolithic.describe_counters(counters[MONOLITHIC])
-            self._note_graphs(MONOLITHIC, self._graphs(MONOLITHIC).but(**described))
+            self._note_graphs(MONOLITHIC, **self.prepared.monolithic.describe_counters(counters[MONOLITHIC]))
         encoder = environment.encoder if environment is not None else None
         if encoder is not None and encoder.compiled is not None:
             # Lengths that no sample call had may have been compiled for since.
@@ -261,7 +261,7 @@ class BenchRun(MeasuredRun[BenchRecord]):
             self.progress.phase("timing replays alone")
             for facts in diagnose(manager, self._graphs(name), inputs, calls, requests):
                 # Noted as soon as it is known, so that whatever ends this leaves it.
-                self._note_graphs(name, facts)
+                self.draft.note_result(**{name: facts})
 
     def _speed_of_light(self) -> None:
         """Adds the arithmetic limit of the unpadded items: its mean, and how far each mode is from it."""

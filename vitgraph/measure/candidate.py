@@ -7,8 +7,8 @@ because the other ranks wait in its gather.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -152,7 +152,7 @@ class Candidate:
             if self._encoder is not None:
                 self._capture()
             for mode in self.modes:
-                self._check(mode, self.encode_alone(mode), reference)
+                self._check(mode, self._alone[mode].encode, reference)
         except BaseException:
             self.row = before_its_turn(self.name)
             raise
@@ -165,18 +165,21 @@ class Candidate:
             if mode in self.modes:
                 self._check(mode, self._ranks.waiting(shared), reference, self._ranks)
 
-    def encode_alone(self, mode: str) -> Encode:
-        """What encodes a call in this process."""
-        return self._alone[mode].encode
-
     def attempt(self, mode: str, work: Callable[[], Outcome]) -> Outcome | None:
         """Does some work of a mode; a failure ends the mode, is kept in the row, and gives None."""
-        try:
+        with self._ending((mode,)):
             return work()
-        except Exception as error:  # whatever a backend raises, the others are still to be measured
-            status = OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else ERROR
-            self.fail((mode,), status, _reason(error))
-            return None
+        return None
+
+    @contextmanager
+    def _ending(self, modes: Sequence[str], known: Mapping[type[Exception], RowStatus] | None = None) -> Iterator[None]:
+        """Ends some modes where the block fails: whatever a backend raises, the others are still to be measured."""
+        try:
+            yield
+        except Exception as error:
+            by_kind: dict[type[Exception], RowStatus] = {torch.OutOfMemoryError: OUT_OF_MEMORY, **(known or {})}
+            status = next((found for kind, found in by_kind.items() if isinstance(error, kind)), ERROR)
+            self.fail(modes, status, str(error) if isinstance(error, VitgraphError) else first_line(error))
 
     def fail(self, modes: Sequence[str], status: RowStatus, reason: str) -> None:
         """Ends some modes, and releases what only they needed."""
@@ -220,7 +223,7 @@ class Candidate:
             counters: Of the experiment, by series.
         """
         if GRAPH in self.modes:
-            self._note_graphs(self.graphs.but(**counters[self._alone[GRAPH].name].as_dict()))
+            self._note_graphs(self._graphs.but(**counters[self._alone[GRAPH].name].as_dict()))
         if self._encoder is not None:
             attention = self._encoder.attention
             self.row = self.row.but(
@@ -230,7 +233,7 @@ class Candidate:
             )
 
     @property
-    def graphs(self) -> GraphFacts:
+    def _graphs(self) -> GraphFacts:
         """What the record says of its graphs, once they are captured."""
         assert self.row.graphs is not None
         return self.row.graphs
@@ -259,24 +262,22 @@ class Candidate:
         assert self._encoder is not None
         if GRAPH in self.modes:
             requests = sum(len(call.requests) for call in self._prepared.calls)
-            for facts in timed_graphs(self.manager, self.graphs, inputs, calls, requests, MOST_GRAPHS):
+            for facts in timed_graphs(self.manager, self._graphs, inputs, calls, requests, MOST_GRAPHS):
                 self._note_graphs(facts)
         spread = sorted(calls, key=lambda call: call.tokens)
         chosen = [spread[int((place + 0.5) / WHOLE_CALLS * len(spread))] for place in range(WHOLE_CALLS)]
         for mode in self.modes:
             busy_ms = wall_ms = 0.0
             for call in chosen:
-                encode = partial(self.encode_alone(mode), inputs.make(call))
+                encode = partial(self._alone[mode].encode, inputs.make(call))
                 found = busy_time(encode, self._encoder.device, BUSY_REPEATS)
                 walls = [sample.wall_ms for sample in samples[mode] if sample.call == call.index]
                 if found is not None and walls:
                     busy_ms += found.busy_ms
                     wall_ms += float(np.mean(walls))
             if wall_ms:
-                n = sum(len(call.requests) for call in chosen)
-                busy = BusyTime(
-                    calls=len(chosen), gpu_busy_ms=busy_ms / n, wall_ms=wall_ms / n, share=busy_ms / wall_ms
-                )
+                n, share = sum(len(call.requests) for call in chosen), busy_ms / wall_ms
+                busy = BusyTime(calls=len(chosen), gpu_busy_ms=busy_ms / n, wall_ms=wall_ms / n, share=share)
                 self.row = self.row.with_modes(**{mode: self.row.mode(mode).but(busy=busy)})
 
     # -- opening ---------------------------------------------------------------------------------------------------
@@ -295,24 +296,19 @@ class Candidate:
         return replace(model, attn_backend=self.name, flash_attn_version=version)
 
     def _load(self, device: torch.device, dtype: torch.dtype) -> None:
-        try:
+        with self._ending(COMPARED_MODES, {BackendError: UNSUPPORTED}):
             spec = self.model_spec(device)
-            if spec is None:
-                return
-            self._encoder, facts = load(self._prepared.source, spec, device=device, dtype=dtype)
-        except BackendError as error:
-            self.fail(COMPARED_MODES, UNSUPPORTED, str(error))
-        except Exception as error:  # whatever a package raises, the other backends are still to be measured
-            status = OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else ERROR
-            self.fail(COMPARED_MODES, status, _reason(error))
-        else:
-            self._note_encoder(facts)
-            graph = self._prepared.spec.graph
-            self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
-            expect_calls(self._encoder, [self._manager], self._prepared.calls)
-            modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
-            self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}
-            self.series = list(self._alone.values())
+            if spec is not None:
+                self._encoder, facts = load(self._prepared.source, spec, device=device, dtype=dtype)
+        if self._encoder is None:
+            return
+        self._note_encoder(facts)
+        graph = self._prepared.spec.graph
+        self._manager = EncoderCudaGraphManager(self._encoder, self._prepared.plan, policy=graph.packing)
+        expect_calls(self._encoder, [self._manager], self._prepared.calls)
+        modes = {EAGER: eager_series(self._encoder), GRAPH: graph_series(self._manager)}
+        self._alone = {mode: CandidateSeries(self, mode, series) for mode, series in modes.items()}
+        self.series = list(self._alone.values())
 
     def _note_encoder(self, facts: Encoder) -> None:
         self.row = self.row.but(used=facts.attn_backend, implementation=facts.attn_implementation)
@@ -323,16 +319,12 @@ class Candidate:
         if refusal is not None:
             self.fail((GRAPH,), UNSUPPORTED, refusal)
             return
-        manager = self.manager
-        try:
-            manager.capture()
-        except Exception as error:  # a capture fails in many ways, and eager mode may still be measured
-            is_memory = isinstance(error, torch.OutOfMemoryError) or (
-                isinstance(error, NothingReplayedError) and bool(manager.dropped)
-            )
-            self.fail((GRAPH,), OUT_OF_MEMORY if is_memory else CAPTURE_FAILED, _reason(error))
+        # Nothing replays only where every graph was dropped for want of memory. Eager mode may still be measured.
+        with self._ending((GRAPH,), {NothingReplayedError: OUT_OF_MEMORY, Exception: CAPTURE_FAILED}):
+            self.manager.capture()
+        if GRAPH not in self.modes:
             return
-        self._note_graphs(GraphFacts(**captured_facts(manager) | {"captured": ()}))
+        self._note_graphs(GraphFacts(**captured_facts(self.manager) | {"captured": ()}))
         counters = self.counters()
         if not counters.replays:
             reasons = ", ".join(f"{count} {name}" for name, count in counters.misses_by_reason.items())
@@ -395,8 +387,3 @@ class CompileCandidate(Candidate):
 
 def _refuse(inputs: EncoderInputs) -> list[torch.Tensor]:
     raise AssertionError("a candidate that was released is not measured any more")
-
-
-def _reason(error: Exception) -> str:
-    """An error in a line: our own say everything, others need their kind."""
-    return str(error) if isinstance(error, VitgraphError) else first_line(error)

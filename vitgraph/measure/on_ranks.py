@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import TypeAdapter
 
 from vitgraph.measure.calls import EncoderCall, part_of
 from vitgraph.measure.environment import validity_problems
@@ -18,8 +19,7 @@ from vitgraph.measure.setup import load
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.packing import PackedBatch, PathRun
+from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.assignment import Assigner
 from vitgraph.ranks.group import ParallelGroup, agree_on
 from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
@@ -170,18 +170,17 @@ class RanksOfRun:
     def gather(self, timed: Iterator[TimedCall]) -> Iterator[TimedCall]:
         """Times this rank's part of a call in every series, and gives what all ranks measured, on rank 0 alone."""
         own = list(timed)
-        told = [(asdict(one.time), [astuple(batch) for batch in one.batches]) for one in own]
+        told = _TOLD.dump_python([(one.time, list(one.batches)) for one in own], mode="json")
         what = f"call {own[0].call.index} of round {own[0].round}" if own else "a call"
         everyone = self.group.exchange(told, what)
         if not self.group.is_leader:
             return
+        told_by_rank = [_TOLD.validate_python(found) for found in everyone]
         for place, one in enumerate(own):
-            parts = []
-            for rank, (share, (times, told_batches)) in enumerate(
-                zip(self.parts(one.call), (told[place] for told in everyone), strict=True)
-            ):
-                packed = [_batch_of(*batch) for batch in told_batches]
-                parts.append(replace(one, call=share, time=CallTime(**times), batches=packed, rank=rank))
+            parts = [
+                replace(one, call=share, time=told[place][0], batches=told[place][1], rank=rank)
+                for rank, (share, told) in enumerate(zip(self.parts(one.call), told_by_rank, strict=True))
+            ]
             batches = [batch for part in parts for batch in part.batches]
             yield replace(one, time=slowest([part.time for part in parts]), batches=batches, parts=tuple(parts))
 
@@ -212,10 +211,5 @@ def slowest(times: Sequence[CallTime]) -> CallTime:
     return CallTime(max(time.wall_ms for time in times), max(gpu, default=None))
 
 
-def _batch_of(items: Sequence[int], runs: Mapping[str, Sequence[Any]]) -> PackedBatch:
-    """A batch as another rank told of it."""
-    found = {}
-    for path, (tokens, segments, key, miss_reason, members) in runs.items():
-        graph = None if key is None else GraphKey(key[0], key[1], key[2], tuple(key[3]))
-        found[path] = PathRun(tokens, segments, graph, miss_reason, tuple(members))
-    return PackedBatch(tuple(items), found)
+_TOLD = TypeAdapter(list[tuple[CallTime, list[PackedBatch]]])
+"""What a rank tells the others of a call: by series, its time and what it packed together."""

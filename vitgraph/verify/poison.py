@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import SimpleNamespace
 
 import torch
 
@@ -13,38 +13,16 @@ POISON_BYTE = 0xFF
 """Two, four or eight such bytes are NaN in bfloat16, float16, float32 and float64, and -1 as an integer."""
 
 
-class DeviceBytes:
-    """Raw device memory that `torch.as_tensor` wraps without a copy.
-
-    Args:
-        address: First byte.
-        nbytes: How many bytes.
-    """
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "strides": None,
-            "version": 3,
-        }
-
-
 def pool_segments(graphs: Iterable[BudgetGraphMetadata], device: torch.device) -> list[tuple[int, int]]:
     """Address and bytes of every segment of the graphs' private pools; empty on a CPU."""
     if device.type != "cuda":
         return []
-    pools = {_pool_id(graph.graph) for graph in graphs}
+    pools = {tuple(graph.graph.pool()) for graph in graphs if isinstance(graph.graph, torch.cuda.CUDAGraph)}
     return [
         (segment["address"], segment["total_size"])
         for segment in torch.cuda.memory_snapshot()
         if segment["device"] == (device.index or 0) and tuple(segment["segment_pool_id"]) in pools
     ]
-
-
-def _pool_id(graph: Any) -> tuple[int, ...]:
-    return tuple(graph.pool())
 
 
 def poison_memory(segments: Iterable[tuple[int, int]], device: torch.device) -> int:
@@ -54,7 +32,9 @@ def poison_memory(segments: Iterable[tuple[int, int]], device: torch.device) -> 
     """
     total = 0
     for address, nbytes in segments:
-        torch.as_tensor(DeviceBytes(address, nbytes), device=device).fill_(POISON_BYTE)
+        array = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3}
+        # Raw memory that torch wraps without a copy.
+        torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=device).fill_(POISON_BYTE)
         total += nbytes
     return total
 
