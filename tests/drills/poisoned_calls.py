@@ -23,7 +23,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import POLICIES
 from vitgraph.specs import GraphSpec, ModelSpec
-from vitgraph.verify.poison import poison_graph_buffers
+from vitgraph.verify.drills import poison_graph_buffers
 from vitgraph.verify.probes import Candidate, Probe, ProbeStore, item_catalogue
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,7 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     missing, fails or is wrong keeps its row with the reason.
     """
     from vitgraph.commands.on_ranks import measured, on_rank, ran_on_ranks
-    from vitgraph.measure.compare import choose_backends, prepare_compare, run_compare
-    from vitgraph.measure.compare_isolated import run_isolated
+    from vitgraph.measure.compare import choose_backends, prepare_compare, run_compare, run_isolated
     from vitgraph.measure.micro import MICRO_KIND
     from vitgraph.ranks.launch import is_rank
     from vitgraph.records.candidates import COMPARE_KIND as KIND

@@ -16,13 +16,13 @@ from vitgraph.commands.process import keep_stdout
 from vitgraph.commands.shell import Shown, check_run, described, shown_record
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, VitgraphError
 from vitgraph.ranks.launch import (
-    check_devices,
     check_ranks,
     end_with_parent,
     is_follower,
     is_rank,
     launch_ranks,
     leave_word,
+    rank_device,
 )
 from vitgraph.records.store import ResultFolder
 from vitgraph.specs import BenchSpec, ParallelSpec, VerifySpec
@@ -60,7 +60,7 @@ def ran_on_ranks(
     check_ranks(ranks)
     if ranks == 1 or is_rank():
         return False
-    check_devices(spec.model.device, ranks)
+    rank_device(spec.model.device, ranks - 1)
     if folder is not None:
         # Refused here, before processes are started; the folder is rank 0's afterwards.
         ResultFolder(folder, overwrite).close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -15,25 +15,30 @@ from vitgraph.measure.correctness import float32_reference, load_base
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.experiment import Control
 from vitgraph.measure.preparation import PreparedBench, prepare_bench, resolved_bench, workload_of
+from vitgraph.measure.processes import last_line, run_process
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.run import MeasuredRun
+from vitgraph.measure.run import STOPPED, MeasuredRun
 from vitgraph.measure.series import Series
 from vitgraph.measure.setup import resolve_device
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.candidates import (
+    COMPARE_KIND,
     COMPARED_MODES,
+    ERROR,
     NOTHING_MEASURED,
+    OK,
     before_its_turn,
     contrast,
     derive_results,
     series_name,
 )
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.compare import CompareResult, Recommendation
+from vitgraph.records.kinds.compare import Candidate as CandidateRow
+from vitgraph.records.kinds.compare import CandidateComparison, CandidateMode, CompareResult, Recommendation
 from vitgraph.records.record import CompareKind, CompareRecord
-from vitgraph.records.sample_table import EAGER, GRAPH, Sample, Samples
-from vitgraph.records.store import SAMPLES_FILE
+from vitgraph.records.sample_table import EAGER, GRAPH, Sample, Samples, SampleWriter, read_samples
+from vitgraph.records.store import RUN_FILE, SAMPLES_FILE, beside, read_record, refuse_to_replace
 from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.specs import CompareSpec
 
@@ -48,6 +53,10 @@ CONTRASTS: Sequence[tuple[str, str]] = tuple(
     )
 )
 """What `--compile-rows` compares with what: graphs on either tower, compilation in either mode, and both together."""
+
+PARTS_FOLDER = "parts"
+PartCommand = Callable[[str, Path], Sequence[str]]
+"""Given a backend and its folder: the command line that measures it alone and leaves its record there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +154,74 @@ def run_compile_rows(prepared: PreparedBench, folder: Path, progress: Progress) 
     record = CompileComparison.of(PreparedCompare(spec, prepared), progress).record(folder)
     assert record is not None
     return record
+
+
+def run_isolated(
+    prepared: PreparedCompare, folder: Path, progress: Progress, part_command: PartCommand
+) -> CompareRecord:
+    """Runs a comparison in one process a backend and saves the merged record in `folder`, whatever ends it.
+
+    The records of the processes stay under `parts/`. A process that crashes costs its own row only.
+
+    Returns:
+        The record; also where no backend could be measured, which `failure` of `vitgraph.records.candidates` tells.
+    """
+    parts, run = folder / PARTS_FOLDER, prepared.spec.bench.run
+    if not run.overwrite:
+        refuse_to_replace(parts)
+    draft = new_draft(prepared)
+    draft.note_result(comparison=CandidateComparison(isolated=True))
+    samples: list[Samples] = []
+    is_interrupted = False
+    progress.phase("measuring, one process a backend", len(prepared.spec.backends))
+    with draft.saved_in(folder, run.overwrite, lambda: STOPPED) as results, SampleWriter(results) as writer:
+        for place, name in enumerate(prepared.spec.backends):
+            is_interrupted, status = run_process(part_command(name, parts / name), parts / name)
+            found = _read_part(draft, place, parts / name, status)
+            if found is not None:
+                samples.append(found)
+                writer.write_table(found)
+            if is_interrupted:
+                break
+            progress.step()
+        seed, together = prepared.spec.bench.model.seed, Samples.joined(samples)
+        draft.note(result=derive_results(draft.record.result, together, seed, margin_pct=run.same_margin_pct))
+        draft.end(*("interrupted", STOPPED) if is_interrupted else ("complete",))
+    return draft.record
+
+
+def _read_part(draft: Draft[CompareRecord], place: int, part: Path, status: int) -> Samples | None:
+    """The samples that a process left; its row, and what all rows share, go into `draft`."""
+    rows = list(draft.record.result.candidates)
+    if not (part / RUN_FILE).exists():
+        ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        last = last_line(part)
+        rows[place] = _failed(rows[place], f"its process {ended} and left no record{f': {last}' if last else ''}")
+        draft.note_result(candidates=tuple(rows))
+        return None
+    found = read_record(part, COMPARE_KIND)
+    assert isinstance(found, CompareRecord)
+    known, more = draft.record.environment, found.environment
+    if known is None:
+        draft.note(environment=more)
+    elif more is not None:
+        draft.note_environment(gpu_states=(*known.gpu_states, *more.gpu_states[1:]))
+    ours, theirs = draft.record.result.comparison, found.result.comparison
+    rows[place] = found.result.candidates[0]
+    is_lost = found.status == "error" and rows[place].status != OK
+    if is_lost:
+        rows[place] = _failed(rows[place], str(found.status_reason))
+    comparison = ours.but(
+        mode=ours.mode or theirs.mode,
+        reference=ours.reference or theirs.reference,
+        invalid_reasons=tuple(dict.fromkeys([*ours.invalid_reasons, *theirs.invalid_reasons])),
+    )
+    draft.note_result(candidates=tuple(rows), comparison=comparison)
+    return None if is_lost else read_samples(beside(part / RUN_FILE, str(found.samples_file)))
+
+
+def _failed(row: CandidateRow, reason: str) -> CandidateRow:
+    return row.with_modes(**dict.fromkeys(COMPARED_MODES, CandidateMode(status=ERROR, reason=reason)))
 
 
 class Comparison(MeasuredRun[CompareRecord]):

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -115,20 +114,6 @@ class Control:
         return candidates[step // self.every % len(candidates)]
 
 
-class Inputs(Protocol):
-    """Makes the device inputs of a call, outside the timing."""
-
-    def make(self, call: EncoderCall) -> EncoderInputs:
-        """The inputs."""
-
-
-class Ranks(Protocol):
-    """The other ranks of a run, as the loop sees them."""
-
-    def gather(self, timed: Iterator[TimedCall]) -> Iterator[TimedCall]:
-        """Times this rank's part of a call in every series, and gives what all ranks measured, on rank 0 alone."""
-
-
 def turn_order(step: int, series: Sequence[Series], control: Control | None = None) -> list[tuple[Series, bool]]:
     """The order in which a call meets the series, and which of them is the control.
 
@@ -162,10 +147,11 @@ class Experiment:
 
     Args:
         series: The series.
-        inputs: Makes the calls' pixels.
+        make: Makes the device inputs of a call, outside the timing.
         timer: Times a call.
         device: Where it runs.
-        ranks: The other ranks; None in one process.
+        gather: With several ranks, times this one's part of a call in every series, and gives what all measured, on
+            rank 0 alone; None in one process.
 
     Attributes:
         counters: By series, hits, misses and use of its graphs over the first round.
@@ -176,16 +162,16 @@ class Experiment:
     def __init__(
         self,
         series: Sequence[Series],
-        inputs: Inputs,
+        make: Callable[[EncoderCall], EncoderInputs],
         timer: CallTimer,
         device: torch.device,
-        ranks: Ranks | None = None,
+        gather: Callable[[Iterator[TimedCall]], Iterator[TimedCall]] | None = None,
     ) -> None:
         self.series = series
         self.counters = {one.name: GraphCounters() for one in series}
         self.gpu_states: list[GpuState] = []
         self.is_interrupted = False
-        self._inputs, self._timer, self._device, self._ranks = inputs, timer, device, ranks
+        self._make, self._timer, self._device, self._gather = make, timer, device, gather
 
     @property
     def live(self) -> list[Series]:
@@ -196,7 +182,7 @@ class Experiment:
     def warm_up(self, calls: Iterable[EncoderCall], tick: Callable[[], None] = lambda: None) -> None:
         """Runs calls in every series without handing anything out."""
         for call in calls:
-            inputs = self._inputs.make(call)
+            inputs = self._make(call)
             for series in self.live:
                 series.time(self._timer, inputs)
             tick()
@@ -231,7 +217,7 @@ class Experiment:
                     if done % read_every == 0:
                         self._read_state()
                     timed = self._time_call(call, round_index, control)
-                    for one in timed if self._ranks is None else self._ranks.gather(timed):
+                    for one in timed if self._gather is None else self._gather(timed):
                         keep(one)
                         if round_index == 0 and not one.is_repeat:
                             self.counters[one.series.name].add(one.batches, one.series.real_rows(call))
@@ -247,7 +233,7 @@ class Experiment:
             self.gpu_states.append(state)
 
     def _time_call(self, call: EncoderCall, round_index: int, control: Control | None) -> Iterator[TimedCall]:
-        inputs = self._inputs.make(call)
+        inputs = self._make(call)
         turns = turn_order(call.index + round_index, self.live, control)
         for position, (series, is_repeat) in enumerate(turns):
             time = series.time(self._timer, inputs) if series.is_live else None

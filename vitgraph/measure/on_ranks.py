@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.assignment import Assigner
-from vitgraph.ranks.group import ParallelGroup, agree_on
+from vitgraph.ranks.group import ParallelGroup
 from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
 from vitgraph.records.sections import Encoder
 
@@ -113,11 +113,6 @@ class RanksOfRun:
         self.timer = RankTimer(group)
         self.facts: list[dict[str, Any]] = []
         self._known: tuple[EncoderCall, list[EncoderCall]] | None = None
-
-    def agree(self, facts: Mapping[str, Any]) -> None:
-        """Makes sure that every rank has the same program, model, requests and graphs before it. See `agree_on`."""
-        advice = {"vitgraph": "install one version on every host"}
-        agree_on(self.group, dict(facts), lambda name: advice.get(name, "give every rank the same command and files"))
 
     def load(
         self, source: ModelSource, spec: ModelSpec, *, device: torch.device, dtype: torch.dtype

@@ -107,8 +107,8 @@ class MeasuredRun(ABC, Generic[Kind]):
         inputs = self.open()
         own_calls = self.calls if self.ranks is None else self.ranks.own_calls(self.calls)
         self.prepare(own_calls, inputs)
-        timer = CallTimer(self.device) if self.ranks is None else self.ranks.timer
-        experiment = Experiment(self.series(), inputs, timer, self.device, self.ranks)
+        timer, gather = (CallTimer(self.device), None) if self.ranks is None else (self.ranks.timer, self.ranks.gather)
+        experiment = Experiment(self.series(), inputs.make, timer, self.device, gather)
         self.progress.phase("warming up", len(self.prepared.warmups))
         experiment.warm_up(self.prepared.warmups, self.progress.step)
         self._save_before_measuring(results)
@@ -172,8 +172,8 @@ class MeasuredRun(ABC, Generic[Kind]):
         """
         if self.group is not None:
             assert self.prepared.assign is not None
+            self.group.agree(shared_facts(self.prepared) | facts)
             self.ranks = RanksOfRun(self.group, self.prepared.assign)
-            self.ranks.agree(shared_facts(self.prepared) | facts)
 
     def speed_of_light_ms(self) -> float | None:
         """The arithmetic of a mean request, without padding, at the rate of a large matrix product; None on a CPU."""

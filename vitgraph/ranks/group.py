@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType, TracebackType
@@ -23,8 +24,7 @@ import torch
 import torch.distributed as dist
 
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
-from vitgraph.ranks.faults import ERROR, LOST, STOPPED, find_fault, in_short
-from vitgraph.ranks.launch import OWN_PROCESSES, Place, read_place
+from vitgraph.ranks.launch import OWN_PROCESSES, Place, rank_device, read_place
 
 JOIN_LIMIT_S = 180.0
 """How long a rank waits for the others to start: Python and torch may be read from a slow disk."""
@@ -44,35 +44,18 @@ gather_equal_parts = getattr(dist, "all_gather_single", None) or dist.all_gather
 """torch 2.13 renamed it."""
 
 
+ERROR, LOST, STOPPED = "error", "lost", "stopped"
+"""What a rank may say: it failed; it lost another one; a signal told it to stop."""
+
+ADVICE = {"vitgraph": "install one version on every host"}
+"""What to do where ranks differ in a fact; of any other one, they were not given the same."""
+
 _abandoned = False
 
 
 def was_abandoned() -> bool:
     """True where this process left its group without a good-bye, so that a collective may still be on its GPU."""
     return _abandoned
-
-
-def rank_device(name: str, local_rank: int) -> torch.device:
-    """The device of a rank: its GPU by local rank, or the CPU.
-
-    Raises:
-        UsageError: `--device` names one GPU for all, or the host has too few.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
-        return torch.device("cpu")
-    if name != "cuda":
-        raise UsageError(
-            f"--device is {name}, but several ranks need a GPU each; use cuda, and choose among the GPUs with "
-            "CUDA_VISIBLE_DEVICES"
-        )
-    if local_rank >= torch.cuda.device_count():
-        raise UsageError(
-            f"local rank {local_rank} needs a GPU of its own, but torch sees {torch.cuda.device_count()} on this host; "
-            "use fewer ranks, or several hosts with torchrun"
-        )
-    return torch.device("cuda", local_rank)
 
 
 class ParallelGroup:
@@ -192,6 +175,21 @@ class ParallelGroup:
             if theirs != what:
                 raise RankFailedError(f"{self.places[rank]} is at {theirs!r}, {self.places[self.rank]} at {what!r}")
         return [theirs for _, theirs in found]
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Refuses a run whose ranks do not do the same; `facts`, by name, must be equal on all of them.
+
+        Raises:
+            UsageError: A rank differs from rank 0; the message names both and their values.
+        """
+        everyone = self.exchange(dict(facts), "what it will do", slow=True)
+        for rank, theirs in enumerate(everyone):
+            for name, value in everyone[0].items():
+                if theirs.get(name) != value:
+                    raise UsageError(
+                        f"{self.places[rank]} has {name} {theirs.get(name)}, {self.places[0]} has {value}; "
+                        f"{ADVICE.get(name, 'give every rank the same command and files')}"
+                    )
 
     def _gather_bytes(self, everyone: torch.Tensor, mine: torch.Tensor, what: str, limit_s: float) -> None:
         with self.collective(what):
@@ -387,21 +385,41 @@ def _meet(place: Place) -> tuple[dist.Store, int, int]:
         ) from error
 
 
-def agree_on(group: ParallelGroup, facts: dict[str, Any], advice: Callable[[str], str]) -> None:
-    """Refuses a run whose ranks do not do the same.
+def in_short(error: Exception) -> str:
+    """The first sentence of an error of torch's, without the place in its source."""
+    sentence = re.sub(r"\[\S+:\d+\] ", "", str(error)).strip().split(". ")[0].splitlines()
+    return sentence[0] if sentence else type(error).__name__
+
+
+def find_fault(
+    symptom: str,
+    own_rank: int,
+    places: Sequence[str],
+    reports: Mapping[int, Mapping[str, Any]],
+    *,
+    waited_s: float,
+    was_stopped: bool,
+) -> RankFailedError | None:
+    """Names the rank at fault from what the ranks said; None where all answered and none of them failed.
 
     Args:
-        group: The ranks.
-        facts: What must be equal on all of them, by name.
-        advice: What to say of a name that differs.
-
-    Raises:
-        UsageError: A rank differs from rank 0; the message names both and their values.
+        symptom: What this rank noticed.
+        own_rank: This rank.
+        places: Each rank in words.
+        reports: What each other rank said of itself in that time.
+        waited_s: How long they had.
+        was_stopped: A signal told this rank to stop, and so perhaps the others.
     """
-    everyone = group.exchange(facts, "what it will do", slow=True)
-    for rank, theirs in enumerate(everyone):
-        for name, value in everyone[0].items():
-            if theirs.get(name) != value:
-                raise UsageError(
-                    f"{group.places[rank]} has {name} {theirs.get(name)}, {group.places[0]} has {value}; {advice(name)}"
-                )
+    own_errors = {rank: report for rank, report in reports.items() if report["kind"] == ERROR}
+    if own_errors:
+        first = min(own_errors, key=lambda rank: own_errors[rank]["time"])
+        return RankFailedError(f"{places[first]} failed: {own_errors[first]['text']}", own_errors[first]["exit_status"])
+    silent = [place for rank, place in enumerate(places) if rank != own_rank and rank not in reports]
+    if silent:
+        return RankFailedError(
+            f"{' and '.join(silent)} did not answer within {waited_s:g} s: killed, or hanging. Noticed as {symptom}"
+        )
+    stopped = {rank: report["time"] for rank, report in reports.items() if report["kind"] == STOPPED}
+    if stopped and not was_stopped:
+        return RankFailedError(f"{places[min(stopped, key=lambda rank: stopped[rank])]} was told to stop by a signal")
+    return None

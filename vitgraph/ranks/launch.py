@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, UsageError
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 SHUTDOWN_S = 20
@@ -140,15 +141,29 @@ def check_ranks(ranks: int) -> None:
         )
 
 
-def check_devices(device: str, ranks: int) -> None:
-    """Refuses ranks without a device before any is started.
+def rank_device(name: str, local_rank: int) -> torch.device:
+    """The device of a rank: its GPU by local rank, or the CPU.
 
     Raises:
-        UsageError: Fewer GPUs than ranks, or `--device` names one GPU.
+        UsageError: `--device` names one GPU for all, or the host has too few.
     """
-    from vitgraph.ranks.group import rank_device
+    import torch
 
-    rank_device(device, ranks - 1)
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    if name != "cuda":
+        raise UsageError(
+            f"--device is {name}, but several ranks need a GPU each; use cuda, and choose among the GPUs with "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise UsageError(
+            f"local rank {local_rank} needs a GPU of its own, but torch sees {torch.cuda.device_count()} on this host; "
+            "use fewer ranks, or several hosts with torchrun"
+        )
+    return torch.device("cuda", local_rank)
 
 
 def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:

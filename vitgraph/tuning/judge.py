@@ -239,7 +239,7 @@ class Verification:
             ExactCall(self._exact, lambda inputs: self._eager_ms(inputs) <= ROUNDS_MS),
         ]
         timer = CallTimer(self.encoder.device)
-        self.experiment = Experiment(self._series, self, timer, self.encoder.device)
+        self.experiment = Experiment(self._series, self.make, timer, self.encoder.device)
 
     def _predicted_s(self, call: EncoderCall) -> float:
         """Time to measure a call in every strategy; the first eager run is not counted among its rounds."""

@@ -11,8 +11,7 @@ import pytest
 from saved_run_folders import read_compare
 
 from vitgraph.errors import UsageError
-from vitgraph.measure.compare import prepare_compare, run_compare
-from vitgraph.measure.compare_isolated import run_isolated
+from vitgraph.measure.compare import prepare_compare, run_compare, run_isolated
 from vitgraph.records.candidates import before_its_turn, failure
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder

@@ -20,9 +20,8 @@ from vitgraph.workloads.base import MediaItem, Request
 CPU = torch.device("cpu")
 
 
-class NoInputs:
-    def make(self, call: EncoderCall) -> Any:
-        return call
+def no_inputs(call: EncoderCall) -> Any:
+    return call
 
 
 def nothing(inputs: Any) -> list[torch.Tensor]:
@@ -41,7 +40,7 @@ def some_calls(count: int, requests_per_call: int = 1) -> list[EncoderCall]:
 def measured(series: list[Series], calls: int = 6, rounds: int = 2, **options: Any) -> list[TimedCall]:
     found: list[TimedCall] = []
     made = some_calls(calls)
-    experiment = Experiment(series, NoInputs(), CallTimer(CPU), CPU)
+    experiment = Experiment(series, no_inputs, CallTimer(CPU), CPU)
     experiment.measure(rounds_over(made, rounds), calls * rounds, found.append, **options)
     return found
 
@@ -103,7 +102,7 @@ def test_a_stop_keeps_what_was_handed_out_and_collects_garbage_again() -> None:
         return []
 
     found: list[TimedCall] = []
-    experiment = Experiment([Series(name, stop_at_the_eighth) for name in "ab"], NoInputs(), CallTimer(CPU), CPU)
+    experiment = Experiment([Series(name, stop_at_the_eighth) for name in "ab"], no_inputs, CallTimer(CPU), CPU)
     experiment.measure(rounds_over(some_calls(6), 1), 6, found.append)
     assert experiment.is_interrupted and gc.isenabled()
     assert len(found) == 7

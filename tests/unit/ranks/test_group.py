@@ -16,8 +16,8 @@ from vitgraph.errors import BudgetError
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 from vitgraph.predict.assignment import share_by_size
 from vitgraph.ranks import group as group_module
-from vitgraph.ranks.faults import find_fault
-from vitgraph.ranks.group import ParallelGroup, agree_on, rank_device
+from vitgraph.ranks.group import ParallelGroup, find_fault
+from vitgraph.ranks.launch import rank_device
 from vitgraph.ranks.sharing import RowLayout, gather_rows, join_rows
 
 WIDTH = 3
@@ -199,13 +199,13 @@ def test_ranks_that_are_at_different_places_say_so() -> None:
 
 def test_ranks_that_would_do_different_things_are_refused() -> None:
     def work(group: ParallelGroup) -> None:
-        agree_on(group, {"model": "a", "workload": f"w{group.rank // 2}"}, lambda name: f"copy the {name}")
+        group.agree({"model": "a", "workload": f"w{group.rank // 2}"})
 
     for result in run_ranks(3, work):
         assert result.exit_status == 2
         assert result.error is not None
         assert result.error.startswith("UsageError: rank 2 (")
-        assert "has workload w1" in result.error and result.error.endswith("copy the workload")
+        assert "has workload w1" in result.error and result.error.endswith("the same command and files")
 
 
 def test_a_signal_ends_a_rank_in_the_middle_of_a_wait() -> None:
