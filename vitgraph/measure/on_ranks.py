@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from vitgraph.measure.calls import EncoderCall, part_of
 from vitgraph.measure.environment import validity_problems
@@ -165,7 +166,7 @@ class RanksOfRun:
     def gather(self, timed: Iterator[TimedCall]) -> Iterator[TimedCall]:
         """Times this rank's part of a call in every series, and gives what all ranks measured, on rank 0 alone."""
         own = list(timed)
-        told = _TOLD.dump_python([(one.time, list(one.batches)) for one in own], mode="json")
+        told = to_jsonable_python([(one.time, one.batches) for one in own], fallback=lambda number: number.item())
         what = f"call {own[0].call.index} of round {own[0].round}" if own else "a call"
         everyone = self.group.exchange(told, what)
         if not self.group.is_leader:

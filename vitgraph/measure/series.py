@@ -62,9 +62,9 @@ class _MonolithicSeries(Series):
         return call.item_tokens
 
 
-def eager_series(encoder: VisionEncoder, name: str = EAGER) -> Series:
+def eager_series(encoder: VisionEncoder) -> Series:
     """Every path on all items of a call at once."""
-    return Series(name, partial(encode_eagerly, encoder))
+    return Series(EAGER, partial(encode_eagerly, encoder))
 
 
 def graph_series(manager: EncoderCudaGraphManager, name: str = GRAPH) -> Series:

@@ -62,34 +62,29 @@ def frozen_scalars(session: VerifySession) -> str:
 
 def stale_metadata(session: VerifySession) -> str:
     """Back to back in one graph, batches that look alike from afar get boundaries and positions of their own."""
-    found = _look_alikes(session)
-    if not found:
-        raise SkipCheck("no graph holds two batches that could be confused")
-    for pair in found:
-        first, second = session.store.batch(pair.first), session.store.batch(pair.second)
-        where = f"{graph_name(pair.key)}, {pair.kind}"
-        outputs, _ = session.execute(first, pair.key)
-        # A first batch that is wrong on its own is no stale metadata.
-        if not session.book.compare(first, outputs, f"the first batch, {where}", name=EVERY_GRAPH):
-            raise SkipCheck(f"the first of two batches differs from eager already ({where})")
-        for name, probes in (("the second batch", second), ("the first batch again", first)):
-            outputs, _ = session.execute(probes, pair.key)
-            session.book.compare(probes, outputs, f"{name}, {where}")
-    return "; ".join(dict.fromkeys(pair.kind for pair in found))
-
-
-def _look_alikes(session: VerifySession) -> list[LookAlikes]:
-    """One pair of each kind for each path, in the smallest graph that holds one."""
-    found: dict[tuple[str, str], LookAlikes] = {}
+    found: dict[tuple[str, str], tuple[GraphKey, LookAlikes]] = {}
     for key in sorted(session.manager.graphs, key=lambda key: (key.token_budget, -key.segment_slots)):
+        # One pair of each kind for each path, in the smallest graph that holds one.
         if (key.path, SAME_TOTAL) in found:
             continue
         usable = session.usable(key)
         # Where items differ in which paths they have, more than the boundaries would differ.
         complete = [one for one in usable if all(one.spec.tokens_on(path) for path in session.manager.plan.paths)]
         for pair in find_look_alikes(complete or usable, key, has_segments=session.has_segments(key)):
-            found.setdefault((key.path, pair.kind), pair)
-    return list(found.values())
+            found.setdefault((key.path, pair.kind), (key, pair))
+    if not found:
+        raise SkipCheck("no graph holds two batches that could be confused")
+    for key, pair in found.values():
+        first, second = session.store.batch(pair.first), session.store.batch(pair.second)
+        where = f"{graph_name(key)}, {pair.kind}"
+        outputs, _ = session.execute(first, key)
+        # A first batch that is wrong on its own is no stale metadata.
+        if not session.book.compare(first, outputs, f"the first batch, {where}", name=EVERY_GRAPH):
+            raise SkipCheck(f"the first of two batches differs from eager already ({where})")
+        for name, probes in (("the second batch", second), ("the first batch again", first)):
+            outputs, _ = session.execute(probes, key)
+            session.book.compare(probes, outputs, f"{name}, {where}")
+    return "; ".join(dict.fromkeys(pair.kind for _, pair in found.values()))
 
 
 def every_graph(session: VerifySession) -> str:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -212,19 +213,10 @@ def encode_eagerly(encoder: VisionEncoder, inputs: EncoderInputs, sizes: Sequenc
     return outputs
 
 
-@dataclass(frozen=True, slots=True)
-class LookAlikes:
-    """Two batches that a graph keyed or cached too coarsely would confuse.
-
-    Attributes:
-        kind: What they share.
-        key: A graph that holds either.
-        first: One batch.
-        second: The other.
-    """
+class LookAlikes(NamedTuple):
+    """Two batches that a graph keyed or cached too coarsely would confuse, and what they share."""
 
     kind: str
-    key: GraphKey
     first: list[Candidate]
     second: list[Candidate]
 
@@ -254,17 +246,17 @@ def find_look_alikes(usable: Sequence[Candidate], key: GraphKey, *, has_segments
     for pair in pairs:
         known = by_total.setdefault(sum(_row_counts(pair, path)), pair)
         if _row_counts(known, path) != _row_counts(pair, path):
-            found.append(LookAlikes(SAME_TOTAL, key, list(known), list(pair)))
+            found.append(LookAlikes(SAME_TOTAL, list(known), list(pair)))
             break
     for first, second in pairs:
         if first.spec.tokens_on(path) != second.spec.tokens_on(path):
-            found.append(LookAlikes(SAME_ITEMS, key, [first, second], [second, first]))
+            found.append(LookAlikes(SAME_ITEMS, [first, second], [second, first]))
             break
     shapes: dict[int, Candidate] = {}
     for candidate in few:
         twin = shapes.setdefault(candidate.spec.tokens_on(path), candidate)
         if twin.geometry != candidate.geometry:
-            found.append(LookAlikes(SAME_TOKENS, key, [twin], [candidate]))
+            found.append(LookAlikes(SAME_TOKENS, [twin], [candidate]))
             break
     return found
 
