@@ -14,9 +14,8 @@ from saved_run_folders import read_bench
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
-from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure import diagnose as diagnostics
 from vitgraph.measure.bench import BenchRun
+from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.budgets import GraphKey
@@ -224,9 +223,9 @@ def test_wrong_monolithic_outputs_are_never_timed(tmp_path: Path, monkeypatch: p
 def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replays are timed on a GPU only; here each graph of budget b is said to take b milliseconds."""
 
-    def timed(manager: EncoderCudaGraphManager, *_: Any) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
+    def timed(self: Diagnosis, *_: Any) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
         timings = {"gpu_busy_ms": None, "kernels": None, "launch_gap": 1.0}
-        for key in manager.graphs:
+        for key in self.manager.graphs:
             yield key, {"replay_ms": float(key.token_budget), **timings}
 
     def captured(self: BenchRun, *_: Any) -> None:
@@ -236,8 +235,8 @@ def test_replays_timed_alone_go_to_their_side_and_path(tmp_path: Path, monkeypat
     monkeypatch.setattr(BenchRun, "_save_before_measuring", captured)
     monkeypatch.setattr(BenchRun, "_speed_of_light", lambda self: None)
     monkeypatch.setattr(BenchRun, "release", lambda self: None)
-    monkeypatch.setattr(diagnostics, "measure_replays", timed)
-    monkeypatch.setattr(diagnostics, "measure_call_overheads", lambda *_: iter(()))
+    monkeypatch.setattr(Diagnosis, "replays", timed)
+    monkeypatch.setattr(Diagnosis, "call_overheads", lambda *_: iter(()))
     result = run("deepseek-ocr-debug", *small_images(200), "--output-dir", str(tmp_path / "run"), "--json")
     assert result.exit_code == 0, result.output
     graph, whole = (json.loads(result.stdout)["result"][name] for name in ("graph", "monolithic"))

@@ -9,7 +9,7 @@ import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, make_calls
-from vitgraph.measure.diagnose import measure_host_steps
+from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.profile_call import prepare_profile, run_profile
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.compile.replaced_modules import PatchProduct, stock_modules
@@ -67,7 +67,7 @@ def test_host_steps_are_measured_on_a_captured_manager(encoder: VisionEncoder) -
     manager = EncoderCudaGraphManager(encoder, plan_budgets(resolve_budget_settings((1, 256), [256], 4, 0)))
     manager.capture()
     calls, _ = make_calls([Request(0, parse_items("336x336"))], encoder.rule, 1)
-    steps = measure_host_steps(manager, CallInputs(encoder, calls, 0), calls)
+    steps = Diagnosis(manager, CallInputs(encoder, calls, 0), calls).host_steps()
     manager.clear()
     assert steps["replay"] > 0
     assert sum(steps[name] for name in ("plan", "metadata", "copy_in", "clone_out", "split", "other")) < 1.0

@@ -11,7 +11,7 @@ from vitgraph.graphs.capture import reserve_together
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import eager_reference, incorrect, largest_deviation, worst
-from vitgraph.measure.diagnose import diagnose
+from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.experiment import Control
 from vitgraph.measure.preparation import EAGER_ALONE, PreparedBench, resolved_bench, workload_of
@@ -214,14 +214,23 @@ class BenchRun(MeasuredRun[BenchRecord]):
                 if not deviation.passes:
                     raise incorrect(one.name, deviation)
         finally:
-            checked = len(reference.calls) if found else 0
-            self.draft.note_result(correctness=_correctness(found, checked, limit))
+            measured = [distance for distance in found.values() if distance is not None]
+            is_right = all(distance <= limit for distance in measured)
+            correctness = Correctness(
+                checked=len(reference.calls) if found else 0,
+                status="unchecked" if not measured else "ok" if is_right else "incorrect",
+                tolerance=limit,
+                max_rel_l2=found.get(GRAPH),
+                monolithic_max_rel_l2=found.get(MONOLITHIC),
+            )
+            self.draft.note_result(correctness=correctness)
 
     def prepare(self, calls: Sequence[EncoderCall], inputs: CallInputs) -> None:
         environment = self.draft.record.environment
         prepare_attention(self._encoder, calls, inputs)
         if self.ranks is not None:
-            self.ranks.wait_prepared()
+            # A rank may take long to compile or tune; the others must not give up on it in a timed call.
+            self.ranks.group.exchange(None, "prepared attention", slow=True)
         assert environment is not None and environment.encoder is not None
         ran = environment.encoder.but(**self._encoder.attention.facts())
         self.draft.note_environment(encoder=ran)
@@ -259,7 +268,7 @@ class BenchRun(MeasuredRun[BenchRecord]):
         requests = sum(len(call.requests) for call in self.calls)
         for name, manager in self._managers.items():
             self.progress.phase("timing replays alone")
-            for facts in diagnose(manager, self._graphs(name), inputs, calls, requests):
+            for facts in Diagnosis(manager, inputs, calls).facts(self._graphs(name), requests):
                 # Noted as soon as it is known, so that whatever ends this leaves it.
                 self.draft.note_result(**{name: facts})
 
@@ -279,16 +288,3 @@ class BenchRun(MeasuredRun[BenchRecord]):
 
     def release(self) -> None:
         clear_graphs(self._managers.values())
-
-
-def _correctness(found: Mapping[str, float | None], checked: int, limit: float) -> Correctness:
-    """What was compared before anything was timed, from the largest distance of each series that was."""
-    measured = [distance for distance in found.values() if distance is not None]
-    is_right = all(distance <= limit for distance in measured)
-    return Correctness(
-        checked=checked,
-        status="unchecked" if not measured else "ok" if is_right else "incorrect",
-        tolerance=limit,
-        max_rel_l2=found.get(GRAPH),
-        monolithic_max_rel_l2=found.get(MONOLITHIC),
-    )

@@ -21,7 +21,7 @@ from vitgraph.errors import BackendError, NothingReplayedError, VitgraphError, f
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import Reference, largest_deviation, worst
-from vitgraph.measure.diagnose import timed_graphs
+from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.on_ranks import RanksOfRun
 from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.run import captured_facts, clear_graphs
@@ -262,7 +262,7 @@ class Candidate:
         assert self._encoder is not None
         if GRAPH in self.modes:
             requests = sum(len(call.requests) for call in self._prepared.calls)
-            for facts in timed_graphs(self.manager, self._graphs, inputs, calls, requests, MOST_GRAPHS):
+            for facts in Diagnosis(self.manager, inputs, calls).replay_facts(self._graphs, requests, MOST_GRAPHS):
                 self._note_graphs(facts)
         spread = sorted(calls, key=lambda call: call.tokens)
         chosen = [spread[int((place + 0.5) / WHOLE_CALLS * len(spread))] for place in range(WHOLE_CALLS)]

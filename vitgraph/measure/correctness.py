@@ -135,7 +135,7 @@ def item_limits(
     tolerance = TOLERANCE[encoder.dtype]
     if all(distance <= tolerance for distance in measured):
         return [tolerance] * len(measured)
-    return [max(tolerance, OWN_ROUNDING_FACTOR * error) for error in own_errors(encoder, inputs, eager)]
+    return [limit_of(error, tolerance) for error in own_errors(encoder, inputs, eager)]
 
 
 def own_errors(encoder: VisionEncoder, inputs: EncoderInputs, eager: Sequence[torch.Tensor]) -> list[float]:
@@ -211,7 +211,7 @@ def float32_reference(
             f"the float32 reference does not fit on {base.device} ({str(error).splitlines()[0]}), so no output could "
             "be checked; nothing was timed. Use smaller items (--max-pixels-per-item) or `vitgraph bench`"
         ) from error
-    limit = limit_of(own_error, base.dtype)
+    limit = limit_of(own_error, FLOOR[base.dtype])
     return replace(reference, limit=limit), {
         "backend": REFERENCE_BACKEND,
         "dtype": "float32",
@@ -222,10 +222,10 @@ def float32_reference(
     }
 
 
-def limit_of(own_error: float, dtype: torch.dtype) -> float:
-    """Largest distance from float32 that passes, where torch's own attention is `own_error` from it."""
+def limit_of(own_error: float, least: float) -> float:
+    """Largest distance that passes where the tower's own is `own_error`; `least` in any case."""
     scaled = OWN_ROUNDING_FACTOR * own_error
-    return max(FLOOR[dtype], scaled) if math.isfinite(scaled) else FLOOR[dtype]
+    return max(least, scaled) if math.isfinite(scaled) else least
 
 
 def _outputs_that_fit(

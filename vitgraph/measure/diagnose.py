@@ -57,46 +57,159 @@ HOST_STEPS = {
 """Steps of a graph call, and the manager's method that does each."""
 
 
-def diagnose(
-    manager: EncoderCudaGraphManager,
-    facts: GraphFacts,
-    inputs: CallInputs,
-    calls: Sequence[EncoderCall],
-    requests: int,
-) -> Iterator[GraphFacts]:
-    """What a record says of a manager's graphs, again with each figure as soon as it is known.
+class Diagnosis:
+    """What the graph calls of a manager, which lives on a GPU, are made of.
 
     Args:
-        manager: The captured graphs; it lives on a GPU.
-        facts: Their captures and use.
-        inputs: Makes the calls' pixels.
+        manager: The captured graphs.
+        inputs: Makes the calls' pixels, outside the timing.
         calls: The measured calls of this process.
-        requests: Requests of all calls.
     """
-    for found in timed_graphs(manager, facts, inputs, calls, requests):
-        facts = found
-        yield facts
-    facts = facts.but(call_overheads=())
-    for overhead in measure_call_overheads(manager, inputs, calls):
-        facts = facts.but(call_overheads=(*(facts.call_overheads or ()), overhead))
-        yield facts
-    yield facts.but(host_steps_ms=measure_host_steps(manager, inputs, calls))
 
+    def __init__(self, manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]) -> None:
+        self.manager, self.inputs, self.calls = manager, inputs, calls
 
-def timed_graphs(
-    manager: EncoderCudaGraphManager,
-    facts: GraphFacts,
-    inputs: CallInputs,
-    calls: Sequence[EncoderCall],
-    requests: int,
-    most: int = MOST_GRAPHS,
-) -> Iterator[GraphFacts]:
-    """`diagnose` of replays alone, of up to `most` graphs."""
-    times: dict[GraphKey, dict[str, Any]] = {}
-    yield _with_replay_times(facts, times, requests)
-    for key, found in measure_replays(manager, inputs, most_used_graphs(manager, calls, most)):
-        times[key] = found
+    def facts(self, facts: GraphFacts, requests: int) -> Iterator[GraphFacts]:
+        """What a record says of the graphs, again with each figure as soon as it is known.
+
+        Args:
+            facts: Their captures and use.
+            requests: Requests of all calls.
+        """
+        for found in self.replay_facts(facts, requests):
+            facts = found
+            yield facts
+        facts = facts.but(call_overheads=())
+        for overhead in self.call_overheads():
+            facts = facts.but(call_overheads=(*(facts.call_overheads or ()), overhead))
+            yield facts
+        yield facts.but(host_steps_ms=self.host_steps())
+
+    def replay_facts(self, facts: GraphFacts, requests: int, most: int = MOST_GRAPHS) -> Iterator[GraphFacts]:
+        """`facts` of replays alone, of up to `most` graphs."""
+        times: dict[GraphKey, dict[str, Any]] = {}
         yield _with_replay_times(facts, times, requests)
+        for key, found in self.replays(self.most_used_graphs(most)):
+            times[key] = found
+            yield _with_replay_times(facts, times, requests)
+
+    def most_used_graphs(self, most: int = MOST_GRAPHS) -> dict[GraphKey, EncoderCall]:
+        """Up to `most` graphs, the most used first, each with a call that leaves a batch of it in its buffers."""
+        manager = self.manager
+        uses: Counter[GraphKey] = Counter()
+        last_use: dict[GraphKey, EncoderCall] = {}
+        for call in self.calls:
+            batches = manager.plan_call(call.shape_inputs()).batches if not call.has_images else []
+            keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
+            uses.update(keys)
+            for key in keys:
+                # After the call, the shared metadata is that of its last replay; graphs without any are always valid.
+                if key == keys[-1] or not manager.graphs[key].writer.layout.nbytes:
+                    last_use.setdefault(key, call)
+        return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:most]}
+
+    @torch.inference_mode()
+    def replays(self, graphs: Mapping[GraphKey, EncoderCall]) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
+        """Times graphs alone, one after another, within `REPLAYS_LIMIT_S`.
+
+        Args:
+            graphs: The graphs in the order in which they are timed, each with a call that leaves a batch of it in its
+                buffers.
+
+        Yields:
+            A graph, and its `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
+            intervals, from a profiler trace), `kernels`, and `launch_gap` (see `launch_gap`); all but the first are
+            None where the profiler saw nothing.
+        """
+        manager = self.manager
+        timer = CallTimer(manager.model.device)
+        for key, call in within(REPLAYS_LIMIT_S, graphs.items()):
+            manager.execute(self.inputs.make(call))
+            graph = manager.graphs[key].graph
+            replay_ms = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
+            repeats = max(1, min(TRACE_REPEATS, int(TRACE_LIMIT_MS / replay_ms)))
+            trace = busy_time(graph.replay, manager.model.device, repeats)
+            yield (
+                key,
+                {
+                    "replay_ms": replay_ms,
+                    "gpu_busy_ms": trace.busy_ms if trace else None,
+                    "kernels": trace.kernels if trace else None,
+                    "launch_gap": launch_gap(replay_ms, trace) if trace else None,
+                },
+            )
+
+    @torch.inference_mode()
+    def call_overheads(self) -> Iterator[CallOverhead]:
+        """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit, within
+        `CALL_OVERHEADS_LIMIT_S`.
+
+        Yields:
+            Of a shape, the whole call and its replays, each between two synchronisations.
+        """
+        manager = self.manager
+        timer = CallTimer(manager.model.device)
+        example = {call.items: call for call in self.calls if not call.has_images}
+        frequency = Counter(call.items for call in self.calls if not call.has_images)
+        plans = (
+            (example[items], manager.plan_call(example[items].shape_inputs())) for items, _ in frequency.most_common()
+        )
+        hits = ((call, plan) for call, plan in plans if all(batch.is_hit for batch in plan.batches))
+        for call, plan in within(CALL_OVERHEADS_LIMIT_S, islice(hits, MOST_CALL_SHAPES)):
+            mm_kwargs = self.inputs.make(call)
+            call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS, REPLAY_LIMIT_MS)
+            replays, replays_ms = 0, 0.0
+            for batch in plan.batches:
+                selected = manager.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
+                manager.execute(selected)
+                for run in batch.runs.values():
+                    if run.key is not None:
+                        replay = manager.graphs[run.key].graph.replay
+                        replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
+                        replays += 1
+            yield CallOverhead(
+                items=len(call.items),
+                tokens=call.tokens,
+                replays=replays,
+                call_ms=call_ms,
+                replays_ms=replays_ms,
+                overhead_ms=call_ms - replays_ms,
+            )
+
+    @torch.inference_mode()
+    def host_steps(self) -> dict[str, float]:
+        """Times what the host does in a graph call, step by step; on a GPU a step ends when its work is launched.
+
+        The steps are timed from outside, for as long as this runs; a call that nobody times has no clock in it.
+
+        Returns:
+            Mean milliseconds a call of `plan` (looked up), `metadata` (looked up, with the rows of each batch),
+            `copy_in` (pixels and metadata), `replay` (its launch), `clone_out`, `eager` (items that no graph holds;
+            absent without any), `split` (rows into items), `other`, and `call`, their sum. `specs_new`, `packing_new`
+            and `metadata_new` are what the first call of a combination of sizes computes, whose result `plan` and
+            `metadata` look up later.
+        """
+        manager = self.manager
+        candidates = [call for call in self.calls if not call.has_images] or list(self.calls)
+        chosen = candidates[:: max(1, len(candidates) // MOST_HOST_CALLS)][:MOST_HOST_CALLS]
+        seconds: defaultdict[str, float] = defaultdict(float)
+        timed = 0
+        for call in within(HOST_CALLS_LIMIT_S, chosen):
+            timed += 1
+            mm_kwargs = self.inputs.make(call)
+            # The first run meets the sizes, so that the second finds everything made.
+            manager.execute(mm_kwargs)
+            _synchronize(manager.model.device)
+            with _timed_steps(manager, seconds):
+                started = time.perf_counter()
+                manager.execute(mm_kwargs)
+                seconds["call"] += time.perf_counter() - started
+            _synchronize(manager.model.device)
+            _time_new_sizes(manager, call, seconds)
+        steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
+        steps["other"] = seconds["call"] - sum(steps.values())
+        order = (*steps, "call", "specs_new", "packing_new", "metadata_new")
+        return {name: 1e3 * (seconds | steps)[name] / timed for name in order}
 
 
 def _with_replay_times(facts: GraphFacts, times: Mapping[GraphKey, dict[str, Any]], requests: int) -> GraphFacts:
@@ -120,32 +233,6 @@ def _with_replay_times(facts: GraphFacts, times: Mapping[GraphKey, dict[str, Any
     return facts.but(per_budget=tuple(uses), per_path=per_path, **means)
 
 
-def most_used_graphs(
-    manager: EncoderCudaGraphManager, calls: Sequence[EncoderCall], most: int = MOST_GRAPHS
-) -> dict[GraphKey, EncoderCall]:
-    """Chooses the graphs to time alone.
-
-    Args:
-        manager: The captured graphs.
-        calls: The measured calls.
-        most: How many.
-
-    Returns:
-        Up to `most` graphs, the most used first, each with a call that leaves a batch of it in its buffers.
-    """
-    uses: Counter[GraphKey] = Counter()
-    last_use: dict[GraphKey, EncoderCall] = {}
-    for call in calls:
-        batches = manager.plan_call(call.shape_inputs()).batches if not call.has_images else []
-        keys = [run.key for batch in batches for run in batch.runs.values() if run.key is not None]
-        uses.update(keys)
-        for key in keys:
-            # After the call, the shared metadata is that of its last replay; graphs without any are always valid.
-            if key == keys[-1] or not manager.graphs[key].writer.layout.nbytes:
-                last_use.setdefault(key, call)
-    return {key: last_use[key] for key in sorted(last_use, key=lambda key: -uses[key])[:most]}
-
-
 def within(limit_s: float, items: Iterable[Item]) -> Iterator[Item]:
     """The items until the time is over; the first in any case, however long it takes."""
     begun = time.perf_counter()
@@ -153,40 +240,6 @@ def within(limit_s: float, items: Iterable[Item]) -> Iterator[Item]:
         if number and time.perf_counter() - begun > limit_s:
             return
         yield item
-
-
-@torch.inference_mode()
-def measure_replays(
-    manager: EncoderCudaGraphManager, inputs: CallInputs, graphs: Mapping[GraphKey, EncoderCall]
-) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
-    """Times graphs alone, one after another, within `REPLAYS_LIMIT_S`.
-
-    Args:
-        manager: The captured graphs; it lives on a GPU.
-        inputs: Makes the calls' pixels.
-        graphs: The graphs in the order in which they are timed, each with a call that leaves a batch in its buffers.
-
-    Yields:
-        A graph, and its `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'
-        intervals, from a profiler trace), `kernels`, and `launch_gap` (see `launch_gap`); all but the first are None
-        where the profiler saw nothing.
-    """
-    timer = CallTimer(manager.model.device)
-    for key, call in within(REPLAYS_LIMIT_S, graphs.items()):
-        manager.execute(inputs.make(call))
-        graph = manager.graphs[key].graph
-        replay_ms = timer.median_ms(graph.replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
-        repeats = max(1, min(TRACE_REPEATS, int(TRACE_LIMIT_MS / replay_ms)))
-        trace = busy_time(graph.replay, manager.model.device, repeats)
-        yield (
-            key,
-            {
-                "replay_ms": replay_ms,
-                "gpu_busy_ms": trace.busy_ms if trace else None,
-                "kernels": trace.kernels if trace else None,
-                "launch_gap": launch_gap(replay_ms, trace) if trace else None,
-            },
-        )
 
 
 def launch_gap(replay_ms: float, trace: BusyTime) -> float:
@@ -197,89 +250,6 @@ def launch_gap(replay_ms: float, trace: BusyTime) -> float:
     """
     wall_ms = replay_ms if trace.span_ms is None else min(replay_ms, trace.span_ms)
     return max(1.0, wall_ms / trace.busy_ms)
-
-
-@torch.inference_mode()
-def measure_call_overheads(
-    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
-) -> Iterator[CallOverhead]:
-    """Compares whole graph calls with their replays alone, for the most frequent call shapes that hit, within
-    `CALL_OVERHEADS_LIMIT_S`.
-
-    Args:
-        manager: The captured graphs; it lives on a GPU.
-        inputs: Makes the calls' pixels.
-        calls: The measured calls.
-
-    Yields:
-        Of a shape, the whole call and its replays, each between two synchronisations.
-    """
-    timer = CallTimer(manager.model.device)
-    example = {call.items: call for call in calls if not call.has_images}
-    frequency = Counter(call.items for call in calls if not call.has_images)
-    plans = ((example[items], manager.plan_call(example[items].shape_inputs())) for items, _ in frequency.most_common())
-    hits = ((call, plan) for call, plan in plans if all(batch.is_hit for batch in plan.batches))
-    for call, plan in within(CALL_OVERHEADS_LIMIT_S, islice(hits, MOST_CALL_SHAPES)):
-        mm_kwargs = inputs.make(call)
-        call_ms = timer.median_ms(partial(manager.execute, mm_kwargs), REPLAY_REPEATS, REPLAY_LIMIT_MS)
-        replays, replays_ms = 0, 0.0
-        for batch in plan.batches:
-            selected = manager.model.select_encoder_cudagraph_items(mm_kwargs, batch.items)
-            manager.execute(selected)
-            for run in batch.runs.values():
-                if run.key is not None:
-                    replay = manager.graphs[run.key].graph.replay
-                    replays_ms += timer.median_ms(replay, REPLAY_REPEATS, REPLAY_LIMIT_MS)
-                    replays += 1
-        yield CallOverhead(
-            items=len(call.items),
-            tokens=call.tokens,
-            replays=replays,
-            call_ms=call_ms,
-            replays_ms=replays_ms,
-            overhead_ms=call_ms - replays_ms,
-        )
-
-
-@torch.inference_mode()
-def measure_host_steps(
-    manager: EncoderCudaGraphManager, inputs: CallInputs, calls: Sequence[EncoderCall]
-) -> dict[str, float]:
-    """Times what the host does in a graph call, step by step; on a GPU a step ends when its work is launched.
-
-    The steps are timed from outside, for as long as this function runs; a call that nobody times has no clock in it.
-
-    Args:
-        manager: The captured graphs.
-        inputs: Makes the calls' pixels, outside the timing.
-        calls: The measured calls, of which some are taken.
-
-    Returns:
-        Mean milliseconds a call of `plan` (looked up), `metadata` (looked up, with the rows of each batch), `copy_in`
-        (pixels and metadata), `replay` (its launch), `clone_out`, `eager` (items that no graph holds; absent without
-        any), `split` (rows into items), `other`, and `call`, their sum. `specs_new`, `packing_new` and `metadata_new`
-        are what the first call of a combination of sizes computes, whose result `plan` and `metadata` look up later.
-    """
-    candidates = [call for call in calls if not call.has_images] or list(calls)
-    chosen = candidates[:: max(1, len(candidates) // MOST_HOST_CALLS)][:MOST_HOST_CALLS]
-    seconds: defaultdict[str, float] = defaultdict(float)
-    timed = 0
-    for call in within(HOST_CALLS_LIMIT_S, chosen):
-        timed += 1
-        mm_kwargs = inputs.make(call)
-        # The first run meets the sizes, so that the second finds everything made.
-        manager.execute(mm_kwargs)
-        _synchronize(manager.model.device)
-        with _timed_steps(manager, seconds):
-            started = time.perf_counter()
-            manager.execute(mm_kwargs)
-            seconds["call"] += time.perf_counter() - started
-        _synchronize(manager.model.device)
-        _time_new_sizes(manager, call, seconds)
-    steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
-    steps["other"] = seconds["call"] - sum(steps.values())
-    order = (*steps, "call", "specs_new", "packing_new", "metadata_new")
-    return {name: 1e3 * (seconds | steps)[name] / timed for name in order}
 
 
 def _synchronize(device: torch.device) -> None:

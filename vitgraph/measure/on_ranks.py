@@ -196,10 +196,6 @@ class RanksOfRun:
             facts["problems"] = problems
         return [f"rank {rank}: {problem}" for rank, found in enumerate(everyone) for problem in found if rank]
 
-    def wait_prepared(self) -> None:
-        """A rank may take long to compile or tune; the others must not give up on it in a timed call."""
-        self.group.exchange(None, "prepared attention", slow=True)
-
 
 def slowest(times: Sequence[CallTime]) -> CallTime:
     """The time of a call: the longest of its ranks."""

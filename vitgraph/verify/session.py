@@ -14,7 +14,7 @@ import torch
 from vitgraph.errors import InputError
 from vitgraph.graphs.call_plan import CallPlan, forced_batch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.correctness import OWN_ROUNDING_FACTOR
+from vitgraph.measure.correctness import limit_of
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.budgets import GraphKey
@@ -49,8 +49,8 @@ class CheckBook:
 
     Attributes:
         tolerance: Largest relative L2 distance from eager that passes.
-        rounding: What an item's eager output is from float32; `OWN_ROUNDING_FACTOR` times as much passes for an item
-            beyond the tolerance. None where the tolerance holds for all.
+        rounding: What an item's eager output is from float32, which decides what passes beyond the tolerance; None
+            where the tolerance holds for all.
         own_error: The largest such rounding that was asked for.
         checks: Results by name, in the order in which the checks run.
         under_way: The check that is running; what it finds is its own unless it says otherwise.
@@ -147,7 +147,7 @@ class CheckBook:
             return self.tolerance
         own_error = self.rounding(probe)
         self.own_error = max(self.own_error or 0.0, own_error)
-        return max(self.tolerance, OWN_ROUNDING_FACTOR * own_error)
+        return limit_of(own_error, self.tolerance)
 
     def _owner(self, output: torch.Tensor, references: Sequence[torch.Tensor], index: int) -> int | None:
         """The other item of the call whose reference `output` equals, or None."""

@@ -16,7 +16,7 @@ from vitgraph.measure import diagnose as diagnostics
 from vitgraph.measure import run, timing
 from vitgraph.measure.bench import BenchRun, run_bench
 from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
-from vitgraph.measure.diagnose import measure_call_overheads, measure_replays, most_used_graphs
+from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.preparation import prepare_bench
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.trace import BusyTime
@@ -88,8 +88,8 @@ def test_graphs_are_timed_from_the_most_used_one_on_until_the_limit(
     manager: EncoderCudaGraphManager, calls: list[EncoderCall], pretend: Pretend, replay_ms: float, timed: int
 ) -> None:
     pretend(manager, replay_ms)
-    inputs = CallInputs(manager.model, calls, 0)  # type: ignore[arg-type]
-    found = dict(measure_replays(manager, inputs, most_used_graphs(manager, calls)))
+    diagnosis = Diagnosis(manager, CallInputs(manager.model, calls, 0), calls)  # type: ignore[arg-type]
+    found = dict(diagnosis.replays(diagnosis.most_used_graphs()))
     assert [key.token_budget for key in found] == BUDGETS[:timed]
     assert all(times["replay_ms"] == pytest.approx(replay_ms) for times in found.values())
     assert all(times["launch_gap"] == pytest.approx(1.0) for times in found.values())
@@ -100,8 +100,8 @@ def test_a_long_replay_is_traced_once(
     manager: EncoderCudaGraphManager, calls: list[EncoderCall], pretend: Pretend, replay_ms: float, repeats: int
 ) -> None:
     traced = pretend(manager, replay_ms)
-    inputs = CallInputs(manager.model, calls, 0)  # type: ignore[arg-type]
-    assert len(list(measure_replays(manager, inputs, most_used_graphs(manager, calls)))) == 3
+    diagnosis = Diagnosis(manager, CallInputs(manager.model, calls, 0), calls)  # type: ignore[arg-type]
+    assert len(list(diagnosis.replays(diagnosis.most_used_graphs()))) == 3
     assert traced == [repeats] * 3
 
 
@@ -110,8 +110,8 @@ def test_call_shapes_are_measured_from_the_most_frequent_one_on_until_the_limit(
     manager: EncoderCudaGraphManager, calls: list[EncoderCall], pretend: Pretend, replay_ms: float, shapes: int
 ) -> None:
     pretend(manager, replay_ms)
-    inputs = CallInputs(manager.model, calls, 0)  # type: ignore[arg-type]
-    found = list(measure_call_overheads(manager, inputs, calls))
+    diagnosis = Diagnosis(manager, CallInputs(manager.model, calls, 0), calls)  # type: ignore[arg-type]
+    found = list(diagnosis.call_overheads())
     assert [shape.tokens for shape in found] == [100, 64, 144][:shapes]
     assert all(shape.call_ms == pytest.approx(replay_ms) for shape in found)
     assert all(shape.overhead_ms == pytest.approx(0.0, abs=1e-6) for shape in found)
@@ -196,7 +196,7 @@ def test_a_stop_in_the_second_call_shape_keeps_the_first(tmp_path: Path, monkeyp
         yield overhead
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(diagnostics, "measure_call_overheads", measure)
+    monkeypatch.setattr(Diagnosis, "call_overheads", measure)
     record = stopped_run(tmp_path, monkeypatch, "qwen3-vl-debug", (256,), KeyboardInterrupt())
     assert record.status == "interrupted"
     assert record.result.graph.call_overheads == (overhead,)

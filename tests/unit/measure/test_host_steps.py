@@ -11,7 +11,7 @@ import pytest
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import diagnose
 from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
-from vitgraph.measure.diagnose import HOST_STEPS, measure_host_steps
+from vitgraph.measure.diagnose import HOST_STEPS, Diagnosis
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.workloads.base import MediaItem, Request
@@ -35,7 +35,7 @@ def calls_of(tower: VisionEncoder, *sizes: int) -> list[EncoderCall]:
 
 def measured(tower: VisionEncoder, manager: EncoderCudaGraphManager, *sizes: int) -> dict[str, float]:
     calls = calls_of(tower, *sizes)
-    return measure_host_steps(manager, CallInputs(tower, calls, 0), calls)
+    return Diagnosis(manager, CallInputs(tower, calls, 0), calls).host_steps()
 
 
 def test_the_steps_add_up_to_the_call(tower: VisionEncoder, manager: EncoderCudaGraphManager) -> None:
