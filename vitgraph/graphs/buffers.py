@@ -33,10 +33,9 @@ class HostStaging:
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._tensors = [
+        self.slabs = [
             torch.zeros(max(nbytes, 1), dtype=torch.uint8, pin_memory=self._on_gpu) for _ in range(STAGING_SLABS)
         ]
-        self.slabs = [tensor.numpy() for tensor in self._tensors]
         self._events: list[torch.cuda.Event | None] = [None] * (STAGING_SLABS // SLABS_AN_EVENT)
         self._turn = cycle(range(STAGING_SLABS))
 
@@ -48,10 +47,6 @@ class HostStaging:
             if event is not None:
                 event.synchronize()
         return index
-
-    def heads(self, nbytes: int) -> list[torch.Tensor]:
-        """The first bytes of every slab."""
-        return [tensor[:nbytes] for tensor in self._tensors]
 
     def send(self, index: int, source: torch.Tensor, destination: torch.Tensor) -> None:
         """Copies from slab `index` to the device, asynchronously on a GPU."""
@@ -120,8 +115,8 @@ class MetadataWriter:
     def __init__(self, layout: MetadataLayout, staging: HostStaging) -> None:
         self.layout = layout
         self._staging = staging
-        self._views = [layout.host_views(slab) for slab in staging.slabs]
-        self._sources = staging.heads(layout.nbytes)
+        self._views = [layout.host_views(slab.numpy()) for slab in staging.slabs]
+        self._sources = [slab[: layout.nbytes] for slab in staging.slabs]
         self._destination: torch.Tensor | None = None
 
     def send(self, values: Mapping[str, np.ndarray], arena: torch.Tensor) -> None:

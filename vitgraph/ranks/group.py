@@ -262,9 +262,9 @@ class ParallelGroup:
             # Ranks begin a call together, but not all look at the same moment.
             is_about_late = waited_s > max(limit_s / 2, limit_s - 2 * _LOOK_EVERY_S)
             if (is_given_up or waited_s > limit_s) and is_about_late and is_own_done is not None and not is_own_done():
-                self._is_ending = True
-                self._post(ERROR, f"its own work took more than {limit_s:g} s")
-                raise RankFailedError(f"{self.places[self.rank]} failed: its own work took more than {limit_s:g} s")
+                late = VitgraphError(f"its own work took more than {limit_s:g} s")
+                self.announce(late)
+                raise RankFailedError(f"{self.places[self.rank]} failed: {late}")
             if is_given_up:
                 raise self._explain(f"{what} was given up by other ranks")
             if waited_s > limit_s:
@@ -365,13 +365,10 @@ class ParallelGroup:
             except BaseException as stop:
                 self.announce(stop)
                 raise
-            self._restore_handlers()
+            for number, handler in self._old_handlers.items():
+                signal.signal(number, handler)
             dist.destroy_process_group()
             _abandoned = False
-
-    def _restore_handlers(self) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
 
 
 def _meet(place: Place) -> tuple[dist.Store, int, int]:
