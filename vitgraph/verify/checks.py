@@ -46,9 +46,9 @@ def frozen_scalars(session: VerifySession) -> str:
             continue
         longest = max(usable, key=lambda one: one.spec.tokens_on(key.path) / one.spec.segments)
         for batch in ([longest], [usable[-1]], session.fullest(key, usable)):
-            inputs = session.store.shape_inputs(batch)
-            needed = session.encoder.prepare_encoder_cudagraph_replay_buffers(inputs, key).scalars
-            for name, value in needed.items():
+            items = [candidate.geometry for candidate in batch]
+            metadata = session.encoder.compute_metadata(items, key.path, key.axis_key)
+            for name, value in session.encoder.compute_scalars(metadata).items():
                 frozen = graph.scalars.get(name)
                 if frozen is None or value > frozen:
                     sizes = ", ".join(candidate.size for candidate in batch)

@@ -163,19 +163,6 @@ class ProbeStore:
             (probe.own_error,) = own_errors(self.encoder, self.inputs([probe]), [probe.reference])
         return probe.own_error
 
-    def shape_inputs(self, candidates: Sequence[Candidate]) -> EncoderInputs:
-        """A call without pixel values, to ask the encoder for metadata and scalars."""
-        items = [candidate.geometry for candidate in candidates]
-        totals: dict[str, int] = defaultdict(int)
-        for item in items:
-            for name, rows in self.encoder.rule.pixel_rows(item).items():
-                totals[name] += rows
-        pixels = {
-            name: torch.empty((rows, *self.encoder.pixel_row_shape(name)), device="meta")
-            for name, rows in totals.items()
-        }
-        return self.encoder.make_inputs(items, pixels)
-
     def inputs(self, probes: Sequence[Probe]) -> EncoderInputs:
         """One call of these probes, in this order."""
         pixels = {name: torch.cat([probe.pixels[name] for probe in probes]) for name in probes[0].pixels}
