@@ -16,7 +16,6 @@ from vitgraph.attention.measure import Reading
 from vitgraph.attention.per_shape import PerShapeBackend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.cli import app
-from vitgraph.verify import models
 
 TINY = ["--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--quiet"]
 WORKLOAD = ["--dataset-name", "random-mm", "--num-prompts", "4", "--num-warmups", "1", "--seed", "0"]
@@ -49,7 +48,6 @@ def auto_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
         return registry._registered(PerShapeBackend(backends, heads, width, dtype, device, timer=cost))
 
     monkeypatch.setattr(registry, "create_backend", create)
-    monkeypatch.setattr(models, "create_backend", create)
 
 
 def ran(*arguments: str) -> str:
