@@ -21,7 +21,6 @@ from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import item_limits, relative_l2, worst
 from vitgraph.measure.experiment import Control, Experiment
 from vitgraph.measure.progress import Progress, SilentProgress
-from vitgraph.measure.record_samples import samples_of
 from vitgraph.measure.series import Series, eager_series, encode_eagerly, expect_calls, graph_series
 from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
@@ -313,7 +312,7 @@ class Verification:
         self.experiment.measure(
             self._schedule(checkpoint),
             steps,
-            lambda timed: self.samples.extend(samples_of(timed)),
+            lambda timed: self.samples.extend(timed.samples()),
             control=Control([EAGER], REPEAT_EVERY),
         )
 

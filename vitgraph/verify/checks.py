@@ -47,7 +47,7 @@ def frozen_scalars(session: VerifySession) -> str:
         longest = max(usable, key=lambda one: one.spec.tokens_on(key.path) / one.spec.segments)
         for batch in ([longest], [usable[-1]], session.fullest(key, usable)):
             items = [candidate.geometry for candidate in batch]
-            metadata = session.encoder.compute_metadata(items, key.path, key.axis_key)
+            metadata = session.encoder.compute_metadata(items)
             for name, value in session.encoder.compute_scalars(metadata).items():
                 frozen = graph.scalars.get(name)
                 if frozen is None or value > frozen:
