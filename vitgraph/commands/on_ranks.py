@@ -88,9 +88,7 @@ def joined(spec: ParallelSpec, device: str) -> Iterator[ParallelGroup | None]:
         yield group
 
 
-def on_rank(
-    spec: BenchSpec, folder: Path, measure: Callable[[ParallelGroup | None], Found | None]
-) -> Found | None:
+def on_rank(spec: BenchSpec, folder: Path, measure: Callable[[ParallelGroup | None], Found | None]) -> Found | None:
     """This rank's part of a run: the record on rank 0 and in a run of one process, None elsewhere."""
     try:
         with joined(spec.parallel, spec.model.device) as group:
