@@ -288,8 +288,13 @@ def wrong_text(ended: Ended) -> str | None:
     return None if text.strip() else f"exit status {ended.status} without a word"
 
 
-def wrong_files(folder: Path) -> str | None:
-    """Why what a command left behind is neither whole nor nothing, or None."""
+def wrong_files(folder: Path, could_clear: bool = True) -> str | None:
+    """Why what a command left behind is neither whole nor nothing, or None.
+
+    Args:
+        folder: Of the run.
+        could_clear: The command could remove what it had begun: it was not killed, and its disk still took changes.
+    """
     from vitgraph.errors import VitgraphError
     from vitgraph.predict.profile import load_profile
     from vitgraph.records.record import RECORDS
@@ -300,7 +305,9 @@ def wrong_files(folder: Path) -> str | None:
     try:
         for file in sorted(out.rglob("*")) if out.exists() else ():
             if ".tmp" in file.name:
-                return f"{file.name} is left behind"
+                if could_clear:
+                    return f"{file.name} is left behind"
+                continue
             if file.name == "run.json":
                 record = read_record(file)
                 assert record.kind in RECORDS

@@ -97,7 +97,7 @@ def break_disk(name: str, kind: str, after_s: float | None, drawn: random.Random
         for each in (folder, *folder.rglob("*")):
             if each.is_dir():
                 each.chmod(0o777)
-        wrong = wrong_text(ended) or wrong_files(folder)
+        wrong = wrong_text(ended) or wrong_files(folder, could_clear=kind != "read-only")
         if wrong is None and ended.status not in (*GOOD_ENDS, 1, 2):
             wrong = f"exit status {ended.status}: {ended.errors[-500:]}"
         if wrong is None and ended.status in (1, 2) and "error: " not in ended.errors:

@@ -110,12 +110,12 @@ def fail_rank(kind: str, rank: int, after_s: float) -> tuple[Ended, float | None
         fault = folder / FAULT_FILE
         took_s = ended.at - float(fault.read_text(encoding="utf-8")) if fault.exists() else None
         record = folder / "out" / "run.json"
-        return ended, took_s, _wrong(ended, took_s, rank, folder), record.exists()
+        return ended, took_s, _wrong(ended, took_s, rank, folder, kind), record.exists()
 
 
-def _wrong(ended: Ended, took_s: float | None, rank: int, folder: Path) -> str | None:
+def _wrong(ended: Ended, took_s: float | None, rank: int, folder: Path, kind: str) -> str | None:
     errors = ended.errors.replace("unexpected Unforeseen", "Unforeseen")
-    wrong = wrong_text(replace(ended, errors=errors)) or wrong_files(folder)
+    wrong = wrong_text(replace(ended, errors=errors)) or wrong_files(folder, could_clear=kind != "killed")
     if wrong is not None:
         return wrong
     status, record = ended.status, folder / "out" / "run.json"
