@@ -187,3 +187,14 @@ def test_the_published_scenarios_are_there_for_each_backend(backend: str, parque
     # 20 images of 100 tokens, at most 8 a replay.
     assert (random["expected"]["items"], random["expected"]["replays"]) == (20000, 3000)
     assert random["settings"]["graph"]["max_model_len"] == 8192
+
+
+def test_a_pair_is_a_list_of_two_in_a_file(tmp_path: Path) -> None:
+    path, results = tmp_path / "export.yaml", Path(__file__).parents[2] / "results" / "bench"
+    for given, expected in (
+        ("only-one", "--compare takes a list of 2"),
+        (f"{results / 'row_glm4v'}, {results / 'row_gemma3'}", "are not comparable"),
+    ):
+        path.write_text(f"compare: [{given}]")
+        result = CliRunner().invoke(app, ["export", "--config", str(path)])
+        assert (result.exit_code, expected in result.stderr) == (2, True)

@@ -322,6 +322,11 @@ def _checked(place: str, entry: Option, value: Any) -> Any:
     if entry.is_repeatable:
         one = dataclasses.replace(entry, is_repeatable=False)
         return [_checked(place, one, each) for each in (value if isinstance(value, list) else [value])]
+    if kinds := get_args(entry.kind):
+        if not isinstance(value, list | tuple) or len(value) != len(kinds):
+            raise UsageError(f"{place}: {entry.key} is {value!r}; {entry.names[0]} takes a list of {len(kinds)}")
+        each_of = zip(kinds, value, strict=True)
+        return tuple(_checked(place, dataclasses.replace(entry, kind=kind), each) for kind, each in each_of)
     takes = {float: (int, float), Path: (str, Path)}.get(entry.kind, (entry.kind,))
     if not isinstance(value, takes) or (isinstance(value, bool) and entry.kind is not bool):
         kind = _KIND_NAMES.get(entry.kind, "text")
