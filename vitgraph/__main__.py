@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 from vitgraph.commands.process import be_stoppable, end_without_leak_report, flush_output, leave_stops_to_the_end
 from vitgraph.errors import EXIT_INTERRUPTED
@@ -18,7 +19,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _end_stopped()
     except SystemExit as end:
-        flush_output()
+        with suppress(KeyboardInterrupt):
+            flush_output()
         leave_stops_to_the_end(end.code if isinstance(end.code, int) else 0)
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             # Of the parser of the command line, which says nothing.

@@ -17,10 +17,12 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from every_command import print_table
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUTS_A_KIND = 70
@@ -337,18 +339,16 @@ def main() -> int:
     parser.add_argument("--configs", action="store_true", help="the config.json of every row instead")
     options = parser.parse_args()
     bound_memory()
-    lines, all_wrong = ["| input | damaged | taken | refused | wrong |", "|---|---:|---:|---:|---:|"], []
-    for kind in configs() if options.configs else kinds():
-        if options.kind and kind.name not in options.kind:
-            continue
+
+    def row(kind: Kind) -> tuple[Sequence[object], list[str]]:
         ends, wrong = run_kind(kind, options.inputs, options.seed)
         refused = sum(count for status, count in ends.items() if status)
-        lines.append(f"| {kind.name} | {options.inputs} | {ends[0]} | {refused - len(wrong)} | {len(wrong)} |")
-        sys.stdout.write(lines[-1] + "\n")
-        sys.stdout.flush()
-        all_wrong += wrong
-    sys.stdout.write("\n".join(all_wrong) + "\n")
-    return int(bool(all_wrong))
+        return (kind.name, options.inputs, ends[0], refused - len(wrong)), wrong
+
+    wanted = (
+        kind for kind in (configs() if options.configs else kinds()) if kind.name in (options.kind or [kind.name])
+    )
+    return print_table("input | damaged | taken | refused", map(row, wanted))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -346,3 +347,40 @@ def options_of(about: str | None, flag: str, usual: int, meaning: str) -> argpar
     parser.add_argument("--command", action="append", help="only this command; may be repeated")
     torch.set_num_threads(1)
     return parser.parse_args()
+
+
+@dataclass
+class Drilled:
+    """What came of the runs of a drill that fit in one row.
+
+    Attributes:
+        ends: How many ended in which way, and left a record.
+        slowest_s: Longest time from what was done to a run to its end.
+        wrong: What was wrong with any.
+    """
+
+    ends: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def print_table(header: str, rows: Iterable[tuple[Sequence[object], Sequence[str]]], names: int = 1) -> int:
+    """Prints the table of a drill, each row as soon as it is there, and then all that was wrong.
+
+    Args:
+        header: Titles, with a bar between two; `wrong` is added.
+        rows: Cells of each row, and what was wrong in its runs.
+        names: How many columns are no numbers.
+
+    Returns:
+        The exit status of the drill.
+    """
+    numbers = header.count("|") + 2 - names
+    sys.stdout.write(f"| {header} | wrong |\n|{'---|' * names}{'---:|' * numbers}\n")
+    all_wrong: list[str] = []
+    for cells, wrong in rows:
+        sys.stdout.write(f"| {' | '.join(map(str, cells))} | {len(wrong)} |\n")
+        sys.stdout.flush()
+        all_wrong += wrong
+    sys.stdout.write("\n".join(all_wrong) + "\n")
+    return int(bool(all_wrong))

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from every_command import (
@@ -27,6 +27,7 @@ from every_command import (
     Forked,
     options_of,
     prepare,
+    print_table,
     undisturbed,
     wrong_files,
     wrong_text,
@@ -155,29 +156,21 @@ def two_at_once(name: str, after_s: float = 0.0) -> str | None:
         return None if wrong is None else f"{name} twice at once: {wrong}"
 
 
+def rows(names: Iterable[str], faults: int, seed: int) -> Iterator[tuple[Sequence[object], list[str]]]:
+    """Each command on each kind of disk, and twice at once in one folder."""
+    for name in names:
+        for kind in KINDS:
+            ends, wrong = drill_command(name, kind, faults, seed)
+            yield (f"`{name}`", kind, faults, ends["finished"], ends["refused"], ends["not saved"]), wrong
+        drawn, half_s = random.Random(f"{name} {seed}"), undisturbed(name).seconds / 2
+        found = [two_at_once(name, drawn.uniform(0.0, half_s)) for _ in range(faults)]
+        yield (f"`{name}`", "two at once", 2 * faults, faults, faults, 0), [each for each in found if each is not None]
+
+
 def main() -> int:
     options = options_of(__doc__, "--faults", FAULTS, "of each kind in each command that writes")
-    all_wrong = []
-    sys.stdout.write(
-        "| command | disk | runs | finished | refused | not saved, said so | wrong |\n"
-        "|---|---|---:|---:|---:|---:|---:|\n"
-    )
-    for name in options.command or WRITING:
-        for kind in KINDS:
-            ends, wrong = drill_command(name, kind, options.faults, options.seed)
-            counts = (options.faults, ends["finished"], ends["refused"], ends["not saved"], len(wrong))
-            sys.stdout.write(f"| `{name}` | {kind} | {' | '.join(map(str, counts))} |\n")
-            sys.stdout.flush()
-            all_wrong += wrong
-        drawn, half_s = random.Random(f"{name} {options.seed}"), undisturbed(name).seconds / 2
-        found = [two_at_once(name, drawn.uniform(0.0, half_s)) for _ in range(options.faults)]
-        wrong = [each for each in found if each is not None]
-        counts = (2 * options.faults, options.faults, options.faults, 0, len(wrong))
-        sys.stdout.write(f"| `{name}` | two at once | {' | '.join(map(str, counts))} |\n")
-        sys.stdout.flush()
-        all_wrong += wrong
-    sys.stdout.write("\n".join(all_wrong) + "\n")
-    return int(bool(all_wrong))
+    header = "command | disk | runs | finished | refused | not saved, said so"
+    return print_table(header, rows(options.command or WRITING, options.faults, options.seed), names=2)
 
 
 if __name__ == "__main__":

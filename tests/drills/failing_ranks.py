@@ -15,12 +15,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from every_command import Ended, Forked, load_modules, options_of, prepare, run_main, wrong_files, wrong_text
+from every_command import (
+    Drilled,
+    Ended,
+    Forked,
+    load_modules,
+    options_of,
+    prepare,
+    print_table,
+    run_main,
+    wrong_files,
+    wrong_text,
+)
 
 from vitgraph.errors import EXIT_OK, EXIT_UNEXPECTED
 from vitgraph.records.store import read_record
@@ -41,21 +52,6 @@ FAULT_FILE = "fault"
 
 class UnforeseenError(Exception):
     """What no part of a rank foresees."""
-
-
-@dataclass
-class Failed:
-    """What came of the faults of a kind.
-
-    Attributes:
-        ends: How many runs failed, and ended before the fault; how many left a record.
-        slowest_s: Longest time from a fault to the end.
-        wrong: What was wrong with any.
-    """
-
-    ends: Counter[str] = field(default_factory=Counter)
-    slowest_s: float = 0.0
-    wrong: list[str] = field(default_factory=list)
 
 
 def run_rank(kind: str, rank: int, after_s: float, words: list[str]) -> NoReturn:
@@ -144,9 +140,9 @@ def undisturbed_s() -> float:
     return ended.seconds
 
 
-def drill_ranks(kind: str, faults: int, seed: int) -> Failed:
+def drill_ranks(kind: str, faults: int, seed: int) -> Drilled:
     """Fails either rank so many times in one way."""
-    drawn, found = random.Random(f"{kind} {seed}"), Failed()
+    drawn, found = random.Random(f"{kind} {seed}"), Drilled()
     # Of that, ranks are there for most.
     takes_s = 0.8 * undisturbed_s()
     for count in range(faults):
@@ -162,20 +158,13 @@ def drill_ranks(kind: str, faults: int, seed: int) -> Failed:
 
 def main() -> int:
     options = options_of(__doc__, "--faults", FAULTS, "of each kind, half of them of either rank")
-    all_wrong = []
-    sys.stdout.write(
-        "| a rank is | runs | failed | had finished | with a record | slowest end, s | wrong |\n"
-        "|---|---:|---:|---:|---:|---:|---:|\n"
-    )
-    for kind in KINDS:
+
+    def row(kind: str) -> tuple[Sequence[object], list[str]]:
         found = drill_ranks(kind, options.faults, options.seed)
-        ends = found.ends
-        counts = (options.faults, ends["failed"], ends["finished"], ends["record"], f"{found.slowest_s:.1f}")
-        sys.stdout.write(f"| {kind} | {' | '.join(map(str, counts))} | {len(found.wrong)} |\n")
-        sys.stdout.flush()
-        all_wrong += found.wrong
-    sys.stdout.write("\n".join(all_wrong) + "\n")
-    return int(bool(all_wrong))
+        counts = (found.ends[end] for end in ("failed", "finished", "record"))
+        return (kind, options.faults, *counts, f"{found.slowest_s:.1f}"), found.wrong
+
+    return print_table("a rank is | runs | failed | had finished | with a record | slowest end, s", map(row, KINDS))
 
 
 if __name__ == "__main__":

@@ -11,11 +11,22 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from every_command import COMMANDS, GOOD_ENDS, Ended, Forked, options_of, prepare, undisturbed, wrong_files, wrong_text
+from every_command import (
+    COMMANDS,
+    GOOD_ENDS,
+    Drilled,
+    Ended,
+    Forked,
+    options_of,
+    prepare,
+    print_table,
+    undisturbed,
+    wrong_files,
+    wrong_text,
+)
 
 from vitgraph.errors import EXIT_INTERRUPTED
 from vitgraph.records.store import read_record
@@ -23,21 +34,6 @@ from vitgraph.records.store import read_record
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPS = 20
 PATIENCE_S = 20.0
-
-
-@dataclass
-class Stopped:
-    """What came of the stops of a command.
-
-    Attributes:
-        ends: How many ended stopped, finished before, and left a record.
-        slowest_s: Longest time from a stop to the end.
-        wrong: What was wrong with any.
-    """
-
-    ends: Counter[str] = field(default_factory=Counter)
-    slowest_s: float = 0.0
-    wrong: list[str] = field(default_factory=list)
 
 
 def stop_command(name: str, number: int, after_s: float, again_s: float | None) -> tuple[Ended, str | None, bool]:
@@ -63,9 +59,9 @@ def stop_command(name: str, number: int, after_s: float, again_s: float | None) 
         return ended, wrong, bool(records)
 
 
-def drill_command(name: str, stops: int, seed: int) -> Stopped:
+def drill_command(name: str, stops: int, seed: int) -> Drilled:
     """Stops a command `stops` times by each signal."""
-    drawn, found = random.Random(f"{name} {seed}"), Stopped()
+    drawn, found = random.Random(f"{name} {seed}"), Drilled()
     takes_s = undisturbed(name).seconds
     for number in SIGNALS:
         for count in range(stops):
@@ -82,20 +78,14 @@ def drill_command(name: str, stops: int, seed: int) -> Stopped:
 
 def main() -> int:
     options = options_of(__doc__, "--stops", STOPS, "of each signal in each command")
-    all_wrong = []
-    sys.stdout.write(
-        "| command | stops | stopped | had finished | with a record | slowest end, s | wrong |\n"
-        "|---|---:|---:|---:|---:|---:|---:|\n"
-    )
-    for name in options.command or COMMANDS:
+
+    def row(name: str) -> tuple[Sequence[object], list[str]]:
         found = drill_command(name, options.stops, options.seed)
-        ends = found.ends
-        counts = (3 * options.stops, ends["stopped"], ends["finished"], ends["record"], f"{found.slowest_s:.1f}")
-        sys.stdout.write(f"| `{name}` | {' | '.join(map(str, counts))} | {len(found.wrong)} |\n")
-        sys.stdout.flush()
-        all_wrong += found.wrong
-    sys.stdout.write("\n".join(all_wrong) + "\n")
-    return int(bool(all_wrong))
+        counts = (found.ends[end] for end in ("stopped", "finished", "record"))
+        return (f"`{name}`", 3 * options.stops, *counts, f"{found.slowest_s:.1f}"), found.wrong
+
+    header = "command | stops | stopped | had finished | with a record | slowest end, s"
+    return print_table(header, map(row, options.command or COMMANDS))
 
 
 if __name__ == "__main__":

@@ -78,6 +78,9 @@ def flush_output() -> None:
 
 def leave_stops_to_the_end(exit_status: int) -> None:
     """From now on a stop ends the process at once, with the status that it ends with anyway: all is said and saved."""
+    global _stopped_at
+    # One that comes while the handlers are changed is taken for a second of one before.
+    _stopped_at = math.inf
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
