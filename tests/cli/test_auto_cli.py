@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from vitgraph.attention import registry
 from vitgraph.attention.base import AttentionBackend, Packed
-from vitgraph.attention.measure import Reading
-from vitgraph.attention.per_shape import PerShapeBackend
+from vitgraph.attention.per_shape import PerShapeBackend, Trial
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.cli import app
 
@@ -30,9 +29,10 @@ class Long(Short):
     pass
 
 
-def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
+def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
     """`SHORT` takes a second for each row of a segment, `LONG` 300 seconds."""
-    return lambda: (0.0, 3e5 if isinstance(backend, Long) else 1e3 * float(arguments[3].diff().max()))
+    taken = 3e5 if isinstance(backend, Long) else 1e3 * float(arguments[3].diff().max())
+    return Trial(taken, lambda: lambda: (0.0, taken))
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 
@@ -41,6 +41,12 @@ CALLS, ROUNDS = 8, 5
 
 HOPELESS = 1.5
 """What takes so many times the fastest is not read again."""
+
+LONG_MS = 1.0
+"""A call that takes the GPU so long is read by itself, without a graph, and in `LONG_ROUNDS`: launches hide behind it.
+The first one, after the warm-up, tells already which backends are hopeless there."""
+
+LONG_ROUNDS = 2
 
 CYCLES_A_MS = QUEUE_CYCLES
 """Device cycles that last about a millisecond."""
@@ -85,15 +91,30 @@ class Choice:
     calls: int = 0
 
 
-Timer = Callable[[AttentionBackend, Packed, bool], Reading]
-"""`(backend, arguments, is_graph)` to what takes a reading of the call."""
+class Trial(NamedTuple):
+    """One backend at one shape, warmed up.
+
+    Attributes:
+        first_ms: GPU time of the first call after the warm-up.
+        reading: Makes what takes a reading of the call, in a graph where the shape is one's and the call is short.
+    """
+
+    first_ms: float
+    reading: Callable[[], Reading]
+
+
+_T = TypeVar("_T")
+
+Timer = Callable[[AttentionBackend, Packed, bool], Trial]
+"""`(backend, arguments, is_graph)` to its trial."""
 
 
 class PerShapeBackend(AttentionBackend):
     """Several backends behind one name.
 
     A shape is timed when it is first met outside a capture: in `prepare`, or in the warm-up of the graph that has it.
-    Within a capture, and once `MEASURE_LIMIT_S` is used up, the nearest known shape decides.
+    Within a capture, for graphs that no expected call replays, and once `MEASURE_LIMIT_S` is used up, the nearest known
+    shape decides.
 
     Args:
         backends: Backends that were found right on this device, by a label of their own; at least one.
@@ -122,7 +143,7 @@ class PerShapeBackend(AttentionBackend):
         super().__init__()
         self._backends = dict(backends)
         self._heads, self._head_width, self._dtype, self._device = heads, head_width, dtype, device
-        self._timer = timer or partial(_reading, device)
+        self._timer = timer or partial(_trial, device)
         self._layer = Layer()
         self._left_out: int | None = None
         # Rows that a kernel skips are read by the next layer, whichever backend that one has: they share what it keeps.
@@ -237,10 +258,9 @@ class PerShapeBackend(AttentionBackend):
         choice = self._choices.get(bucket)
         if choice is None:
             is_capturing = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-            if is_capturing or (self._choices and self.plan_build_ms > MEASURE_LIMIT_S * 1e3):
-                choice = self._nearest(bucket)
-            else:
-                choice = self._choose(bucket)
+            is_late = bool(self._choices) and self.plan_build_ms > MEASURE_LIMIT_S * 1e3
+            is_unused = bool(self._replays) and bucket.is_graph and not self._replays_of(bucket)
+            choice = self._nearest(bucket) if is_capturing or is_late or is_unused else self._choose(bucket)
             self._choices[bucket] = choice
             taken = {choice.label for choice in self._choices.values()}
             self.implementation = "fastest at each shape of: " + "; ".join(
@@ -277,21 +297,26 @@ class PerShapeBackend(AttentionBackend):
         slots = shape.slots if shape.is_graph else len(lengths)
         case = AttentionCase(self._heads, self._head_width, self._dtype, lengths, slots, padding, bound)
         arguments = case.arguments(self._device)
-        readings: dict[str, Reading] = {}
-        times: dict[str, float] = {}
-        found: dict[str, list[tuple[float, float]]] = {}
-        for label, backend in self._backends.items():
-            try:
-                readings[label] = self._timer(backend, arguments, shape.is_graph)
-            except Exception as error:  # whatever a package raises at a shape, the others may still run it
-                logger.info("auto: %s cannot run %s: %s", label, shape, first_line(error))
-        for _ in range(ROUNDS):
+        trials = {
+            label: trial
+            for label, backend in self._backends.items()
+            if (trial := _if_it_runs(label, shape, partial(self._timer, backend, arguments, shape.is_graph)))
+        }
+        fastest_ms = min((trial.first_ms for trial in trials.values()), default=0.0)
+        worth_ms = max(LONG_MS, HOPELESS * fastest_ms)
+        found = {label: [(0.0, trial.first_ms)] for label, trial in trials.items() if trial.first_ms > worth_ms}
+        readings = {
+            label: read
+            for label, trial in trials.items()
+            if label not in found and (read := _if_it_runs(label, shape, trial.reading))
+        }
+        found |= {label: [] for label in readings}
+        for _ in range(ROUNDS if fastest_ms < LONG_MS else LONG_ROUNDS):
             for label, read in readings.items():
-                found.setdefault(label, []).append(read())
-            times = {label: self._cost(shape, taken) for label, taken in found.items()}
-            hopeless = HOPELESS * min(times.values(), default=0.0)
-            readings = {label: read for label, read in readings.items() if times[label] <= hopeless}
-        return times
+                found[label].append(read())
+            costs = {label: self._cost(shape, found[label]) for label in readings}
+            readings = {label: readings[label] for label in costs if costs[label] <= HOPELESS * min(costs.values())}
+        return {label: self._cost(shape, taken) for label, taken in found.items()}
 
     def _cost(self, shape: CallShape, readings: Sequence[tuple[float, float]]) -> float:
         host_ms, device_ms = zip(*readings, strict=True)
@@ -303,17 +328,21 @@ class PerShapeBackend(AttentionBackend):
         if not shape.is_graph:
             known = self._calls.get(shape)
             return (known, True) if known else ({likely_lengths(shape.rows, shape.slots, shape.longest): 1}, False)
+        if replays := self._replays_of(shape):
+            return replays, True
+        bound = min(shape.longest, shape.rows)
+        even = max(shape.rows // shape.slots, 1)
+        return Counter({(min(even, bound),) * min(shape.slots, shape.rows): 1, (bound,): 1}), False
+
+    def _replays_of(self, shape: CallShape) -> Mapping[Lengths, int]:
+        """What a graph is expected to hold; empty where nothing is known, or no call will replay it."""
         graphs = [
             graph
             for graph in self._replays
             if (graph.slots, graph.longest) == (shape.slots, shape.longest) and 0 < graph.most_rows <= shape.rows
         ]
-        if graphs:
-            # Graphs of several budgets may have the same slots; the fullest that fits is this one's.
-            return max(graphs, key=lambda graph: graph.most_rows).replays, True
-        bound = min(shape.longest, shape.rows)
-        even = max(shape.rows // shape.slots, 1)
-        return Counter({(min(even, bound),) * min(shape.slots, shape.rows): 1, (bound,): 1}), False
+        # Graphs of several budgets may have the same slots; the fullest that fits is this one's.
+        return max(graphs, key=lambda graph: graph.most_rows).replays if graphs else {}
 
     def choices(self) -> list[dict[str, Any]]:
         return [
@@ -322,10 +351,26 @@ class PerShapeBackend(AttentionBackend):
         ]
 
 
-def _reading(device: torch.device, backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
-    """Readings of a call in a graph, or eagerly."""
-    call = partial(backend.varlen, *arguments)
-    if is_graph:
-        return graph_reading(backend, call, device, CALLS)
+def _if_it_runs(label: str, shape: CallShape, make: Callable[[], _T]) -> _T | None:
+    """What `make` gives; None where it fails: whatever a package raises at a shape, the others may still run it."""
+    try:
+        return make()
+    except Exception as error:
+        logger.info("auto: %s cannot run %s: %s", label, shape, first_line(error))
+        return None
+
+
+def _trial(device: torch.device, backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
+    """Warms a call up, as in a graph or eagerly, and times one."""
+
+    def call() -> None:
+        with backend.graph_path() if is_graph else nullcontext(), backend.one_forward():
+            backend.varlen(*arguments)
+
     call()
-    return partial(queued_times, call, device, CALLS)
+    _, first_ms = queued_times(call, device, 1)
+    alone = partial(backend.varlen, *arguments)
+    if is_graph and first_ms < LONG_MS:
+        return Trial(first_ms, partial(graph_reading, backend, alone, device, CALLS))
+    calls = max(1, min(CALLS, round(CALLS * LONG_MS / max(first_ms, 1e-9))))
+    return Trial(first_ms, lambda: partial(queued_times, call if is_graph else alone, device, calls))

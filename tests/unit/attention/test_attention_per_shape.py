@@ -10,8 +10,8 @@ import torch
 
 from vitgraph.attention import per_shape
 from vitgraph.attention.base import AttentionBackend, GraphContents, Packed
-from vitgraph.attention.measure import AttentionCase, Reading, reference_attention
-from vitgraph.attention.per_shape import PerShapeBackend
+from vitgraph.attention.measure import AttentionCase, reference_attention
+from vitgraph.attention.per_shape import PerShapeBackend, Trial
 from vitgraph.attention.shapes import CallShape
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError
@@ -33,10 +33,14 @@ class LongFake(ShortFake):
     name: ClassVar[str] = "LONG"
 
 
-def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
+def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
     """SHORT takes 1 ms and 1 ms more for each hundred rows of a segment, LONG 4 ms whatever they are."""
     longest = float(arguments[3].diff().max())
-    return lambda: (0.0, 4.0 if backend.name == "LONG" else 1.0 + longest / 100)
+    return trial(0.0, 4.0 if backend.name == "LONG" else 1.0 + longest / 100)
+
+
+def trial(host_ms: float, device_ms: float) -> Trial:
+    return Trial(device_ms, lambda: lambda: (host_ms, device_ms))
 
 
 def auto(timer: per_shape.Timer = cost) -> PerShapeBackend:
@@ -86,6 +90,14 @@ def test_a_graph_is_judged_by_what_its_own_replays_will_hold() -> None:
     assert backend.choices()[1]["milliseconds"]["SHORT"] == pytest.approx((3 * 6 + 16) / 4)
 
 
+def test_no_time_is_spent_on_graphs_that_no_call_will_replay() -> None:
+    backend = auto()
+    backend.expect({}, [GraphContents(1, 400, {(250,): 5})])
+    assert backend.backend_for(graph_of(1600)).name == "SHORT", "as nothing is known yet, the first"
+    backend.backend_for(graph_of(400))
+    assert [bool(row["milliseconds"]) for row in backend.choices()] == [True, False]
+
+
 def test_graphs_with_the_same_slots_are_told_apart_by_their_rows() -> None:
     """Windows of one length have as many slots in two budgets."""
     backend = auto()
@@ -98,9 +110,9 @@ def test_graphs_with_the_same_slots_are_told_apart_by_their_rows() -> None:
 def test_a_graph_is_timed_with_the_bound_slots_and_rows_that_it_will_have() -> None:
     seen: list[Packed] = []
 
-    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
+    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
         seen.append(arguments)
-        return lambda: (0.0, 1.0)
+        return trial(0.0, 1.0)
 
     backend = auto(timer)
     backend.expect({}, [GraphContents(4, 900, {(300, 200): 1})])
@@ -112,31 +124,46 @@ def test_a_graph_is_timed_with_the_bound_slots_and_rows_that_it_will_have() -> N
 
 @pytest.mark.parametrize(("times", "taken"), [((1.0, 0.995), "SHORT"), ((1.0, 0.9), "LONG"), ((0.9, 1.0), "SHORT")])
 def test_the_first_of_those_that_are_equally_fast_is_taken(times: tuple[float, float], taken: str) -> None:
-    backend = auto(lambda backend, arguments, is_graph: lambda: (0.0, times[backend.name == "LONG"]))
+    backend = auto(lambda backend, arguments, is_graph: trial(0.0, times[backend.name == "LONG"]))
     assert backend.backend_for(graph_of(64)).name == taken
 
 
-def test_backends_are_read_in_turns_and_hopeless_ones_once() -> None:
-    order: list[str] = []
+@pytest.mark.parametrize(
+    ("shorter_ms", "longer_ms", "order"),
+    [
+        (0.01, 0.09, [*["SHORT", "LONG"], *["SHORT"] * (per_shape.ROUNDS - 1)]),
+        (40.0, 97.0, ["SHORT"] * per_shape.LONG_ROUNDS),
+        (40.0, 50.0, ["SHORT", "LONG"] * per_shape.LONG_ROUNDS),
+    ],
+)
+def test_backends_are_read_in_turns_and_hopeless_ones_once(
+    shorter_ms: float, longer_ms: float, order: list[str]
+) -> None:
+    """Long calls are not even read once where the first showed that another takes far less."""
+    read: list[str] = []
 
-    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
-        def read() -> tuple[float, float]:
-            order.append(backend.name)
-            return 0.0, 9.0 if backend.name == "LONG" else 1.0
+    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
+        taken = longer_ms if backend.name == "LONG" else shorter_ms
 
-        return read
+        def reading() -> tuple[float, float]:
+            read.append(backend.name)
+            return 0.0, taken
 
-    auto(timer).backend_for(graph_of(64))
-    assert order == ["SHORT", "LONG", *["SHORT"] * (per_shape.ROUNDS - 1)]
+        return Trial(taken, lambda: reading)
+
+    backend = auto(timer)
+    assert backend.backend_for(graph_of(64)).name == "SHORT"
+    assert read == order
+    assert backend.choices()[0]["milliseconds"] == {"SHORT": shorter_ms, "LONG": longer_ms}
 
 
 def test_eager_calls_are_judged_by_what_the_rest_of_a_layer_leaves_of_their_time() -> None:
     """Where the host is slower than the GPU a backend that is launched sooner is taken, else the one that is faster."""
     times = {"SHORT": (0.05, 0.09), "LONG": (0.08, 0.07)}
     shape = CallShape(2000, 1, 2000, False)
-    alone = auto(lambda backend, arguments, is_graph: lambda: times[backend.name])
+    alone = auto(lambda backend, arguments, is_graph: trial(*times[backend.name]))
     assert alone.backend_for(shape).name == "LONG"
-    backend = auto(lambda backend, arguments, is_graph: lambda: times[backend.name])
+    backend = auto(lambda backend, arguments, is_graph: trial(*times[backend.name]))
     tensors = torch.zeros(4, HEADS, WIDTH)
     offsets = torch.tensor([0, 4], dtype=torch.int32)
 
@@ -162,10 +189,10 @@ def test_tiles_are_chosen_for_by_their_length() -> None:
 
 
 def test_a_backend_that_fails_at_a_shape_is_left_out_there() -> None:
-    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
+    def timer(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
         if backend.name == "SHORT" and len(arguments[0]) > 500:
             raise BackendError("no plan")
-        return lambda: (0.0, 1.0 if backend.name == "SHORT" else 2.0)
+        return trial(0.0, 1.0 if backend.name == "SHORT" else 2.0)
 
     backend = auto(timer)
     assert backend.backend_for(CallShape(100, 1, 100, False)).name == "SHORT"

@@ -9,8 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 from vitgraph.attention.base import AttentionBackend, Packed
-from vitgraph.attention.measure import Reading
-from vitgraph.attention.per_shape import PerShapeBackend
+from vitgraph.attention.per_shape import PerShapeBackend, Trial
 from vitgraph.attention.registry import create_backend
 from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
@@ -53,10 +52,11 @@ class Long(Short):
     pass
 
 
-def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Reading:
+def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
     """The mean length decides: `Long` costs 300, `Short` its rows' work for each row."""
     lengths = arguments[3].diff().double()
-    return lambda: (0.0, 300.0 if isinstance(backend, Long) else float(lengths.square().sum() / lengths.sum()))
+    taken = 300.0 if isinstance(backend, Long) else float(lengths.square().sum() / lengths.sum())
+    return Trial(taken, lambda: lambda: (0.0, taken))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
