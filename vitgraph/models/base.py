@@ -18,16 +18,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from vitgraph.models.geometry import EncoderCudaGraphConfig, ItemGeometry
+from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
 
 Tensors = Mapping[str, "torch.Tensor"]
 """Tensors by buffer name."""
@@ -102,8 +100,6 @@ def _copy(
     if len(sources) == 1:
         destinations[0].copy_(sources[0])
     elif sources:
-        import torch
-
         torch._foreach_copy_(destinations, sources)
 
 
@@ -132,8 +128,6 @@ class PixelRows:
             return pieces[0]
         if not pieces:
             return self.source[:0]
-        import torch
-
         return torch.cat(list(pieces))
 
     def copy_into(self, destination: torch.Tensor) -> int:
@@ -177,11 +171,8 @@ class EncoderInputs:
         return PixelRows(self.pixels[name], RowRanges([(offsets[i], offsets[i + 1]) for i in self.indices]))
 
 
-PAD_ZERO = "zero"
 PAD_REPEAT_LAST = "repeat_last"
 PAD_IDENTITY = "identity"
-PAD_ONE = "one"
-PAD_MINUS_ONE = "minus_one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,13 +182,13 @@ class MetadataField:
     Attributes:
         shape: Shape at full capacity; the first dimension is the padded one.
         dtype: numpy dtype name (`int32`, `int64`, `float32`, `bool`).
-        padding: What the rows past the real ones hold: `zero`; `repeat_last` (offsets: empty segments at the end);
-            `identity` (row r holds r: permutations); `one`; `minus_one`.
+        padding: What the rows past the real ones hold: a number; `repeat_last` (offsets: empty segments at the end);
+            `identity` (row r holds r: permutations).
     """
 
     shape: tuple[int, ...]
     dtype: str
-    padding: str = PAD_ZERO
+    padding: int | str = 0
 
 
 @dataclass(frozen=True, slots=True)

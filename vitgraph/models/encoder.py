@@ -1,8 +1,6 @@
 """The part of `SupportsEncoderCudaGraph` that every family shares: caching, selection, eager and replay values.
 
-A family file adds what is its own: fields and values of its metadata, and its forward over fixed-shape tensors. Torch
-is imported inside the methods that touch tensors, here and in the family files, so that sizes, tokens and plans can be
-computed where torch is not used.
+A family file adds what is its own: fields and values of its metadata, and its forward over fixed-shape tensors.
 """
 
 from __future__ import annotations
@@ -29,15 +27,13 @@ from vitgraph.models.base import (
 )
 from vitgraph.models.family import Family
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.metadata import MetadataCache, to_device
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from vitgraph.attention.base import AttentionBackend
     from vitgraph.models.compile.residual import BlockRunner
 
@@ -75,7 +71,7 @@ class VisionEncoder(Family, ABC):
     def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
         from vitgraph.models.compile.residual import run_block
 
-        self.modules = modules
+        self.modules: Any = modules
         self.rule = rule
         self.attention = attention
         parameter = next(modules.parameters())
@@ -85,6 +81,11 @@ class VisionEncoder(Family, ABC):
         self._config = rule.graph_config()
         self._cache = MetadataCache()
         self._specs = lru_cache(maxsize=65536)(rule.item_spec)
+
+    @property
+    def visual(self) -> Any:
+        """The tower."""
+        return self.modules["visual"]
 
     # -- what a family gives ---------------------------------------------------------------------------------------
 
@@ -176,8 +177,6 @@ class VisionEncoder(Family, ABC):
             InputError: The model's processor does not take an image's size.
             ModelError: transformers' processor makes something else of an image than the rule says.
         """
-        import torch
-
         items = [self.rule.image_geometry(*image.size) for image in images]
         parts = [self.image_rows(image, item) for image, item in zip(images, items, strict=True)]
         for image, item, part in zip(images, items, parts, strict=True):
@@ -263,8 +262,6 @@ class VisionEncoder(Family, ABC):
             parts = self.forward_packed(inputs, self.compute_scalars(metadata), path)
         if len(parts) == 1:
             return parts[0]
-        import torch
-
         return torch.cat(list(parts), dim=-1)
 
     def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
@@ -296,8 +293,6 @@ class VisionEncoder(Family, ABC):
 
     def random_pixels(self, rows: Mapping[str, int], seed: int) -> dict[str, torch.Tensor]:
         """Seeded standard-normal pixels in the tower's dtype: `rows[name]` rows for each buffer."""
-        import torch
-
         generator = torch.Generator(device=self.device).manual_seed(seed)
         return {
             name: torch.randn(

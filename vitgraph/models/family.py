@@ -1,7 +1,7 @@
 """What a family declares of its published models, and what follows from it: modules, tensors' names, settings.
 
-A family sets the class attributes that are different from the ones here. Torch and transformers are imported inside the
-methods, so that sizes, tokens and plans can be computed where they are not used.
+A family sets the class attributes that are different from the ones here. transformers is imported inside the methods:
+sizes, tokens and plans are computed without it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from vitgraph.errors import ModelError
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.processor_classes import transformers_class
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 VISION_LANGUAGE_PARTS = ("thinker_config", "vlm_config")
 """Fields of config.json in which models that also speak or act keep the part that sees."""
@@ -186,8 +183,6 @@ class Family:
             dtype: Dtype of the parameters; float32 buffers such as rotary frequencies stay float32.
             device: Where the modules are made.
         """
-        from torch import nn
-
         with device:
             tower = cls.build_tower(vision_config, extra, dtype)
             following = cls.following_modules(tower.config, extra)
@@ -204,9 +199,6 @@ class Family:
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         """What follows the tower of that config, by name; nothing, where the tower has its merger."""
-        import torch
-        from torch import nn
-
         found: dict[str, nn.Module] = {}
         if cls.projector is not None:
             fields = {name: extra[name] for name in cls.projector_fields}

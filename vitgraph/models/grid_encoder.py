@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Names
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_metadata import PositionTable, grid_positions, segment_offsets, table_taps
+from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-
-if TYPE_CHECKING:
-    import torch
 
 PUBLISHED_KEYS = ((r"(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),)
 """What stands before the names of a tower's tensors in published files."""
@@ -96,7 +94,7 @@ class GridTowerEncoder(VisionEncoder):
 
     def tower_output(self, inputs: Tensors, scalars: Mapping[str, int], **further: Any) -> Any:
         """What the tower's own forward gives, where it takes everything that it would derive from the grid."""
-        return self.modules["visual"](
+        return self.visual(
             inputs["pixel_values"],
             grid_thw=None,
             cu_seqlens=inputs["cu_seqlens"],
@@ -118,15 +116,13 @@ class GridTowerEncoder(VisionEncoder):
 
     def stock_grids(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' `grid_thw` of a call."""
-        import torch
-
         rows = [row for grid in self.grids(mm_kwargs.chosen) for row in self.grid_rows(grid)]
         return torch.tensor(rows, device=self.device)
 
     def stock_output(self, mm_kwargs: EncoderInputs) -> Any:
         """What the tower gives from pixels and grids alone."""
         pixels = mm_kwargs.rows("pixel_values").materialize()
-        return self.modules["visual"](pixels, grid_thw=self.stock_grids(mm_kwargs))
+        return self.visual(pixels, grid_thw=self.stock_grids(mm_kwargs))
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         return self.projected(self.stock_output(mm_kwargs))

@@ -9,22 +9,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vitgraph.errors import CaptureError
-from vitgraph.models.base import (
-    PAD_IDENTITY,
-    PAD_MINUS_ONE,
-    PAD_ONE,
-    PAD_REPEAT_LAST,
-    PAD_ZERO,
-    MetadataField,
-)
-
-if TYPE_CHECKING:
-    import torch
+from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, MetadataField
+from vitgraph.models.lazy_torch import torch
 
 ALIGNMENT = 256
 """Bytes to which every field starts aligned; enough for any vectorised load."""
@@ -62,8 +52,6 @@ class MetadataLayout:
 
     def device_views(self, arena: torch.Tensor) -> dict[str, torch.Tensor]:
         """Views of the fields in a device byte buffer `[>= nbytes]`."""
-        import torch
-
         return {
             name: arena[place].view(getattr(torch, field.dtype)).view(field.shape)
             for name, field, place in self._places()
@@ -88,33 +76,22 @@ class MetadataLayout:
             view, value = views[name], values[name]
             used = len(value)
             view[:used] = value
-            if used < len(view):
-                _pad_tail(view, used, field.padding)
+            if used == len(view):
+                continue
+            if field.padding == PAD_REPEAT_LAST:
+                view[used:] = view[used - 1]
+            elif field.padding == PAD_IDENTITY:
+                view[used:] = np.arange(used, len(view), dtype=view.dtype)
+            else:
+                view[used:] = field.padding
 
 
 def _nbytes(field: MetadataField) -> int:
     return int(np.prod(field.shape)) * np.dtype(field.dtype).itemsize
 
 
-def _pad_tail(view: np.ndarray, used: int, padding: str) -> None:
-    if padding == PAD_ZERO:
-        view[used:] = 0
-    elif padding == PAD_REPEAT_LAST:
-        view[used:] = view[used - 1]
-    elif padding == PAD_IDENTITY:
-        view[used:] = np.arange(used, len(view), dtype=view.dtype)
-    elif padding == PAD_ONE:
-        view[used:] = 1
-    elif padding == PAD_MINUS_ONE:
-        view[used:] = -1
-    else:
-        raise CaptureError(f"unknown padding rule {padding!r}")
-
-
 def to_device(values: Mapping[str, np.ndarray], device: torch.device) -> dict[str, torch.Tensor]:
     """Unpadded metadata on the device, sent in one pinned copy; this is how eager gets its metadata."""
-    import torch
-
     if device.type == "cpu":
         return {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in values.items()}
     layout = MetadataLayout({name: MetadataField(value.shape, value.dtype.name) for name, value in values.items()})

@@ -7,7 +7,7 @@ work differs: an item without crops costs a replay as much as one with all of th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,13 +15,10 @@ from vitgraph.errors import ModelError
 from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, PixelField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.two_path import GLOBAL, GLOBAL_PIXELS, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 CROPS_AXIS = "crops"
 
@@ -151,8 +148,6 @@ class MonolithicEncoder(VisionEncoder):
         return [CropGeometry(IMAGE, self.rule.max_crops, 1)] * self.buffer_rows(capacity)
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        import torch
-
         wholes, crops = (self.inner.forward_packed(inputs, {}, part)[0] for part in (GLOBAL, LOCAL))
         tokens = self.inner.rule.path_tokens
         placed = crops.unflatten(0, (-1, tokens[LOCAL])).index_select(0, inputs["crop_index"])
@@ -161,8 +156,6 @@ class MonolithicEncoder(VisionEncoder):
         return [torch.cat(rows, dim=1).flatten(0, 1)]
 
     def encoder_eager_forward(self, mm_kwargs: EncoderInputs, path: str = DEFAULT_PATH) -> torch.Tensor:
-        import torch
-
         tokens = self.inner.rule.path_tokens
         crops = [self.inner.rule.checked_crops(item).crops for item in mm_kwargs.chosen]
         wholes = self.inner.encoder_eager_forward(mm_kwargs, GLOBAL)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from vitgraph.models.lazy_torch import torch
 
 
 def normalized(image: Any, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
     """An RGB PIL image as `[3, height, width]` float32, scaled to 0..1 and normalised."""
     import numpy as np
-    import torch
 
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
     return (pixels - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)

@@ -14,10 +14,9 @@ import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+from vitgraph.models.lazy_torch import functional, torch
 
 
 class InterpolationMode(Enum):
@@ -35,13 +34,12 @@ def resize(
     image: torch.Tensor, size: Sequence[int], interpolation: InterpolationMode | int, antialias: bool
 ) -> torch.Tensor:
     """`[..., C, H, W]` to `[..., C, *size]`; bytes stay bytes."""
-    from torch.nn.functional import interpolate
 
     if tuple(size) == tuple(image.shape[-2:]):
         return image
     flat = image.reshape(-1, *image.shape[-3:])
     mode = (interpolation if isinstance(interpolation, InterpolationMode) else FILTERS[interpolation]).value
-    resized = interpolate(flat, size=list(size), mode=mode, align_corners=False, antialias=antialias)
+    resized = functional.interpolate(flat, size=list(size), mode=mode, align_corners=False, antialias=antialias)
     return resized.reshape(*image.shape[:-2], *size)
 
 

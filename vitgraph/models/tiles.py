@@ -12,12 +12,12 @@ from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import named_pairs
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, linear_flops
+from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
 
 def square_side(size: Any, name: str) -> int:
@@ -172,7 +172,7 @@ class TileEncoder(VisionEncoder):
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """transformers' own way from pixels to embeddings; same shapes as `encode_tiles`."""
-        return self.modules["projector"](self.modules["visual"](pixel_values=pixels).last_hidden_state)
+        return self.modules["projector"](self.visual(pixel_values=pixels).last_hidden_state)
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (self.rule.channels, self.rule.tile_side, self.rule.tile_side)
@@ -206,8 +206,6 @@ class TileEncoder(VisionEncoder):
         return [self.joined(self.rule.checked_tiles(item), rows) for item, rows in pairs if rows is not None]
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        import torch
-
         items = [self.rule.checked_tiles(item) for item in mm_kwargs.chosen]
         tiles = self.stock_tiles(mm_kwargs.rows("pixel_values").materialize()).split([item.tiles for item in items])
         return torch.cat([self.joined(item, part.flatten(0, 1)) for item, part in zip(items, tiles, strict=True)])

@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.errors import InputError
 from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
+from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
 
 GLOBAL, LOCAL = "global", "local"
 GLOBAL_PIXELS = "pixel_values"
@@ -165,8 +163,6 @@ class TwoPathEncoder(VisionEncoder):
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """The items' final embeddings one after the other, `[sum of final tokens, D]`."""
-        import torch
-
         items = [self.rule.checked_crops(item) for item in mm_kwargs.chosen]
         whole = self.stock_views(mm_kwargs.rows(GLOBAL_PIXELS).materialize(), GLOBAL)
         crops = whole[:0]

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitgraph.errors import ModelError
 from vitgraph.hub import hub_problem
 from vitgraph.models.files import CONFIG_FILE, download, read_json
-
-if TYPE_CHECKING:
-    import torch
+from vitgraph.models.lazy_torch import torch
 
 SINGLE_FILE = "model.safetensors"
 INDEX_ENDING = ".safetensors.index.json"
@@ -132,8 +130,6 @@ def _as_floats(
 def _dequantised(
     weights: str, tensor: StoredTensor, scales: Sequence[StoredTensor], config: Mapping[str, Any]
 ) -> torch.Tensor:
-    import torch
-
     if len(scales) != 1 or scales[0].dtype not in FLOATS or tensor.dtype not in ("F8_E4M3", "F8_E5M2", "I8"):
         raise quantised(weights, tensor.stored_key, f"is {tensor.dtype}", config)
     factor = _spread_scale(scales[0], tensor, config)

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.family import CHANNELS, QKV, Tower, given, own_fields
 from vitgraph.models.geometry import ItemGeometry, TowerShape
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.models.tiles import nearest_layout, tile_layouts
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from vitgraph.attention.base import AttentionBackend
 
 WIDTH_FIELDS = (
@@ -176,8 +174,6 @@ class DeepseekOCREncoder(TwoPathEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from torch import nn
-
         features = config.encoder_config.hidden_size + config.sam_config.downsample_channels[-1]
         projector = nn.Linear(features, extra["text_hidden_size"])
         return {"projector": projector, **super().following_modules(config, extra)}
@@ -214,29 +210,23 @@ class DeepseekOCREncoder(TwoPathEncoder):
     def encode_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         from vitgraph.models.families.deepseek_ocr_modules import clip_features, sam_features
 
-        tower: Any = self.modules["visual"]
         sam_positions, clip_positions = self._positions[path]
-        features = sam_features(tower.sam_encoder, pixels, sam_positions)
-        return self._projected(clip_features(tower.vision_encoder, features, clip_positions), path)
+        features = sam_features(self.visual.sam_encoder, pixels, sam_positions)
+        return self._projected(clip_features(self.visual.vision_encoder, features, clip_positions), path)
 
     def _projected(self, features: torch.Tensor, path: str) -> torch.Tensor:
         """Patch embeddings of views; a global view's rows end with newlines."""
-        import torch
-
         rows = self.modules["projector"](features)
         if path == LOCAL:
             return rows
-        tokens: Any = self.modules["tokens"]
         side = self.rule.cells(GLOBAL)
         grid = rows.unflatten(1, (side, side))
-        newline = tokens.image_newline.expand(len(rows), side, 1, -1)
+        newline = self.modules["tokens"].image_newline.expand(len(rows), side, 1, -1)
         return torch.cat([grid, newline], dim=2).flatten(1, 2)
 
     def assemble(self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None) -> torch.Tensor:
         """The crops' patches as one grid whose rows end with newlines, the global view, the separator."""
-        import torch
-
-        tokens: Any = self.modules["tokens"]
+        tokens = self.modules["tokens"]
         if local_rows is None:
             return torch.cat([global_rows, tokens.view_separator[None]])
         side = self.rule.cells(LOCAL)
@@ -254,17 +244,14 @@ class DeepseekOCREncoder(TwoPathEncoder):
     def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         from vitgraph.models.families.deepseek_ocr_modules import stock_lookup
 
-        tower: Any = self.modules["visual"]
-        with stock_lookup([layer.attn for layer in tower.sam_encoder.layers]):
-            return self._projected(tower(pixels).last_hidden_state, path)
+        with stock_lookup([layer.attn for layer in self.visual.sam_encoder.layers]):
+            return self._projected(self.visual(pixels).last_hidden_state, path)
 
     def repeated_blocks(self) -> list[nn.Module]:
-        tower: Any = self.modules["visual"]
-        return [*tower.sam_encoder.layers, *tower.vision_encoder.encoder.layers]
+        return [*self.visual.sam_encoder.layers, *self.visual.vision_encoder.encoder.layers]
 
     def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
         """The published processor's rule; transformers has none for this model."""
-        import torch
         from PIL import ImageOps
 
         rule = self.rule

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,13 +19,10 @@ from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 TOWER_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 1024,
@@ -144,8 +141,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
 
     @classmethod
     def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
-        from torch import nn
-
         width, patch = vision_config["hidden_size"], vision_config["patch_size"]
         fields = {
             "depth": vision_config["num_hidden_layers"],
@@ -170,8 +165,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from torch import nn
-
         merged, text = config.hidden_size * config.downsample_ratio**2, extra["text_hidden_size"]
         aligner = nn.ModuleDict({"w1": nn.Linear(merged, text), "w2": nn.Linear(text, text)})
         return {"aligner": aligner, **super().following_modules(config, extra)}
@@ -191,17 +184,14 @@ class DeepseekV41Encoder(GridTowerEncoder):
         return {**found, "merge_rows": np.concatenate(rows), "merge_mask": np.concatenate(masks)}
 
     def _encoded(self, pixels: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor, longest: int) -> Any:
-        tower: Any = self.modules["visual"]
-        hidden = tower.patch_embed(pixels)
-        rotary = tower.rotary_pos_emb(hidden, positions)
+        hidden = self.visual.patch_embed(pixels)
+        rotary = self.visual.rotary_pos_emb(hidden, positions)
         arguments = {"cu_seqlens": offsets, "max_seqlen": longest, "position_embeddings": rotary}
-        return tower.norm(self.run_blocks(hidden, **arguments))
+        return self.visual.norm(self.run_blocks(hidden, **arguments))
 
     def _aligned(self, merged: torch.Tensor) -> torch.Tensor:
-        from torch.nn import functional
-
-        layers: Any = self.modules["aligner"]
-        return layers["w2"](functional.gelu(layers["w1"](merged)))
+        first, second = self.modules["aligner"].values()
+        return second(functional.gelu(first(merged)))
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         hidden = self._encoded(
@@ -213,9 +203,7 @@ class DeepseekV41Encoder(GridTowerEncoder):
 
     def _span(self, grid: GridGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding: its start, lines that end with newlines, its end."""
-        import torch
-
-        tokens: Any = self.modules["tokens"]
+        tokens = self.modules["tokens"]
         down, across = self.rule.lines(grid)
         newline = tokens["newline"].expand(down, 1, -1)
         lines = torch.cat([rows.unflatten(0, (down, across)), newline], dim=1).flatten(0, 1)
@@ -227,9 +215,6 @@ class DeepseekV41Encoder(GridTowerEncoder):
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """The published way, image by image: padding to whole squares and unfolding them."""
-        import torch
-        from torch.nn import functional
-
         grids, merge, spans = self.grids(mm_kwargs.chosen), self.rule.merge, []
         pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
         for grid, part in zip(grids, pixels, strict=True):

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.errors import InputError
 from vitgraph.models.base import Tensors
 from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS, QKV
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 SIGLIP_SO400M: Mapping[str, Any] = {
     "hidden_size": 1152,
@@ -134,8 +131,6 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from torch import nn
-
         text = extra["text_hidden_size"]
         layers: list[nn.Module] = [nn.Linear(config.hidden_size * extra["downsample_ratio"] ** 2, text)]
         for _ in range(1, extra["projector_depth"]):
@@ -162,9 +157,7 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
         return [ViewsGeometry(IMAGE, tiles, tiles - 1, 1 if tiles > 1 else 0)]
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        from torch.nn import functional
-
-        features = self.modules["visual"](pixel_values=pixels).last_hidden_state
+        features = self.visual(pixel_values=pixels).last_hidden_state
         patches, merge, cells = self.rule.patches_per_side, self.rule.merge, self.rule.cells
         spare = cells * merge - patches
         grid = functional.pad(features.unflatten(1, (patches, patches)), (0, 0, 0, spare, 0, spare))
@@ -174,23 +167,18 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding from the rows of its tiles: every line ends with a newline."""
-        import torch
-
         item = self.rule.checked_tiles(item)
-        tokens: Any = self.modules["tokens"]
         side = self.rule.cells
         tiles = rows.unflatten(0, (item.tiles, side, side))
         cut = tiles[1:].unflatten(0, (item.rows, item.columns)).transpose(1, 2)
         lines = (tiles[0], cut.reshape(item.rows * side, item.columns * side, -1))
-        newline = tokens.image_newline
+        newline = self.modules["tokens"].image_newline
         whole, local = (torch.cat([grid, newline.expand(len(grid), 1, -1)], dim=1).flatten(0, 1) for grid in lines)
-        return torch.cat([whole, tokens.view_separator[None], local])
+        return torch.cat([whole, self.modules["tokens"].view_separator[None], local])
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """The published padding and unfolding."""
-        from torch.nn import functional
-
-        features = self.modules["visual"](pixel_values=pixels).last_hidden_state
+        features = self.visual(pixel_values=pixels).last_hidden_state
         side, merge = self.rule.patches_per_side, self.rule.merge
         spare = -side % merge
         grid = functional.pad(features.unflatten(1, (side, side)), (0, 0, 0, spare, 0, spare))
@@ -198,7 +186,6 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
         return self.modules["projector"](unfolded.permute(0, 2, 1))
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        import torch
         from PIL import ImageOps
 
         rule, image = self.rule, image.convert("RGB")

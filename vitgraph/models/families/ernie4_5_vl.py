@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,10 @@ from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, given, text_part
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.budgets import CaptureAxis, GraphKey
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 PATCHES_PER_TOKEN = "patches_per_token"
 """Capture axis: patches behind one output token, 4 in images and 8 in videos, whose frames are merged in pairs."""
@@ -201,9 +198,7 @@ class Ernie45VLEncoder(GridTowerEncoder):
         return super().dummy_items(capacity)
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        import torch
-
-        resampler: Any = self.modules["resampler"]
+        resampler = self.modules["resampler"]
         hidden = self.tower_output(inputs, scalars).last_hidden_state
         merged = resampler.spatial_linear(hidden.reshape(-1, hidden.shape[-1] * self.rule.merge**2))
         pairs = [merged.index_select(0, inputs[name]) for name in ("first_rows", "second_rows")]

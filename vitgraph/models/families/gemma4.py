@@ -11,23 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, Tensors
+from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, modeling_class
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 DEFAULT_ROPE_THETA = 100.0
 
@@ -185,7 +182,7 @@ class Gemma4Encoder(GridTowerEncoder):
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
         # As in transformers, -1 marks padding.
-        positions = MetadataField((self.buffer_rows(capacity), 2), "int32", PAD_MINUS_ONE)
+        positions = MetadataField((self.buffer_rows(capacity), 2), "int32", padding=-1)
         return {**super().metadata_fields(capacity), "position_ids": positions}
 
     def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
@@ -203,12 +200,11 @@ class Gemma4Encoder(GridTowerEncoder):
         return [GridGeometry(IMAGE, 1, merge, merge * tokens)]
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        tower: Any = self.modules["visual"]
         positions = inputs["position_ids"].unsqueeze(0)
-        hidden = tower.patch_embedder(inputs["pixel_values"].unsqueeze(0), positions, positions[..., 0] < 0)
-        rotary = tower.encoder.rotary_emb(hidden, positions)
+        hidden = self.visual.patch_embedder(inputs["pixel_values"].unsqueeze(0), positions, positions[..., 0] < 0)
+        rotary = self.visual.encoder.rotary_emb(hidden, positions)
         # The encoder's own forward would build a mask, which packed rows do without.
-        for layer in tower.encoder.layers:
+        for layer in self.visual.encoder.layers:
             hidden = layer(
                 hidden,
                 position_embeddings=rotary,
@@ -220,19 +216,14 @@ class Gemma4Encoder(GridTowerEncoder):
 
     def _pool(self, hidden: torch.Tensor) -> torch.Tensor:
         """`[N, width]` patches to `[M, width]` soft tokens, rounded where the stock pooler rounds."""
-        import torch
-
-        tower: Any = self.modules["visual"]
         cells = hidden.view(-1, self.rule.merge**2, hidden.shape[-1])
-        pooled = cells.mean(dim=1, dtype=torch.float32).to(hidden.dtype).float() * tower.pooler.root_hidden_size
-        if tower.config.standardize:
-            pooled = (pooled - tower.std_bias.float()) * tower.std_scale.float()
+        pooled = cells.mean(dim=1, dtype=torch.float32).to(hidden.dtype).float() * self.visual.pooler.root_hidden_size
+        if self.visual.config.standardize:
+            pooled = (pooled - self.visual.std_bias.float()) * self.visual.std_scale.float()
         return pooled.to(hidden.dtype)
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' padded rows, images and frames apart as `get_image_features` and `get_video_features` do."""
-        import torch
-
         grids = self.grids(mm_kwargs.chosen)
         pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
         outputs: list[torch.Tensor | None] = [None] * len(grids)
@@ -241,7 +232,7 @@ class Gemma4Encoder(GridTowerEncoder):
             if not chosen:
                 continue
             rows, positions = self._padded_rows([(grids[index], pixels[index]) for index in chosen], modality)
-            features = self.modules["visual"](rows, positions).last_hidden_state
+            features = self.visual(rows, positions).last_hidden_state
             projected = self.modules["projector"](features)
             tokens = [self.rule.item_spec(grids[index]).output_tokens for index in chosen]
             for index, part in zip(chosen, projected.split(tokens), strict=True):
@@ -252,8 +243,6 @@ class Gemma4Encoder(GridTowerEncoder):
         self, items: Sequence[tuple[GridGeometry, torch.Tensor]], modality: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`[rows, P, 768]` pixels and `[rows, P, 2]` positions, padded with zeros and -1 to the processor's width."""
-        import torch
-
         merge = self.rule.merge
         width = self.rule.row_tokens(modality) * merge**2
         frames = sum(grid.t for grid, _ in items)

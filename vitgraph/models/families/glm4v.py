@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,11 +18,9 @@ from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, cubic_axis
+from vitgraph.models.lazy_torch import functional, torch
 from vitgraph.models.resizing import smart_resize_video
 from vitgraph.planning.items import IMAGE, VIDEO
-
-if TYPE_CHECKING:
-    import torch
 
 CONSTANT_RATE = "constant_rate"
 """GLM-4.1V: so many frames a second, evenly spread where the video is longer than the limit."""
@@ -164,30 +162,27 @@ class Glm4vEncoder(GridTowerEncoder):
         return found
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        tower: Any = self.modules["visual"]
-        hidden = self.embedded_patches(tower, inputs)
-        position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
-        for block in tower.blocks:
+        hidden = self.embedded_patches(inputs)
+        position_embeddings = self.visual.rotary_pos_emb(hidden, inputs["position_ids"])
+        for block in self.visual.blocks:
             hidden = block(
                 hidden,
                 cu_seqlens=inputs["cu_seqlens"],
                 max_seqlen=scalars["max_seqlen"],
                 position_embeddings=position_embeddings,
             )
-        hidden = tower.post_layernorm(hidden)
+        hidden = self.visual.post_layernorm(hidden)
         merge = self.rule.merge
         groups = hidden.view(-1, merge, merge, hidden.shape[-1]).permute(0, 3, 1, 2)
-        return [tower.merger(tower.downsample(groups).view(-1, self.rule.output_width))]
+        return [self.visual.merger(self.visual.downsample(groups).view(-1, self.rule.output_width))]
 
-    def embedded_patches(self, tower: Any, inputs: Tensors) -> torch.Tensor:
+    def embedded_patches(self, inputs: Tensors) -> torch.Tensor:
         """Patches with their position embeddings, `[N, C]`; the tower samples in float32 whatever its dtype."""
-        import torch
-
-        hidden = tower.post_conv_layernorm(tower.patch_embed(inputs["pixel_values"]))
+        hidden = self.visual.post_conv_layernorm(self.visual.patch_embed(inputs["pixel_values"]))
         # One fused gather and sum; the taps spelled out would be sixteen times the activations.
-        positions = torch.nn.functional.embedding_bag(
+        positions = functional.embedding_bag(
             inputs["interp_indices"],
-            tower.embeddings.position_embedding.weight.float(),
+            self.visual.embeddings.position_embedding.weight.float(),
             per_sample_weights=inputs["interp_weights"],
             mode="sum",
         )
@@ -215,8 +210,8 @@ class GlmOcrEncoder(Glm4vEncoder):
     rule_class = GlmOcrRule
     table = None
 
-    def embedded_patches(self, tower: Any, inputs: Tensors) -> torch.Tensor:
-        return tower.patch_embed(inputs["pixel_values"])
+    def embedded_patches(self, inputs: Tensors) -> torch.Tensor:
+        return self.visual.patch_embed(inputs["pixel_values"])
 
 
 class Glm5NextRule(GlmOcrRule):

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
 from vitgraph.models.family import CHANNELS, Tower
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import TileEncoder, TileRule
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from vitgraph.attention.base import AttentionBackend
 
 LONGEST_SIDE = 4096
@@ -96,8 +94,6 @@ class Idefics3Encoder(TileEncoder):
     checkpoint_keys = ((r"vision_model\.", "visual."), (r"connector\.", "projector."))
 
     def __init__(self, modules: nn.ModuleDict, rule: Idefics3Rule, attention: AttentionBackend) -> None:
-        import torch
-
         super().__init__(modules, rule, attention)
         # transformers finds each patch's position by its fraction of the side, in float32: a rounding can move it.
         side = rule.patches_per_side
@@ -113,12 +109,11 @@ class Idefics3Encoder(TileEncoder):
         return found, {**extra, "scale_factor": config.get("scale_factor", 2)}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        tower: Any = self.modules["visual"]
-        embeddings = tower.embeddings
+        embeddings = self.visual.embeddings
         hidden = embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2)
         hidden = hidden + embeddings.position_embedding(self._positions)
-        hidden = tower.encoder(inputs_embeds=hidden, attention_mask=None).last_hidden_state
-        return self.modules["projector"](tower.post_layernorm(hidden))
+        hidden = self.visual.encoder(inputs_embeds=hidden, attention_mask=None).last_hidden_state
+        return self.modules["projector"](self.visual.post_layernorm(hidden))
 
     def processor_settings(self) -> dict[str, Any]:
         processor = self.rule.processor

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.models.family import CHANNELS, QKV, Tower
 from vitgraph.models.geometry import TileGeometry
+from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
 from vitgraph.planning.items import IMAGE, VIDEO
-
-if TYPE_CHECKING:
-    import torch
 
 
 class InternVLRule(TileRule):
@@ -117,9 +115,8 @@ class InternVLEncoder(TileEncoder):
         return found
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        tower: Any = self.modules["visual"]
         # The class token has taken part in attention, and is dropped.
-        features = tower.layernorm(self.run_blocks(tower.embeddings(pixels, None)))[:, 1:]
+        features = self.visual.layernorm(self.run_blocks(self.visual.embeddings(pixels, None)))[:, 1:]
         tiles, _, width = features.shape
         merge, cells = self.rule.merge, self.rule.patches_per_side // self.rule.merge
         # Pixel shuffle: the merge x merge patches of a cell side by side, in row order.
@@ -129,7 +126,7 @@ class InternVLEncoder(TileEncoder):
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         from transformers.models.internvl import InternVLModel
 
-        features = self.modules["visual"](pixel_values=pixels).last_hidden_state[:, 1:]
+        features = self.visual(pixel_values=pixels).last_hidden_state[:, 1:]
         side = self.rule.patches_per_side
         grid = features.reshape(len(pixels), side, side, -1)
         shuffle: Any = InternVLModel.pixel_shuffle

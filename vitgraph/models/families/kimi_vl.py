@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,13 +18,10 @@ from vitgraph.models.family import CHANNELS, QKV, Names, Tower, named_pairs
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis, linear_axis
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 SIDE_LIMIT = 512
 """Patches on a side at which the model's rotary table ends; the processor refuses such images."""
@@ -238,8 +235,6 @@ class KimiK3Encoder(KimiK25Encoder):
 
     @classmethod
     def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
-        from torch import nn
-
         tower = super().build_tower(vision_config, extra, dtype)
         width, heads, head = tower.config.hidden_size, tower.config.num_attention_heads, vision_config["head_dim"]
         tower.patch_embed.proj.bias = None
@@ -256,8 +251,6 @@ class KimiK3Encoder(KimiK25Encoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from torch import nn
-
         merged, text = config.hidden_size * config.merge_kernel_size[0] ** 2, extra["text_hidden_size"]
         layers = {
             "in_proj": nn.Linear(merged, merged, bias=False),
@@ -267,8 +260,6 @@ class KimiK3Encoder(KimiK25Encoder):
         return {"projector": nn.ModuleDict(layers)}
 
     def projected(self, output: Any) -> torch.Tensor:
-        from torch.nn import functional
-
-        layers: Any = self.modules["projector"]
+        layers = self.modules["projector"]
         hidden = functional.gelu(layers["in_proj"](output.pooler_output.flatten(1)))
         return layers["post_norm"](layers["out_proj"](hidden))

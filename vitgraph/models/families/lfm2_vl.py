@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,12 +21,10 @@ from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, block_ranks
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import nearest_layout
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
 
 
 @lru_cache(maxsize=8)
@@ -197,28 +195,23 @@ class Lfm2VLEncoder(GridTowerEncoder):
         return [SliceGeometry(IMAGE, ((merge, merge * capacity.token_budget),))]
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        tower: Any = self.modules["visual"]
-        hidden = tower.embeddings.patch_embedding(inputs["pixel_values"])
-        table = tower.embeddings.position_embedding.weight
+        hidden = self.visual.embeddings.patch_embedding(inputs["pixel_values"])
+        table = self.visual.embeddings.position_embedding.weight
         weights = inputs["row_weights"][:, :, None] * inputs["column_weights"][:, None, :]
         hidden = hidden + (weights.flatten(1) @ table.float()).to(table.dtype)
-        hidden = tower.encoder(
+        hidden = self.visual.encoder(
             inputs_embeds=hidden.unsqueeze(0), cu_seqlens=inputs["cu_seqlens"], max_seqlen=scalars["max_seqlen"]
         ).last_hidden_state
-        hidden = tower.post_layernorm(hidden)[0]
+        hidden = self.visual.post_layernorm(hidden)[0]
         return [self._projected(hidden.reshape(-1, self.rule.merge**2 * hidden.shape[-1]))]
 
     def _projected(self, merged: torch.Tensor) -> torch.Tensor:
-        projector: Any = self.modules["projector"]
+        projector = self.modules["projector"]
         normed = projector.layer_norm(merged) if projector.use_layer_norm else merged
         return projector.linear_2(projector.act(projector.linear_1(normed)))
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' padded tiles through its own class, which takes the tower's parameters."""
-        import torch
-        from torch.nn.utils.rnn import pad_sequence
-
-        tower: Any = self.modules["visual"]
         with torch.device("meta"):
             stock = self.tower.build({**self.rule.vision_config, "vision_use_head": False}, self.dtype)
         grids = self.grids(mm_kwargs.chosen)
@@ -226,9 +219,9 @@ class Lfm2VLEncoder(GridTowerEncoder):
         ranks = [block_ranks(grid.h, grid.w, self.rule.merge) for grid in grids]
         raster = [part[torch.from_numpy(rank).to(self.device)] for part, rank in zip(pixels, ranks, strict=True)]
         shapes = torch.tensor([[grid.h, grid.w] for grid in grids], device=self.device)
-        padded = pad_sequence(raster, batch_first=True)
+        padded = nn.utils.rnn.pad_sequence(raster, batch_first=True)
         mask = (torch.arange(padded.shape[1], device=self.device) < shapes.prod(-1, keepdim=True)).int()
-        output = torch.func.functional_call(stock, dict(tower.named_parameters()), (padded, mask, shapes))
+        output = torch.func.functional_call(stock, dict(self.visual.named_parameters()), (padded, mask, shapes))
         projector = self.modules["projector"]
         parts = zip(output.last_hidden_state, grids, strict=True)
         return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
@@ -238,8 +231,6 @@ class Lfm2VLEncoder(GridTowerEncoder):
         return {**settings, "encoder_patch_size": self.rule.patch, "downsample_factor": self.rule.merge}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        import torch
-
         grids, merge, batch = self.grids([item]), self.rule.merge, self.processed(image)
         shapes = [[grid.h, grid.w] for grid in grids]
         if batch["spatial_shapes"].tolist() != shapes:

@@ -9,19 +9,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 FEW = 1.1
 """How many times the side of the largest grid may be that of the whole image's cells before it is shrunk."""
@@ -129,24 +126,19 @@ class LlavaOnevisionEncoder(SiglipTileEncoder):
         return [TileGeometry(VIDEO, self.buffer_rows(capacity))]
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        tower: Any = self.modules["visual"]
-        hidden = tower.encoder(inputs_embeds=tower.embeddings(pixels)).last_hidden_state
+        hidden = self.visual.encoder(inputs_embeds=self.visual.embeddings(pixels)).last_hidden_state
         return self.modules["projector"](hidden)
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        states = self.modules["visual"](pixel_values=pixels, output_hidden_states=True).hidden_states
+        states = self.visual(pixel_values=pixels, output_hidden_states=True).hidden_states
         return self.modules["projector"](states[self.fixed["vision_feature_layer"]])
 
     def joined(self, item: TileGeometry, rows: torch.Tensor) -> torch.Tensor:
         """The item's final embedding from the rows of its tiles."""
-        import torch
-        from torch.nn.functional import interpolate
-
-        tokens: Any = self.modules["tokens"]
-        newline, side = tokens["image_newline"], self.rule.patches_per_side
+        newline, side = self.modules["tokens"]["image_newline"], self.rule.patches_per_side
         tiles = rows.unflatten(0, (item.tiles, side, side)).permute(0, 3, 1, 2)
         if not isinstance(item, AnyresGeometry):
-            frames = interpolate(tiles, size=[self.rule.frame_side] * 2, mode="bilinear")
+            frames = functional.interpolate(tiles, size=[self.rule.frame_side] * 2, mode="bilinear")
             return torch.cat([frames.flatten(2).transpose(1, 2).flatten(0, 1), newline[None]])
         layout = self.rule.layout(item)
         (tall, wide), (lines, cells) = layout.tiles, layout.kept
@@ -154,6 +146,6 @@ class LlavaOnevisionEncoder(SiglipTileEncoder):
         top, left = (tall * side - lines) // 2, (wide * side - cells) // 2
         grid = grid[:, top : top + lines, left : left + cells]
         if layout.shown != layout.kept:
-            grid = interpolate(grid[None], size=list(layout.shown), mode="bilinear")[0]
+            grid = functional.interpolate(grid[None], size=list(layout.shown), mode="bilinear")[0]
         grid = torch.cat([grid, newline[:, None, None].expand(-1, grid.shape[1], 1)], dim=-1)
         return torch.cat([rows[: side * side], grid.flatten(1).T])

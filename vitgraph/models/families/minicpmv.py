@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,13 +21,10 @@ from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVIma
 from vitgraph.models.families.siglip import packed_siglip
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 TOWER_DEFAULTS = {
     "num_channels": 3,
@@ -162,20 +159,16 @@ class MiniCPMVEncoder(VisionEncoder):
         return [SliceGeometry(IMAGE, (self.rule.largest_grid(capacity.axis_key),) * slices)]
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        from torch.nn import functional
-
-        tower: Any = self.modules["visual"]
-        resampler: Any = self.modules["resampler"]
         # A convolution whose kernel is its stride is a product with the flattened kernel.
-        kernel = tower.embeddings.patch_embedding
+        kernel = self.visual.embeddings.patch_embedding
         hidden = functional.linear(inputs["pixel_values"], kernel.weight.flatten(1), kernel.bias)
-        hidden = hidden + tower.embeddings.position_embedding(inputs["position_ids"])
-        hidden = tower.encoder(
+        hidden = hidden + self.visual.embeddings.position_embedding(inputs["position_ids"])
+        hidden = self.visual.encoder(
             inputs_embeds=hidden.unsqueeze(0), cu_seqlens=inputs["cu_seqlens"], max_seqlen=scalars["max_seqlen"]
         ).last_hidden_state
         return [
-            resampler.forward_packed(
-                tower.post_layernorm(hidden)[0],
+            self.modules["resampler"].forward_packed(
+                self.visual.post_layernorm(hidden)[0],
                 inputs["cu_seqlens"],
                 inputs["grid_positions"],
                 scalars["max_seqlen"],
@@ -186,8 +179,6 @@ class MiniCPMVEncoder(VisionEncoder):
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' tower on strips of patches, then the published padded resampler, over all slices at once."""
-        import torch
-
         grids = [grid for item in mm_kwargs.chosen for grid in self.rule.checked_slices(item).grids]
         patch = self.rule.patch
         pixels = mm_kwargs.rows("pixel_values").materialize()
@@ -196,12 +187,11 @@ class MiniCPMVEncoder(VisionEncoder):
         )
         # The processor hands sizes over on the host, where the tower loops over them.
         sizes = torch.tensor([self.rule.tower_grid(grid) for grid in grids], dtype=torch.int32)
-        hidden = self.modules["visual"](strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
+        hidden = self.visual(strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
         return self.modules["resampler"](hidden.split([rows * columns for rows, columns in grids]), grids)
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         """Patches of the overview and of each cut; transformers has no processor for these models."""
-        import torch
         from PIL.Image import Resampling
 
         rule, image = self.rule, image.convert("RGB")

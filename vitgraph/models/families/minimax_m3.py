@@ -6,7 +6,7 @@ Images only, as vLLM 0.33 captures them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,9 @@ from vitgraph.models.base import MetadataField
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 
 class MiniMaxM3Rule(MergedGridRule):

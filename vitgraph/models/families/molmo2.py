@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from vitgraph.errors import InputError
-from vitgraph.models.base import PAD_MINUS_ONE, EncoderInputs, MetadataField, Tensors
+from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches
 from vitgraph.models.tiles import tile_layouts
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 TOWER, ADAPTER = r"vision_backbone\.image_vit\.", r"vision_backbone\."
 BLOCK = TOWER + r"transformer\.resblocks\.(\d+)\."
@@ -172,10 +169,9 @@ class Molmo2Encoder(VisionEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from torch import get_default_dtype
 
         adapter = Tower("molmo2", "Molmo2AdapterConfig", "Molmo2Adapter")
-        return {"adapter": adapter.build(extra["adapter_config"], get_default_dtype())}
+        return {"adapter": adapter.build(extra["adapter_config"], torch.get_default_dtype())}
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -195,7 +191,7 @@ class Molmo2Encoder(VisionEncoder):
         return self.rule.most_crops(capacity.token_budget)
 
     def metadata_fields(self, capacity: GraphKey) -> dict[str, MetadataField]:
-        return {"patches": MetadataField((capacity.token_budget, self.rule.pool**2), "int32", PAD_MINUS_ONE)}
+        return {"patches": MetadataField((capacity.token_budget, self.rule.pool**2), "int32", padding=-1)}
 
     def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         parts, first = [], 0
@@ -210,41 +206,33 @@ class Molmo2Encoder(VisionEncoder):
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
 
-        adapter: Any = self.modules["adapter"]
         features = self._features(inputs["pixel_values"]).flatten(0, 1)
         patches = inputs["patches"]
         is_there = patches >= 0
         pooled = features[patches.clamp(min=0)] * is_there[..., None].to(features.dtype)
         count = is_there.sum(-1).clamp(min=1)[:, None, None].to(features.dtype)
         query = pooled.sum(-2, keepdim=True) / count
-        hidden, _ = adapter.image_pooling_2d(query, pooled, attention_mask=is_there[:, None, None])
-        return [adapter.image_projector(hidden.squeeze(1))]
+        hidden, _ = self.modules["adapter"].image_pooling_2d(query, pooled, attention_mask=is_there[:, None, None])
+        return [self.modules["adapter"].image_projector(hidden.squeeze(1))]
 
     def _features(self, pixels: torch.Tensor) -> torch.Tensor:
         """What the chosen layers give, side by side: `[crops, patches, levels * K]`."""
-        import torch
-
-        tower: Any = self.modules["visual"]
-        hidden, states = tower.patch_embedding(pixels) + tower.positional_embedding, []
-        for layer in tower.layers:
+        hidden, states = self.visual.patch_embedding(pixels) + self.visual.positional_embedding, []
+        for layer in self.visual.layers:
             hidden = layer(hidden, None)
             states.append(hidden)
         return torch.cat([states[level] for level in self.rule.extra["adapter_config"]["vision_feature_layer"]], dim=-1)
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
-        import torch
-
         pixels = mm_kwargs.rows("pixel_values").materialize()
         patches = torch.from_numpy(self.compute_metadata(mm_kwargs.chosen)["patches"]).long()
         levels = self.rule.extra["adapter_config"]["vision_feature_layer"]
-        states = self.modules["visual"](pixels, output_hidden_states=True).hidden_states
+        states = self.visual(pixels, output_hidden_states=True).hidden_states
         features = torch.cat([states[level + 1 if level >= 0 else level] for level in levels], dim=-1)
         return self.modules["adapter"](features, patches.to(self.device)).last_hidden_state
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         """The processor's rule: bilinear without antialiasing, rounded to whole values, cut with overlaps."""
-        import torch
-
         rule = self.rule
         side, step = rule.side * rule.patch, rule.window * rule.patch
         whole = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
@@ -256,8 +244,6 @@ class Molmo2Encoder(VisionEncoder):
         return {"pixel_values": torch.stack(patches)}
 
     def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        import torch
-
-        resized = torch.nn.functional.interpolate(image[None], size, mode="bilinear")[0].round().clamp(0, 255) / 255
+        resized = functional.interpolate(image[None], size, mode="bilinear")[0].round().clamp(0, 255) / 255
         mean, std = (torch.tensor(self.rule.processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
         return (resized - mean) / std

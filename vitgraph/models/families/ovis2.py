@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.models.family import CHANNELS, Tower, modeling_class
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 ENOUGH = 0.9
 """Share of an image that its tiles should show at full resolution."""
@@ -85,13 +82,10 @@ class Ovis2Encoder(TileEncoder):
         return {"table": table_class(config.vocab_size, extra["text_hidden_size"])}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        words = self.modules["visual"](pixel_values=pixels).pooler_output
-        table: Any = self.modules["table"]
-        return words @ table.weight[: words.shape[-1]]
+        words = self.visual(pixel_values=pixels).pooler_output
+        return words @ self.modules["table"].weight[: words.shape[-1]]
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """transformers' way: zeros for the words that are never looked up."""
-        from torch.nn.functional import pad
-
-        words = self.modules["visual"](pixel_values=pixels).pooler_output
-        return self.modules["table"](pad(words, (0, self.rule.vision_config["num_visual_indicator_tokens"])))
+        words = self.visual(pixel_values=pixels).pooler_output
+        return self.modules["table"](functional.pad(words, (0, self.rule.vision_config["num_visual_indicator_tokens"])))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.models.base import EncoderInputs, Tensors
 from vitgraph.models.family import CHANNELS, Tower, modeling_class
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_ranks
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches
 from vitgraph.planning.items import IMAGE
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
 
 PROJECTOR_FIELDS = ("spatial_merge_size", "projector_hidden_act", "multimodal_projector_bias")
 """Fields at the top of config.json that the projector reads; without a merge size it is the LLaVA models'."""
@@ -84,18 +81,17 @@ class PixtralEncoder(GridTowerEncoder):
         return (self.rule.channels, self.rule.patch, self.rule.patch)
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        tower: Any = self.modules["visual"]
-        hidden = tower.ln_pre(tower.patch_conv(inputs["pixel_values"]).flatten(1))[None]
+        hidden = self.visual.ln_pre(self.visual.patch_conv(inputs["pixel_values"]).flatten(1))[None]
         offsets, longest = inputs["cu_seqlens"], scalars["max_seqlen"]
-        hidden = tower.transformer(
+        hidden = self.visual.transformer(
             hidden,
-            position_embeddings=tower.patch_positional_embedding(hidden, inputs["position_ids"]),
+            position_embeddings=self.visual.patch_positional_embedding(hidden, inputs["position_ids"]),
             cu_seq_lens_q=offsets,
             cu_seq_lens_k=offsets,
             max_length_q=longest,
             max_length_k=longest,
         ).last_hidden_state[0]
-        projector: Any = self.modules["projector"]
+        projector = self.modules["projector"]
         if hasattr(projector, "patch_merger"):
             # transformers unfolds the patches: channels slowest.
             squares = projector.norm(hidden).unflatten(0, (-1, self.rule.merge**2)).transpose(1, 2)
@@ -104,9 +100,6 @@ class PixtralEncoder(GridTowerEncoder):
 
     def stock_rows(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' own forward on images padded to one size."""
-        import torch
-        from torch.nn import functional
-
         grids, patch = self.grids(mm_kwargs.chosen), self.rule.patch
         parts = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
         tall, wide = max(grid.h for grid in grids), max(grid.w for grid in grids)
@@ -116,8 +109,8 @@ class PixtralEncoder(GridTowerEncoder):
             image = part[rank].unflatten(0, (grid.h, grid.w)).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)
             images.append(functional.pad(image, (0, (wide - grid.w) * patch, 0, (tall - grid.h) * patch)))
         sizes = torch.tensor([[grid.h * patch, grid.w * patch] for grid in grids])
-        hidden = self.modules["visual"](torch.stack(images), image_sizes=sizes.tolist()).last_hidden_state[0]
-        projector: Any = self.modules["projector"]
+        hidden = self.visual(torch.stack(images), image_sizes=sizes.tolist()).last_hidden_state[0]
+        projector = self.modules["projector"]
         return projector(hidden, sizes) if hasattr(projector, "patch_merger") else projector(hidden)
 
     def processor_settings(self) -> dict[str, Any]:

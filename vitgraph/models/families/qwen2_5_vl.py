@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +13,8 @@ from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import block_positions, segment_offsets
+from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
-
-if TYPE_CHECKING:
-    import torch
 
 
 @lru_cache(maxsize=2048)
@@ -150,14 +147,13 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         from vitgraph.models.compile.residual import ResidualStream
 
-        tower: Any = self.modules["visual"]
-        hidden = tower.patch_embed(inputs["pixel_values"])
+        hidden = self.visual.patch_embed(inputs["pixel_values"])
         groups = hidden.view(-1, self.rule.merge**2 * hidden.shape[-1])
         hidden = groups.index_select(0, inputs["window_index"]).view(hidden.shape)
-        position_embeddings = tower.rotary_pos_emb(hidden, inputs["position_ids"])
+        position_embeddings = self.visual.rotary_pos_emb(hidden, inputs["position_ids"])
         stream = ResidualStream(hidden)
-        for layer, block in enumerate(tower.blocks):
-            is_full = layer in tower.fullatt_block_indexes
+        for layer, block in enumerate(self.visual.blocks):
+            is_full = layer in self.visual.fullatt_block_indexes
             stream = self.run_block(
                 block,
                 stream,
@@ -165,7 +161,7 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
                 max_seqlen=scalars["max_seqlen" if is_full else "max_window_seqlen"],
                 position_embeddings=position_embeddings,
             )
-        return [tower.merger(stream.whole()).index_select(0, inputs["inverse_index"])]
+        return [self.visual.merger(stream.whole()).index_select(0, inputs["inverse_index"])]
 
 
 class Exaone45Encoder(Qwen2_5VLEncoder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.models.base import Tensors
 from vitgraph.models.families.qwen2_vl import FrameSizedVideos
@@ -12,11 +12,9 @@ from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, corner_coordinates, linear_axis
+from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import sampled_frames, smart_resize_video
 from vitgraph.planning.items import VIDEO
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Qwen3VLRule(MergedGridRule):
@@ -100,27 +98,24 @@ class Qwen3VLEncoder(GridTowerEncoder):
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         from vitgraph.models.compile.residual import ResidualStream
 
-        tower: Any = self.modules["visual"]
-        hidden = tower.patch_embed(inputs["pixel_values"])
-        table = tower.pos_embed.weight
+        hidden = self.visual.patch_embed(inputs["pixel_values"])
+        table = self.visual.pos_embed.weight
         positions = self.position_rows(table, inputs["interp_indices"], inputs["interp_weights"], hidden.dtype)
         arguments = {
             "cu_seqlens": inputs["cu_seqlens"],
             "max_seqlen": scalars["max_seqlen"],
-            "position_embeddings": tower.rotary_pos_emb(hidden, inputs["position_ids"]),
+            "position_embeddings": self.visual.rotary_pos_emb(hidden, inputs["position_ids"]),
         }
         stream, levels = ResidualStream(hidden, positions), []
-        taps = tower.deepstack_visual_indexes if self.has_deepstack else ()
-        for layer, block in enumerate(tower.blocks):
+        taps = self.visual.deepstack_visual_indexes if self.has_deepstack else ()
+        for layer, block in enumerate(self.visual.blocks):
             stream = self.run_block(block, stream, **arguments)
             if layer in taps:
-                merger = tower.deepstack_merger_list[taps.index(layer)]
+                merger = self.visual.deepstack_merger_list[taps.index(layer)]
                 levels.append(merger(stream.whole()))
-        return [tower.merger(stream.whole()), *levels]
+        return [self.visual.merger(stream.whole()), *levels]
 
     def projected(self, output: Any) -> torch.Tensor:
-        import torch
-
         return torch.cat([output.pooler_output, *(output.deepstack_features if self.has_deepstack else ())], dim=-1)
 
 

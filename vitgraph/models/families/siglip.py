@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.models.family import Tower
+from vitgraph.models.lazy_torch import torch
 from vitgraph.models.tiles import TileEncoder
-
-if TYPE_CHECKING:
-    import torch
 
 PACKED_TOWER = Tower("minicpmv4_6", "MiniCPMV4_6VisionConfig", "MiniCPMV4_6VisionModel")
 

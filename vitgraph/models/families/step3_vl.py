@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.family import CHANNELS, QKV, Tower, given
 from vitgraph.models.geometry import TowerShape
+from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import normalized
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
     from vitgraph.attention.base import AttentionBackend
 
 VISION_DEFAULTS: Mapping[str, Any] = {
@@ -223,8 +221,6 @@ class Step3VLEncoder(TwoPathEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from torch import nn
-
         features = 2 * getattr(config, "output_hidden_size", 2 * config.hidden_size)
         bias = bool(extra.get("projector_bias", False))
         return {"projector": nn.Linear(features, extra["text_hidden_size"], bias=bias)}
@@ -244,31 +240,24 @@ class Step3VLEncoder(TwoPathEncoder):
     def encode_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         from vitgraph.models.families.step3_vl_modules import perception_features
 
-        tower: Any = self.modules["visual"]
         if self.rule.is_perception:
-            features = perception_features(tower, pixels, *self._positions[path])
+            features = perception_features(self.visual, pixels, *self._positions[path])
         else:
-            features = tower(pixels, *self._positions[path])
+            features = self.visual(pixels, *self._positions[path])
         return self.modules["projector"](features)
 
     def assemble(self, item: CropGeometry, global_rows: torch.Tensor, local_rows: torch.Tensor | None) -> torch.Tensor:
         """The crops in order, then the global view."""
-        import torch
-
         return global_rows if local_rows is None else torch.cat([local_rows, global_rows])
 
     def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
-        tower: Any = self.modules["visual"]
         if self.rule.is_perception:
-            return self.modules["projector"](tower(pixels).last_hidden_state)
-        import torch
-
-        # transformers has no class for it: its own tower, one view after the other.
+            return self.modules["projector"](self.visual(pixels).last_hidden_state)
+        # transformers has no class for it: its own self.visual, one view after the other.
         return torch.cat([self.encode_views(view[None], path) for view in pixels])
 
     def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
         """The published processor's rule: PIL cuts, and the normalised pieces are resized with antialiasing."""
-        import torch
         from PIL import Image
 
         rule = self.rule
@@ -295,7 +284,8 @@ class Step3VLEncoder(TwoPathEncoder):
         return whole[0], torch.cat([self._resized(image.crop(box), rule.local_side) for box in boxes])
 
     def _resized(self, image: Any, side: int) -> torch.Tensor:
-        from torch.nn.functional import interpolate
 
         pixels = normalized(image, self.rule.processor["image_mean"], self.rule.processor["image_std"])
-        return interpolate(pixels[None], size=(side, side), mode="bilinear", antialias=True, align_corners=False)
+        return functional.interpolate(
+            pixels[None], size=(side, side), mode="bilinear", antialias=True, align_corners=False
+        )
