@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start many Pythons: each would compile the package again where the shell forbids Python to keep what it compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: bench test test-slow lint clean
 

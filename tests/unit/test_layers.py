@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,29 +45,31 @@ def imports_of(node: ast.AST, at_once: bool = True) -> Iterator[Imported]:
         for alias in node.names:
             inner = f"{node.module}.{alias.name}"
             yield Imported(inner if inner in MODULES else node.module, at_once)
-    at_once = at_once and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    at_once = at_once and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     for child in ast.iter_child_nodes(node):
-        yield from imports_of(child, at_once)
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from imports_of(child, at_once)
 
 
-IMPORTS = {name: set(imports_of(ast.parse(path.read_text(encoding="utf-8")))) for name, path in MODULES.items()}
+@functools.cache
+def imports() -> dict[str, set[Imported]]:
+    """What each module imports."""
+    return {name: set(imports_of(ast.parse(path.read_text(encoding="utf-8")))) for name, path in MODULES.items()}
 
 
 def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@functools.cache
 def room_graph() -> dict[str, set[str]]:
     """The other rooms that each room imports from; a module beside the rooms is one of its own."""
     graph: dict[str, set[str]] = {}
-    for name, imported in IMPORTS.items():
+    for name, imported in imports().items():
         found = {each.name for each in imported}
         rooms = {room_of(other) for other in found if other.split(".")[0] == "vitgraph"}
         graph.setdefault(room_of(name), set()).update(rooms - {room_of(name), ""})
     return graph
-
-
-ROOMS = room_graph()
 
 
 def circle_in(graph: dict[str, set[str]]) -> list[str]:
@@ -87,7 +90,7 @@ def circle_in(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_circle_between_rooms() -> None:
-    assert circle_in(ROOMS) == []
+    assert circle_in(room_graph()) == []
 
 
 def test_a_circle_would_be_noticed() -> None:
@@ -108,16 +111,16 @@ def test_a_circle_would_be_noticed() -> None:
 )
 def test_a_room_imports_only_what_it_stands_on(room: str, allowed: set[str]) -> None:
     """Also inside functions: families know no records and no reports, and those know nothing that measures."""
-    assert ROOMS[room] <= allowed
+    assert room_graph()[room] <= allowed
 
 
 def test_only_the_command_line_imports_commands() -> None:
-    assert {room for room, others in ROOMS.items() if "commands" in others} == {"__main__", "cli"}
-    assert {room for room, others in ROOMS.items() if "cli" in others} == {"__main__"}
+    assert {room for room, others in room_graph().items() if "commands" in others} == {"__main__", "cli"}
+    assert {room for room, others in room_graph().items() if "cli" in others} == {"__main__"}
 
 
 def test_the_graph_manager_knows_no_family_and_no_backend() -> None:
-    found = {each.name for name in MODULES if room_of(name) == "graphs" for each in IMPORTS[name]}
+    found = {each.name for name in MODULES if room_of(name) == "graphs" for each in imports()[name]}
     known = {"vitgraph.models.base", "vitgraph.models.metadata", "vitgraph.models.geometry"}
     assert {name for name in found if name.startswith(("vitgraph.models", "vitgraph.attention"))} <= known
 
@@ -130,14 +133,14 @@ def reached(start: set[str]) -> set[str]:
         name = pending.pop()
         if name not in seen:
             seen.add(name)
-            pending += [each.name for each in IMPORTS.get(name, ()) if each.at_once]
+            pending += [each.name for each in imports().get(name, ()) if each.at_once]
     return seen
 
 
 @pytest.mark.parametrize("room", ["planning", "records", "report", "predict", "workloads", "specs"])
 def test_pure_and_output_rooms_do_without_torch(room: str) -> None:
     own = {name for name in MODULES if room_of(name) == room}
-    inside = {each.name.split(".")[0] for name in own for each in IMPORTS[name]}
+    inside = {each.name.split(".")[0] for name in own for each in imports()[name]}
     assert not inside & HEAVY
     assert not {name.split(".")[0] for name in reached(own)} & HEAVY
 
