@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vitgraph.models.rows import ROWS, ModelRow
+from vitgraph.models.registry import ROWS, ModelRow
 
 
 def each_row(value: Callable[[ModelRow], Any] = lambda row: row, rows: Iterable[ModelRow] = ROWS) -> list[Any]:

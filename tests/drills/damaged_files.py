@@ -136,7 +136,7 @@ def config_of(preset: str) -> dict[str, Any]:
 
 def configs() -> list[Kind]:
     """The config.json of every row's small model."""
-    from vitgraph.models.rows import ROWS
+    from vitgraph.models.registry import ROWS
 
     plan = lambda folder, _: ["plan", "--model", str(folder), "--items", "300x300"]  # noqa: E731
     return [

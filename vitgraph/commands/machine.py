@@ -65,7 +65,7 @@ def import_line(spec: ImportSpec) -> Shown:
 
 def models(spec: ModelsSpec) -> Shown:
     """List the supported models, their presets, and what was verified where."""
-    from vitgraph.models.catalog import catalog
+    from vitgraph.models.registry import catalog
     from vitgraph.report.to_terminal import render as show
     from vitgraph.report.views.machine import families_markdown, matrix_markdown, models_document
 

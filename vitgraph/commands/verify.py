@@ -35,8 +35,7 @@ def verify(spec: VerifySpec, progress: Progress) -> Shown | None:
 
 def _prepare(spec: VerifySpec) -> PreparedVerification:
     from vitgraph.models.loading import check_weights
-    from vitgraph.models.registry import ModelSource
-    from vitgraph.models.rows import ROWS
+    from vitgraph.models.registry import ROWS, ModelSource
     from vitgraph.verify.models import prepare_rows, prepare_verification
 
     settings = {

@@ -18,7 +18,7 @@ from vitgraph.measure.series import Encode, encode_eagerly
 from vitgraph.measure.setup import load
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.loading import set_attention
+from vitgraph.models.loading import set_implementation
 
 if TYPE_CHECKING:
     from vitgraph.measure.preparation import PreparedBench
@@ -146,7 +146,7 @@ def own_errors(encoder: VisionEncoder, inputs: EncoderInputs, eager: Sequence[to
     attention = create_backend(REFERENCE_BACKEND, encoder.device)
     try:
         modules = deepcopy(encoder.modules).float()
-        set_attention(modules, attention)
+        set_implementation(modules, attention.transformers_name)
         exact = encode_eagerly(type(encoder)(modules, encoder.rule, attention), _in_float32(inputs))
     except torch.OutOfMemoryError:
         return [0.0] * len(eager)

@@ -11,7 +11,7 @@ from vitgraph.measure.calls import EncoderCall
 from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.monolithic import MonolithicRule
-from vitgraph.models.rows import ROWS
+from vitgraph.models.registry import ROWS
 from vitgraph.models.two_path import GLOBAL, LOCAL, TwoPathRule
 from vitgraph.planning.accounting import GraphCounters, waste_of
 from vitgraph.planning.budgets import BudgetPlan

@@ -35,15 +35,8 @@ PathRows = Mapping[str, "Sequence[torch.Tensor | None]"]
 
 
 class RowRanges:
-    """Row ranges of a tensor, in order; they depend on geometry only, so they are made once and used for every call.
-
-    Args:
-        ranges: `(start, stop)` pairs; empty ones are left out, and those that follow each other are merged.
-
-    Attributes:
-        ranges: What is left of them.
-        total: Rows in all of them.
-    """
+    """Row ranges of a tensor, in order, from `(start, stop)` pairs; empty ones are left out, and those that follow each
+    other are merged. They depend on geometry only, so they are made once and used for every call."""
 
     __slots__ = ("_cuts", "_lengths", "ranges", "total")
 
@@ -104,12 +97,8 @@ def _copy(
 
 
 class PixelRows:
-    """Rows of a packed pixel tensor that belong to chosen items, as few contiguous ranges.
-
-    Attributes:
-        source: The call's packed tensor `[rows, ...]` on the device.
-        rows: The ranges, in the order of the items.
-    """
+    """Rows of a call's packed pixel tensor `[rows, ...]` on the device that belong to chosen items, in their order, as
+    few contiguous ranges."""
 
     __slots__ = ("rows", "source")
 

@@ -19,21 +19,9 @@ if TYPE_CHECKING:
 HIDDEN_SIZE, TEXT_WIDTH = "hidden_size", "text_hidden_size"
 SOME_SIZE = (640, 480)
 COUNTS = (
-    "depth",
-    "num_hidden_layers",
-    "hidden_size",
-    "embed_dim",
-    "intermediate_size",
-    "num_heads",
-    "num_attention_heads",
-    "patch_size",
-    "image_size",
-    "spatial_merge_size",
-    "temporal_patch_size",
-    "in_channels",
-    "num_channels",
-    "out_hidden_size",
-    "window_size",
+    *("depth", "num_hidden_layers", "hidden_size", "embed_dim", "intermediate_size", "num_heads"),
+    *("num_attention_heads", "patch_size", "image_size", "spatial_merge_size", "temporal_patch_size", "in_channels"),
+    *("num_channels", "out_hidden_size", "window_size"),
 )
 """Fields of a tower that count layers, heads, channels or pixels."""
 MOST = 2**20

@@ -25,7 +25,7 @@ from vitgraph.models.base import (
     PixelField,
     Tensors,
 )
-from vitgraph.models.family import Family
+from vitgraph.models.family import Family, named_pairs
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.metadata import MetadataCache, to_device
@@ -46,13 +46,12 @@ class VisionEncoder(Family, ABC):
     """Base of the family adapters; implements `SupportsEncoderCudaGraph`.
 
     Args:
-        modules: The tower and what follows it (merger, projector), already on `device` in `dtype`.
+        modules: The tower and what follows it (merger, projector), on their device and in their dtype, which it
+            computes in.
         rule: Sizes to geometry to tokens.
         attention: The backend whose function the tower calls.
 
     Attributes:
-        device: Where the encoder runs.
-        dtype: Its computing dtype.
         run_block: Applies a block to the residual stream, for towers whose loop over blocks is the adapter's.
     """
 
@@ -156,7 +155,12 @@ class VisionEncoder(Family, ABC):
 
     def processor_settings(self) -> dict[str, Any]:
         """Settings of transformers' image processor that makes the pixels, by its own names."""
-        return {}
+        found, processor = {}, self.rule.processor
+        for theirs, ours in named_pairs((*self.image_settings, *(("size",) if self.sized_by_pixels else ()))):
+            if ours in processor:
+                name, _, part = theirs.partition(".")
+                found[name] = {part: processor[ours]} if part else processor[ours]
+        return found
 
     def processed(self, image: Any) -> Any:
         """What transformers' image processor makes of a PIL image; one alone, since some pad a batch to one size."""

@@ -91,13 +91,7 @@ def own_fields(config_class: type[Any]) -> list[str]:
 
 
 class Tower(NamedTuple):
-    """transformers' classes of a tower.
-
-    Attributes:
-        folder: Their folder under `transformers.models`.
-        config: The config class.
-        model: The model class.
-    """
+    """transformers' classes of a tower: folder under `transformers.models`, config class and model class."""
 
     folder: str
     config: str
@@ -168,21 +162,13 @@ class Family:
     """PIL's number of the filter that `preprocess` resizes with, where transformers has no processor for it."""
     pixel_processor: ClassVar[str | None] = None
     """transformers' class that makes the pixels, where it reads no published file and so is not `image_processor`."""
-    makes_pixels: ClassVar[bool] = False
-    """`preprocess` computes pixels itself, although `image_processor` is named."""
 
     @classmethod
     def build_modules(
         cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
     ) -> nn.ModuleDict:
-        """Modules with uninitialised or default weights, from the preset's or checkpoint's config.
-
-        Args:
-            vision_config: `vision_config` of config.json.
-            extra: Facts outside it that the modules need (text width, projector settings).
-            dtype: Dtype of the parameters; float32 buffers such as rotary frequencies stay float32.
-            device: Where the modules are made.
-        """
+        """Modules with uninitialised or default weights, from `vision_config` of the preset or checkpoint and the facts
+        outside it that they need; float32 buffers such as rotary frequencies stay float32 whatever the `dtype`."""
         with device:
             tower = cls.build_tower(vision_config, extra, dtype)
             following = cls.following_modules(tower.config, extra)
@@ -278,11 +264,6 @@ class Family:
     def video_processor_class(cls) -> type[Any] | None:
         """The class that `video_processor` names."""
         return transformers_class(cls.video_processor) if cls.video_processor else None
-
-    @classmethod
-    def follows_pixels(cls) -> bool:
-        """Whether `preprocess` gives the rule's `pixels` settings to transformers' image processor."""
-        return cls.image_processor is not None and not cls.makes_pixels
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:

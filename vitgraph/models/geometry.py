@@ -20,11 +20,7 @@ from vitgraph.planning.items import DEFAULT_PATH, IMAGE, MOST_FRAMES, VIDEO, Enc
 
 @dataclass(frozen=True, slots=True)
 class ItemGeometry:
-    """Base of a family's description of one item: hashable, free of pixels.
-
-    Attributes:
-        modality: `image` or `video`.
-    """
+    """Base of a family's description of one item, an `image` or a `video`: hashable, free of pixels."""
 
     modality: str
 
@@ -242,12 +238,8 @@ class TowerShape(NamedTuple):
     mlp_matrices: int = 2
 
     def flops(self, rows: int, pairs: float) -> float:
-        """Operations of all pre-norm blocks over `rows` patches: qkv and output products, MLP, and attention.
-
-        Args:
-            rows: Patches.
-            pairs: Attention pairs: the sum over segments of length squared.
-        """
+        """Operations of all pre-norm blocks over `rows` patches: qkv and output products, MLP, and attention over
+        `pairs`, the sum over segments of length squared."""
         width = self.width
         products = 2.0 * rows * (4 * width * width + self.mlp_matrices * width * self.mlp_width)
         return self.depth * (products + 4.0 * pairs * width)

@@ -21,9 +21,6 @@ from vitgraph.planning.items import IMAGE
 PUBLISHED_KEYS = ((r"(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),)
 """What stands before the names of a tower's tensors in published files."""
 
-PROCESSOR_SETTINGS = ("do_resize", "size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
-"""Settings of a preset's processor that transformers' patch-packing image processors take."""
-
 
 class GridTowerEncoder(VisionEncoder):
     """A transformers tower over packed patches in merge-block order, with one attention segment a frame.
@@ -128,9 +125,6 @@ class GridTowerEncoder(VisionEncoder):
         return self.projected(self.stock_output(mm_kwargs))
 
     # -- real images -----------------------------------------------------------------------------------------------
-
-    def processor_settings(self) -> dict[str, Any]:
-        return {name: self.rule.processor[name] for name in PROCESSOR_SETTINGS if name in self.rule.processor}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         batch = self.processed(image)

@@ -18,11 +18,7 @@ from vitgraph.models.geometry import GridGeometry
 
 @lru_cache(maxsize=2048)
 def block_positions(h: int, w: int, merge: int) -> np.ndarray:
-    """Row and column of every patch of one frame, in merge-block order; `merge` 1 is raster order.
-
-    Returns:
-        `[h * w, 2]` int32.
-    """
+    """Row and column of every patch of a frame, `[h * w, 2]` int32, in merge-block order; `merge` 1 is raster order."""
     rows, cols = np.meshgrid(np.arange(h, dtype=np.int32), np.arange(w, dtype=np.int32), indexing="ij")
     shape = (h // merge, merge, w // merge, merge)
     return np.stack([axis.reshape(shape).transpose(0, 2, 1, 3).reshape(-1) for axis in (rows, cols)], axis=-1)
@@ -62,13 +58,9 @@ Axis = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]
 def table_taps(
     h: int, w: int, merge: int, side: int, axis: Axis, coordinates: Callable[[np.ndarray, int, int], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each patch of one frame samples a `side x side` position table, in merge-block order.
+    """Where each patch of an `h x w` frame samples a `side x side` position table, in order of blocks of `merge`.
 
     Args:
-        h: Patch rows.
-        w: Patch columns.
-        merge: Side of the blocks; 1 is raster order.
-        side: Cells on a side of the table.
         axis: Taps and weights of coordinates.
         coordinates: `(positions, size, side)` to float32 coordinates in the tower's own rounding, which moves the taps.
 
@@ -127,13 +119,7 @@ CUBIC = -0.75
 
 
 def cubic_axis(source: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Four taps, clamped at the border, and their weights for float32 coordinates on an axis of `side` cells.
-
-    How a family scales its positions to coordinates is its own; a different rounding there moves the taps.
-
-    Returns:
-        `[n, 4]` int64 taps and `[n, 4]` float64 weights.
-    """
+    """Four taps, clamped at the border, and their weights: `[n, 4]` int64 and float64."""
     floor = np.floor(source)
     offsets = np.arange(-1, 3)
     taps = np.clip(floor.astype(np.int64)[:, None] + offsets, 0, side - 1)

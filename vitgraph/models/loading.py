@@ -12,11 +12,11 @@ from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
 from vitgraph.models.compile.replaced_modules import use_aligned_mlps, use_patch_products
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.files import say
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.weights import (
     check_files,
     encoder_tensors,
-    note_unread,
     nothing_found,
     quantisation,
     quantised,
@@ -43,12 +43,9 @@ def load_encoder(
     """Builds the encoder of `source` on `device`; nothing of the language model is read or made.
 
     Args:
-        source: Resolved model.
         attention: Backend that every attention layer calls.
-        device: Where the encoder runs.
         dtype: Dtype of its weights; buffers that transformers keeps in float32 stay so.
-        load_format: `auto` reads the checkpoint's tensors, `dummy` draws seeded random weights.
-        seed: Seed of `dummy`.
+        load_format: `auto` reads the checkpoint's tensors, `dummy` draws random weights from `seed`.
 
     Raises:
         ModelError: The checkpoint lacks tensors or their shapes differ, or `load_format` is unknown.
@@ -65,7 +62,7 @@ def load_encoder(
         randomize(modules, seed)
     else:
         _load_weights(encoder_class, modules, source)
-    set_attention(modules, attention)
+    set_implementation(modules, attention.transformers_name)
     encoder = encoder_class(modules.eval().requires_grad_(False), rule, attention)
     use_patch_products(encoder)
     use_aligned_mlps(encoder)
@@ -152,7 +149,7 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
             "asks for fewer layers; config and checkpoint do not belong together"
         )
     if unread:
-        note_unread(source.name, unread)
+        say(f"{source.name}: {len(unread)} tensors of the vision encoder were not read: {some_of(unread)}")
 
 
 def _copy(
@@ -180,13 +177,8 @@ def _copy(
         raise ModelError(f"{source.name}: tensor {key} holds {what}: the checkpoint is damaged; copy it again")
 
 
-def set_attention(modules: nn.Module, attention: AttentionBackend) -> None:
-    """Makes every transformers module call `attention`; constructors would refuse the name, so it is set afterwards."""
-    set_implementation(modules, attention.transformers_name)
-
-
 def set_implementation(modules: nn.Module, name: str) -> None:
-    """Sets the name of the attention implementation in every transformers config under `modules`."""
+    """Sets the attention implementation of every transformers module; constructors refuse names that are not theirs."""
     for module in modules.modules():
         config: Any = getattr(module, "config", None)
         if config is not None and hasattr(config, "_attn_implementation"):

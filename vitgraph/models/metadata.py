@@ -24,14 +24,7 @@ METADATA_DTYPES = ("int32", "int64", "float32", "bool")
 
 
 class MetadataLayout:
-    """Places of named fields in one byte buffer.
-
-    Args:
-        fields: The fields, in order.
-
-    Attributes:
-        nbytes: Bytes that the layout takes.
-    """
+    """Places of named fields, in order, in one byte buffer of `nbytes`."""
 
     def __init__(self, fields: Mapping[str, MetadataField]) -> None:
         self.fields = dict(fields)
@@ -108,11 +101,7 @@ class MetadataArrays(dict[str, np.ndarray]):
 
 
 class MetadataCache:
-    """Least-recently-used cache of metadata arrays, bounded by their bytes.
-
-    Args:
-        max_bytes: Bytes of arrays to keep.
-    """
+    """Least-recently-used cache of metadata arrays, bounded by their bytes."""
 
     def __init__(self, max_bytes: int = 256 << 20) -> None:
         self.max_bytes = max_bytes

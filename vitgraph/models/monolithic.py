@@ -28,10 +28,6 @@ class MonolithicRule(GeometryRule):
 
     Items with more crops than that fit no graph: the capture axis has one key, which does not cover them.
 
-    Args:
-        inner: The two-path rule.
-        max_crops: Crops that every graph computes for each item.
-
     Raises:
         ModelError: `inner` has one path, or `max_crops` is below 1.
     """
@@ -93,14 +89,11 @@ class MonolithicRule(GeometryRule):
 
 
 class MonolithicEncoder(VisionEncoder):
-    """Wraps a built two-path encoder; it has no weights, preset or checkpoint of its own.
+    """Wraps a built two-path encoder, computing `max_crops` crops for each item; it has no weights, preset or
+    checkpoint of its own.
 
     A graph's crop buffer holds the crops of all items one after the other; `crop_index` brings them into the items'
     places. An eager call is unpadded, as that of the two-path encoder.
-
-    Args:
-        inner: The two-path encoder.
-        max_crops: Crops that every graph computes for each item.
     """
 
     rule_class: ClassVar[type[GeometryRule]] = MonolithicRule

@@ -67,7 +67,7 @@ def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSo
         processor["video"] = {**processor["video"], **video_changed}
         read |= video_read
     pixels = {name: value for name, value in of_images.items() if name in PIXELS and name not in changed}
-    if pixels and encoder.follows_pixels():
+    if pixels and encoder.image_processor is not None:
         processor["pixels"] = {**processor.get("pixels", {}), **pixels}
         read |= pixels.keys()
     current = {**PLAIN_PIXELS, **image_names, **source.processor}

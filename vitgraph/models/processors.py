@@ -31,31 +31,13 @@ PLAIN_PIXELS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "re
 """What the processors that are written here assume."""
 
 WITHOUT_EFFECT = frozenset(
-    [
-        "_valid_processor_keys",
-        "auto_map",
-        "data_format",
-        "default_to_square",
-        "device",
-        "disable_grouping",
-        "do_convert_rgb",
-        "do_sample_frames",
-        "draw_on_frames",
-        "font",
-        "feature_extractor_type",
-        "image_processor_type",
-        "image_seq_length",
-        "input_data_format",
-        "max_num_patches",
-        "processor_class",
-        "return_metadata",
-        "return_row_col_info",
-        "return_tensors",
-        "video_metadata",
+    (
+        *("_valid_processor_keys", "auto_map", "data_format", "default_to_square", "device", "disable_grouping"),
+        *("do_convert_rgb", "do_sample_frames", "draw_on_frames", "font", "feature_extractor_type", "image_token"),
+        *("image_processor_type", "image_seq_length", "input_data_format", "max_num_patches", "processor_class"),
+        *("return_metadata", "return_row_col_info", "return_tensors", "transformers_version", "video_metadata"),
         "video_processor_type",
-        "transformers_version",
-        "image_token",
-    ]
+    )
 )
 """Settings that change neither sizes nor pixels here: names of classes, forms of input and output."""
 
@@ -141,12 +123,7 @@ def resolve_processor(
 
 
 TILE_LIMITS = (
-    "max_dynamic_patch",
-    "max_tiles",
-    "max_crops",
-    "max_slice_nums",
-    "max_patches",
-    "pan_and_scan_max_num_crops",
+    *("max_dynamic_patch", "max_tiles", "max_crops", "max_slice_nums", "max_patches", "pan_and_scan_max_num_crops"),
 )
 MOST_TILES = 256
 """Tiles of an image that a rule goes through; published models have at most 40."""
@@ -225,7 +202,7 @@ def _read(
     if is_named and given.get("size") and "size" in settings.names and not edges.keys() <= size.keys():
         raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
     # Pixels of videos are drawn at random.
-    follows_pixels = is_video or (encoder.follows_pixels() and is_named)
+    follows_pixels = is_video or (encoder.image_processor is not None and is_named)
     strange = []
     for setting in given.keys() - settings.names - WITHOUT_EFFECT:
         value = settings.get(setting, given[setting])

@@ -1,6 +1,6 @@
-"""How a `--model` argument becomes a family, a config and weights.
+"""The families that `rows.json` declares, what is known of each, and how a `--model` argument becomes one of them.
 
-Nothing here imports torch or a family file until one is resolved.
+Nothing here imports torch, nor a family file until one is resolved.
 """
 
 from __future__ import annotations
@@ -11,17 +11,64 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
-from vitgraph.models.rows import NOT_YET, ROWS, ModelRow
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.reading import is_folder
 
 if TYPE_CHECKING:
+    from vitgraph.models.encoder import VisionEncoder
     from vitgraph.models.geometry import GeometryRule
+
+FAMILIES = "vitgraph.models.families"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """One row of the compatibility matrix.
+
+    Attributes:
+        name: Row name; also the name of its presets file.
+        tower: The kind of tower; rows of one kind are shown together.
+        models: The published models, for people.
+        encoder: `module:class` of the adapter, the module among the families.
+        architectures: Values of `architectures` in config.json that belong to the row.
+        full_preset: Full-size preset that stands for the row in measurements.
+        debug_preset: Small preset for tests and CPUs.
+        images_only: Those of `architectures` that take images alone, of a family that takes videos too.
+    """
+
+    name: str
+    tower: str
+    models: str
+    encoder: str
+    architectures: tuple[str, ...]
+    full_preset: str
+    debug_preset: str
+    images_only: tuple[str, ...] = ()
+
+    def encoder_class(self) -> type[VisionEncoder]:
+        """The adapter class; its module is imported here, torch is not."""
+        module, class_name = self.encoder.split(":")
+        return getattr(import_module(f"{FAMILIES}.{module}"), class_name)
+
+
+def _packaged(name: str) -> dict[str, Any]:
+    return json.loads((resources.files("vitgraph.models") / name).read_text(encoding="utf-8"))
+
+
+_DECLARED = _packaged("rows.json")
+
+_LISTS = ("architectures", "images_only")
+
+ROWS = tuple(ModelRow(**row | {name: tuple(row.get(name, ())) for name in _LISTS}) for row in _DECLARED["rows"])
+"""The rows that `rows.json` declares; those with one kind of tower stand together."""
+
+NOT_YET: Mapping[str, str] = _DECLARED["not_yet"]
+"""Names whose relatives have an adapter, and what is different in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +78,9 @@ class ModelSource:
     Attributes:
         row: The family.
         name: What the user gave.
-        vision_config: `vision_config` of config.json, as a dict.
         processor: Processor settings in the shape of the presets.
         extra: Facts outside the vision config that the encoder needs.
         weights: Hub id or local folder with the safetensors files, or None (presets without a published model).
-        architecture: The architecture name.
         config_source: `preset`, `folder` or `hub`.
     """
 
@@ -60,8 +105,7 @@ class ModelSource:
 @cache
 def row_presets(row_name: str) -> dict[str, dict[str, Any]]:
     """Presets of one row by name."""
-    text = (resources.files("vitgraph.models") / "presets" / f"{row_name}.json").read_text(encoding="utf-8")
-    return json.loads(text)
+    return _packaged(f"presets/{row_name}.json")
 
 
 def preset_of(row: ModelRow, architecture: str) -> dict[str, Any]:
@@ -175,3 +219,36 @@ def _near_presets(name: str) -> str:
     few = list(dict.fromkeys(close))[:4]
     listed = "`vitgraph models` lists the presets"
     return f"did you mean {', '.join(few)}? {listed}" if few else listed
+
+
+@cache
+def verifications() -> dict[str, list[dict[str, Any]]]:
+    """Committed verifications by row name."""
+    return _packaged("verified.json")["rows"]
+
+
+def catalog() -> list[dict[str, Any]]:
+    """Facts of every row for `vitgraph models --json`, in registry order: budgets by path, keys by capture axis."""
+    entries = []
+    for row in ROWS:
+        source = resolve_preset(row.full_preset)
+        assert source is not None, f"{row.name}: preset {row.full_preset} is missing"
+        config = source.rule().graph_config()
+        entries.append(
+            {
+                "row": row.name,
+                "tower": row.tower,
+                "models": row.models,
+                "architectures": list(row.architectures),
+                "encoder": row.encoder,
+                "presets": list(row_presets(row.name)),
+                "full_preset": row.full_preset,
+                "debug_preset": row.debug_preset,
+                "image": IMAGE in config.modalities,
+                "video": VIDEO in config.modalities,
+                "paths": {path: policy.min_token_budget for path, policy in config.paths.items()},
+                "axes": {axis.name: len(axis.keys) for axis in config.axes},
+                "verified": verifications().get(row.name, []),
+            }
+        )
+    return entries

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vitgraph.errors import BudgetError, InputError, ModelError
 from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.family import named_pairs
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, linear_flops
 from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
@@ -211,8 +210,8 @@ class TileEncoder(VisionEncoder):
         return torch.cat([self.joined(item, part.flatten(0, 1)) for item, part in zip(items, tiles, strict=True)])
 
     def processor_settings(self) -> dict[str, Any]:
-        side, own = self.rule.tile_side, named_pairs(self.image_settings)
-        return {"size": {"height": side, "width": side}, **{name: self.rule.processor[ours] for name, ours in own}}
+        side = self.rule.tile_side
+        return {"size": {"height": side, "width": side}, **super().processor_settings()}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         return {"pixel_values": self.processed(image.convert("RGB"))["pixel_values"].flatten(0, -4)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,14 +43,12 @@ UNQUANTISED = (
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of the encoder, as the file's header describes it.
+    """One tensor of the encoder in an opened file, as its header describes it.
 
     Attributes:
         key: Its published name, without what a wrapper put before it.
         stored_key: Its name in the file.
         dtype: safetensors' name of its dtype.
-        shape: Its shape.
-        file: The opened file, which holds it.
     """
 
     key: str
@@ -72,7 +69,6 @@ def encoder_tensors(
     Args:
         weights: Local folder or hub id.
         owns: Says whether a published key belongs to the encoder.
-        revision: Hub revision.
         names: Names of the encoder's own tensors; they tell a scale that the tower has from one of a quantised weight,
             and an unknown prefix from another model.
 
@@ -194,7 +190,11 @@ def _chosen_copy(
         found = ", ".join(f"{len(copy)} under {prefix!r}" for prefix, copy in copies.items())
         raise ModelError(f"{weights} holds several copies of the vision encoder ({found}); keep the one that is meant")
     (chosen,) = copies.values()
-    return {end: _described(end, key, keys[key]) for end, key in chosen.items()}
+    headers = {end: keys[key].get_slice(key) for end, key in chosen.items()}
+    return {
+        end: StoredTensor(end, key, headers[end].get_dtype(), tuple(headers[end].get_shape()), keys[key])
+        for end, key in chosen.items()
+    }
 
 
 def _wrapped_copies(keys: Iterable[str], owns: Callable[[str], bool]) -> dict[str, dict[str, str]]:
@@ -206,11 +206,6 @@ def _wrapped_copies(keys: Iterable[str], owns: Callable[[str], bool]) -> dict[st
         if end is not None:
             copies[key.removesuffix(end)][end] = key
     return copies
-
-
-def _described(key: str, stored_key: str, file: Any) -> StoredTensor:
-    header = file.get_slice(stored_key)
-    return StoredTensor(key, stored_key, header.get_dtype(), tuple(header.get_shape()), file)
 
 
 def nothing_found(weights: str, keys: Sequence[str], names: Sequence[str]) -> str:
@@ -236,13 +231,6 @@ def nothing_found(weights: str, keys: Sequence[str], names: Sequence[str]) -> st
     )
 
 
-def note_unread(weights: str, keys: Sequence[str]) -> None:
-    """Says on the error stream which tensors of a tower were not read."""
-    logging.getLogger(__name__).warning(
-        "%s: %d tensors of the vision encoder were not read: %s", weights, len(keys), some_of(keys)
-    )
-
-
 def some_of(keys: Sequence[str], most: int = 3) -> str:
     """The first of some names, and an ellipsis where there are more."""
     return ", ".join(keys[:most]) + (", …" if len(keys) > most else "")
@@ -253,11 +241,6 @@ def some_of(keys: Sequence[str], most: int = 3) -> str:
 
 def check_files(weights: str, owns: Callable[[str], bool], revision: str | None = None) -> None:
     """Refuses weights that are not there or not to be had; reads none of them, and fetches none from the hub.
-
-    Args:
-        weights: Local folder or hub id.
-        owns: Says whether a published key belongs to the encoder.
-        revision: Hub revision.
 
     Raises:
         ModelError: No safetensors files that transformers would read.
@@ -329,9 +312,7 @@ def _checked_name(weights: str, name: str) -> str:
 
 
 def _no_weights(weights: str, folder: Path) -> str:
-    others = (
-        [path.name for pattern in OTHER_WEIGHTS for path in sorted(folder.glob(pattern))] if folder.is_dir() else []
-    )
+    others = [path.name for pattern in OTHER_WEIGHTS for path in sorted(folder.glob(pattern))]
     rule = f"transformers reads {SINGLE_FILE}, or the shards that {INDEX_FILE} names"
     if not others:
         return f"{weights} holds no *.safetensors file; {rule}. Use --load-format dummy for random weights"

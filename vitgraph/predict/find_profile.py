@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.models.registry import ModelSource, resolve_preset
-from vitgraph.models.rows import ROWS, ModelRow
+from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_preset
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.targets import DOUBT, TargetCost, target_named

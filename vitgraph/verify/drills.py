@@ -82,10 +82,13 @@ def aliasing(session: VerifySession) -> str:
     }
     segments = pool_segments(graphs.values(), session.device)
     kept: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-    probes = session.store.batch(_light_sizes(session))
+    # The cheapest size of each budget interval and the cheapest above them, so that every way of running occurs.
+    light: dict[int, Candidate] = {}
+    for candidate in sorted(session.sample, key=lambda one: one.flops):
+        light.setdefault(int(np.searchsorted(session.largest_budgets, candidate.tokens)), candidate)
+    probes = session.store.batch(light.values())
     # A call with one replay returns that replay's copy; one with several, a buffer of its own.
-    calls = [probes[:1], probes]
-    for call in calls:
+    for call in (probes[:1], probes):
         outputs, plan = session.execute(call)
         for index, output in enumerate(outputs):
             place = f"item {index} ({call[index].candidate.size}), {call_name(plan)}"
@@ -102,14 +105,6 @@ def aliasing(session: VerifySession) -> str:
         if not torch.equal(output, copy):
             session.book.fail(f"a later replay changed the result: {place}")
     return f"{len(kept)} results kept over replays of {len(graphs)} graphs"
-
-
-def _light_sizes(session: VerifySession) -> list[Candidate]:
-    """The cheapest size of each budget interval and the cheapest above them, so that every way of running occurs."""
-    light: dict[int, Candidate] = {}
-    for candidate in sorted(session.sample, key=lambda one: one.flops):
-        light.setdefault(int(np.searchsorted(session.largest_budgets, candidate.tokens)), candidate)
-    return list(light.values())
 
 
 def random_packings(session: VerifySession) -> str:
@@ -143,8 +138,7 @@ def random_packings(session: VerifySession) -> str:
 def _random_probes(session: VerifySession) -> list[Probe]:
     """One probe of each sampled size, and more of the cheapest ones until a call of the most items can be drawn."""
     probes = session.store.batch(session.sample)
-    cheapest = sorted(session.sample, key=lambda one: one.flops)
-    cheapest = cheapest[: max(1, len(cheapest) // 2)]
+    cheapest = sorted(session.sample, key=lambda one: one.flops)[: max(1, len(session.sample) // 2)]
     copy = 1
     while len(probes) < 2 * session.manager.plan.max_items:
         probes += [session.store.get(candidate, copy) for candidate in cheapest]
@@ -320,13 +314,10 @@ def poison_memory(segments: Iterable[tuple[int, int]], device: torch.device) -> 
 
 
 def poison_graph_buffers(graph: BudgetGraphMetadata, pixel_rows: Mapping[str, int]) -> None:
-    """Fills with NaN the output of a graph, its metadata, and the pixel rows that its next replay brings anew.
+    """Fills with NaN the output of a graph, its metadata, and the pixel rows (`pixel_rows` of each buffer) that its
+    next replay brings anew.
 
     Pixel rows past those stay: clearing stale ones is the manager's contract, which counts what it wrote.
-
-    Args:
-        graph: The graph about to be replayed.
-        pixel_rows: Rows of each pixel buffer that the next replay copies in.
     """
     graph.output_buffer.view(torch.uint8).fill_(POISON_BYTE)
     for name, buffer in graph.input_buffers.items():

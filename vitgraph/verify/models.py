@@ -20,8 +20,7 @@ from vitgraph.errors import (
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import check_model, load, resolve_device, resolve_dtype, resolve_source
-from vitgraph.models.registry import ModelSource, resolve_model
-from vitgraph.models.rows import ModelRow
+from vitgraph.models.registry import ModelRow, ModelSource, resolve_model
 from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.verify import VerifiedModel, VerifyResult
 from vitgraph.records.record import Record, Status, VerifyRecord
@@ -75,14 +74,8 @@ def prepare_verification(names: Sequence[str], model: ModelSpec, **settings: Any
 def prepare_rows(
     rows: Iterable[ModelRow], model: ModelSpec, *, debug_size: bool, **settings: Any
 ) -> PreparedVerification:
-    """Resolves the model of each row of the compatibility matrix; one that does not resolve is a result of its own.
-
-    Args:
-        rows: Rows of `registry.ROWS`.
-        model: How each encoder runs; its own name is not used.
-        debug_size: Use the small presets instead of the full-size ones.
-        settings: The other settings of `verify_row`.
-    """
+    """Resolves the model of each row of the compatibility matrix, as `prepare_verification`; one that does not resolve
+    is a result of its own. `debug_size` takes the small presets instead of the full-size ones."""
     targets: dict[str, ModelSource | VerifiedModel] = {}
     for row in rows:
         preset = row.debug_preset if debug_size else row.full_preset
@@ -111,8 +104,6 @@ def run_verification(
     """Verifies one model after the other; the record is saved after each, and is returned where the user stops it.
 
     Args:
-        prepared: What to verify.
-        progress: Told about the models.
         folder: Where the record goes; None saves none.
         group: Ranks that verify the same models; each returns the same record.
         settings: The command's options, for the record.
@@ -187,16 +178,9 @@ def _results(
 
 
 def verify_model(source: ModelSource, spec: ModelSpec, device: torch.device, **settings: Any) -> VerifiedModel:
-    """Builds the encoder of a resolved model, verifies it and frees it.
+    """Builds the encoder of a resolved model, verifies it and frees it; a result also where it could not be built.
 
-    Args:
-        source: The model.
-        spec: How its encoder runs; its own name is not used.
-        device: Where it runs.
-        settings: The other settings of `verify_row`.
-
-    Returns:
-        The result, also where the encoder could not be built.
+    `spec` says how the encoder runs, its own name is not used; `settings` are the other ones of `verify_row`.
     """
     dtype = resolve_dtype(spec.dtype, device)
     try:

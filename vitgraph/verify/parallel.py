@@ -116,11 +116,8 @@ def _turned(specs: Sequence[Any], ranks: int) -> Shares:
 
 
 def merge_ranks(results: Sequence[VerifiedModel]) -> VerifiedModel:
-    """One result of all ranks: the worst status of each check, the sum of what was compared, the first fault's place.
-
-    Args:
-        results: Of each rank, by rank.
-    """
+    """One result of all ranks, given by rank: the worst status of each check, the sum of what was compared, the first
+    fault's place."""
     by_name = [{check.name: check for check in result.checks} for result in results]
     checks = [
         _merge_check([found.get(check.name, unreached(check.name)) for found in by_name]) for check in results[0].checks

@@ -37,14 +37,8 @@ class PredictedTokensError(IncorrectOutputError):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An item size that the model takes.
-
-    Attributes:
-        geometry: Its geometry.
-        spec: Its planner facts.
-        flops: Its floating-point operations.
-        size: Width x height (x frames) that it stands for.
-    """
+    """An item size that the model takes: geometry, planner facts, floating-point operations, and width x height (x
+    frames) that it stands for."""
 
     geometry: ItemGeometry
     spec: EncoderItemSpec
@@ -77,14 +71,8 @@ def item_catalogue(rule: GeometryRule) -> list[Candidate]:
 def sample_candidates(
     catalogue: Sequence[Candidate], budgets: Sequence[int], oversize: int, rng: np.random.Generator
 ) -> list[Candidate]:
-    """Sizes for random calls: some of each modality from every interval between budgets, and some above them all.
-
-    Args:
-        catalogue: What there is.
-        budgets: Ascending budgets of the path that has the largest.
-        oversize: Candidates above the largest budget, the cheapest with half as many tokens again.
-        rng: Chooses within an interval.
-    """
+    """Sizes for random calls: some of each modality from every interval between the ascending `budgets`, chosen by
+    `rng`, and above the largest the `oversize` cheapest with half as many tokens again."""
     chosen: list[Candidate] = []
     for low, high in zip([0, *budgets], budgets, strict=False):
         by_modality: dict[str, list[Candidate]] = defaultdict(list)
@@ -103,7 +91,6 @@ class Probe:
     """One item with random pixels that no other item has.
 
     Attributes:
-        candidate: Its size.
         seed: Seed of its pixels.
         pixels: Its rows of each pixel buffer.
         reference: Its embedding when it is encoded eagerly and alone.
@@ -119,12 +106,7 @@ class Probe:
 
 @dataclass(slots=True)
 class ProbeStore:
-    """Makes probes once each and puts calls together.
-
-    Attributes:
-        encoder: Encodes the references.
-        seed: Seed that every pixel derives from.
-    """
+    """Makes probes once each and puts calls together; every pixel derives from `seed`."""
 
     encoder: VisionEncoder
     seed: int
@@ -170,12 +152,8 @@ class ProbeStore:
 
 
 def encode_eagerly(encoder: VisionEncoder, inputs: EncoderInputs, sizes: Sequence[str] = ()) -> list[torch.Tensor]:
-    """The call's embeddings, every path on all of its items at once and without padding.
-
-    Args:
-        encoder: The encoder.
-        inputs: The call.
-        sizes: What to call the items in an error.
+    """The call's embeddings, every path on all of its items at once and without padding; `sizes` name the items in an
+    error.
 
     Raises:
         PredictedTokensError: A path gave other rows or columns than predicted.

@@ -95,17 +95,11 @@ class CheckBook:
         name: str | None = None,
         finite: str = FINITE,
     ) -> bool:
-        """Compares a call's outputs with each item's eager output alone; True where all agree.
+        """Compares a call's outputs with each item's eager output alone, in the same order; True where all agree.
 
         A fault goes to the check that it speaks of: values that are not finite to `finite`, rows that are another
-        item's to `order`, and everything else to `name`.
-
-        Args:
-            probes: Items of the call.
-            outputs: Their outputs, in the same order.
-            where: Graph and call, for the report.
-            name: Check that the distances belong to; None is the one under way.
-            finite: Check that values which are not finite belong to.
+        item's to `order`, and everything else to `name` (None is the one under way). `where` names graph and call for
+        the report.
         """
         name = name or self.under_way
         if len(outputs) != len(probes):
@@ -198,15 +192,7 @@ GPU_EFFORT = Effort(5, float("inf"), 8, 2, ((0.5, 2), (0.4, 8), (0.1, 16)), 0.0,
 
 
 class VerifySession:
-    """What the checks share.
-
-    Args:
-        encoder: The encoder.
-        manager: Its graphs, captured before the checks begin.
-        book: Takes the results.
-        effort: How much to do.
-        seed: Seed of every draw.
-        calls: Random calls.
+    """What the checks share; the graphs of `manager` are captured before they begin.
 
     Attributes:
         store: Probes with their eager references.
@@ -311,12 +297,8 @@ class VerifySession:
         self.manager._plans.clear()
 
     def execute(self, probes: Sequence[Probe], key: GraphKey | None = None) -> tuple[list[torch.Tensor], CallPlan]:
-        """Encodes a call as a server would; the plan tells which graphs took part.
-
-        Args:
-            probes: Items of the call.
-            key: Encode it with one replay of this graph, whichever packing would choose; other paths go eager.
-        """
+        """Encodes a call as a server would, or with one replay of the graph `key`, whichever packing would choose, and
+        other paths eager; the plan tells which graphs took part."""
         inputs = self.store.inputs(probes)
         if key is None:
             plan = self.manager.plan_call(inputs)

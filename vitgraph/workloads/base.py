@@ -143,16 +143,11 @@ def number_requests(groups: Iterable[tuple[MediaItem, ...]]) -> tuple[Request, .
 def choose_warmups(
     groups: Sequence[tuple[MediaItem, ...]], num_prompts: int, num_warmups: int, seed: int
 ) -> tuple[tuple[Request, ...], str]:
-    """Picks warm-ups that are other requests than the measured ones where the source has enough of them.
+    """Warm-ups that are other requests than the measured ones where there are enough, and a sentence for the
+    provenance.
 
-    Args:
-        groups: Items of every request of the source, in the order in which they are measured.
-        num_prompts: How many of them are measured.
-        num_warmups: Warm-ups wanted.
-        seed: Seed of the workload; the draw uses the next one.
-
-    Returns:
-        The warm-ups, and a sentence for the provenance.
+    `groups` are the items of every request of the source, the first `num_prompts` of them measured; a draw uses the
+    seed after the workload's.
     """
     if num_warmups == 0:
         return (), "none"
@@ -166,17 +161,9 @@ def choose_warmups(
 
 
 def shrink_size(width: int, height: int, max_pixels: int | None) -> tuple[int, int]:
-    """The largest size of the same shape with at most `max_pixels` pixels, rounded down to whole pixels.
+    """The largest width and height of the same shape with at most `max_pixels` pixels, rounded down to whole pixels.
 
     A side never falls below 1, so an item whose aspect ratio exceeds `max_pixels` loses its shape, not the bound.
-
-    Args:
-        width: Pixels across.
-        height: Pixels down.
-        max_pixels: Bound on width times height; None leaves the size alone.
-
-    Returns:
-        Width and height.
     """
     if max_pixels is None or width * height <= max_pixels:
         return width, height

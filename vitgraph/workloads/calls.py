@@ -62,11 +62,8 @@ def calls_of_trace(requests: Sequence[Request]) -> list[tuple[Request, ...]]:
 def split_by_calls(requests: Sequence[Request], calls: Sequence[Sequence[tuple[int, int]]]) -> list[Request]:
     """The requests as some calls have them: each names its call, in the order of the calls.
 
-    A request whose items are in several calls becomes one request for each, since a call encodes whole requests.
-
-    Args:
-        requests: The requests.
-        calls: Of each call, pairs of request and item place.
+    A call is pairs of request and item place. A request whose items are in several calls becomes one request for each,
+    since a call encodes whole requests.
     """
     found: list[Request] = []
     for number, call in enumerate(calls):
@@ -87,13 +84,8 @@ def grouping_of(requests_per_call: str | None, requests: Sequence[Request], seed
 
 
 def arrivals_of(request_rate: str, requests: Sequence[Request], seed: int) -> list[float]:
-    """When each request arrives, in seconds, the first at 0.
-
-    Args:
-        request_rate: How many arrive in a second on average, with exponential gaps; `trace` takes the times of the
-            trace's `arrival_s` column.
-        requests: The requests.
-        seed: Seed of the gaps.
+    """When each request arrives, in seconds, the first at 0: by the trace's `arrival_s` column where `request_rate` is
+    `trace`, else so many a second on average, with exponential gaps drawn with the seed.
 
     Raises:
         UsageError: Neither a positive number nor `trace`, or the trace has no arrivals.

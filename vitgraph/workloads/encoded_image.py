@@ -50,10 +50,7 @@ class EncodedImage:
     max_pixels: int | None = None
 
     def open(self) -> Image.Image:
-        """Decodes the image.
-
-        Returns:
-            An RGB image, upright, of at most `max_pixels` pixels.
+        """The image in RGB, upright, of at most `max_pixels` pixels.
 
         Raises:
             UnreadableImageError: If PIL cannot decode it.
@@ -64,13 +61,7 @@ class EncodedImage:
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Decodes the bytes of an image file as a whole, upright and in RGB.
-
-    Args:
-        data: The file; of an animation the first frame is taken.
-
-    Returns:
-        The image.
+    """Decodes the bytes of an image file as a whole, upright and in RGB; of an animation the first frame.
 
     Raises:
         UnreadableImageError: If it is empty, truncated or in no format that PIL decodes.
@@ -179,13 +170,12 @@ def image_files(folder: Path) -> tuple[str, ...]:
 
 
 def read_folder(folder: Path) -> Workload:
-    """Sizes of the image files of a folder and its subfolders, in the order of their paths.
+    """Sizes of the image files of a folder and its subfolders, in the order of their paths: a request each, without
+    pixels.
 
-    Headers alone are read, so a file whose pixels are damaged still counts. Sizes are as shown, with the EXIF
-    orientation applied. Files and folders whose name starts with a dot are passed over.
-
-    Returns:
-        One request for each image, without pixels; the files that PIL could not read are skipped.
+    Headers alone are read, so a file whose pixels are damaged still counts, and one that PIL cannot read is skipped.
+    Sizes are as shown, with the EXIF orientation applied. Files and folders whose name starts with a dot are passed
+    over.
 
     Raises:
         InputError: If it is no folder, holds no readable image, or more files than are looked through.

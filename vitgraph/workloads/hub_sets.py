@@ -14,14 +14,9 @@ _SHARD = re.compile(r"(?P<split>.*)-\d{5}-of-(?P<count>\d{5})")
 
 
 def cached_folder(hub_id: str, subset: str | None) -> Path | None:
-    """The parquet files of a data set in the hub's cache, where the hub does not answer and they alone are there.
-
-    Args:
-        hub_id: The data set.
-        subset: Its configuration, a folder of its own where the set has several.
-
-    Returns:
-        Their folder; None where the hub answers, where `datasets` has prepared the set, or where they are not cached.
+    """The folder of a data set's parquet files in the hub's cache, where they alone are there; None where the hub
+    answers, `datasets` has prepared the set, or they are not cached. A `subset` is a folder of its own where the set
+    has several.
 
     Raises:
         InputError: Some of the files are there and others are not.
@@ -61,12 +56,6 @@ def parquet_files(folder: Path) -> list[Path]:
 
 def hub_rows(hub_id: str, subset: str | None, split: str, *, streams: bool) -> Any:
     """The rows of a data set, from the hub where it answers, else as `datasets` has prepared them before.
-
-    Args:
-        hub_id: The data set.
-        subset: Its configuration.
-        split: Its split.
-        streams: Read while they are used.
 
     Raises:
         HubUnreachableError: The hub does not answer, and nothing is cached.

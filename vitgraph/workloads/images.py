@@ -71,16 +71,10 @@ def build_hf(spec: WorkloadSpec) -> Workload:
 
     A row is one request, of all images of its `images` list (upstream takes the first one, as `first_image_only` does)
     or of its `image`. Rows are shuffled with the seed unless `disable_shuffle`. A stream is shuffled within a buffer of
-    1,000 rows, so the two ways of reading give different requests, as another version of `datasets` may. Every image
-    is decoded once here: one that is missing or broken is left out and named in `skipped`, and a row without a good
-    one makes place for the next. Warm-ups are the rows after the measured ones. If there are too few rows, they are
-    repeated by a seeded choice unless `no_oversample`.
-
-    Args:
-        spec: The options; `dataset_path` (or `hf_name`) names the data set.
-
-    Returns:
-        The workload, its images as `EncodedImage`.
+    1,000 rows, so the two ways of reading give different requests, as another version of `datasets` may. Every image is
+    decoded once here and kept as an `EncodedImage`: one that is missing or broken is left out and named in `skipped`,
+    and a row without a good one makes place for the next. Warm-ups are the rows after the measured ones. If there are
+    too few rows, they are repeated by a seeded choice unless `no_oversample`.
 
     Raises:
         UsageError: If no data set is named.

@@ -106,10 +106,10 @@ class WorkloadFacts:
 
 
 def inspect_workload(workload: Workload, rules: Mapping[str, tuple[str, GeometryRule]]) -> WorkloadFacts:
-    """Counts the sizes of a workload and the tokens that models make of them.
+    """Counts the sizes of a workload, its warm-ups left out, and the tokens that models make of them.
 
     Args:
-        workload: The requests; its warm-ups are left out.
+        workload: The requests.
         rules: For each model's name, its row and its size rule.
     """
     items = [item for request in workload.requests for item in request.items]

@@ -26,10 +26,8 @@ class DrawRule:
     """What a request is drawn from, after all checks.
 
     Attributes:
-        min_items: Fewest items of a request.
         max_items: Most items of a request, cut at the summed limits.
-        sizes: (height, width, frames) of the buckets that can be drawn.
-        probabilities: Their probabilities, summing to 1.
+        sizes: (height, width, frames) of the buckets that can be drawn; their probabilities sum to 1.
         limits: Most items of a request by modality.
     """
 
@@ -44,14 +42,8 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
     """Turns the random-mm options into what requests are drawn from, as vLLM does.
 
     The count of items is uniform in [floor(n * (1 - r)), ceil(n * (1 + r))] for n base items and range ratio r; its
-    upper bound is cut to the sum of the limits of the modalities whose buckets have positive probability. Every
-    bucket, also one of probability 0, needs a limit for its modality.
-
-    Args:
-        spec: The options.
-
-    Returns:
-        The rule.
+    upper bound is cut to the sum of the limits of the modalities whose buckets have positive probability. Every bucket,
+    also one of probability 0, needs a limit for its modality.
 
     Raises:
         UsageError: If an option is out of range, a modality has no limit, or the limits are below the lower bound.
@@ -91,18 +83,12 @@ def resolve_draw_rule(spec: WorkloadSpec) -> DrawRule:
 
 
 def build_random_mm(spec: WorkloadSpec) -> Workload:
-    """Draws a workload of random sizes.
+    """Draws a workload of random sizes; a range ratio of 1 can give requests without items.
 
     Item counts and sizes follow the same distributions as vLLM's, **not** the same draws: vLLM takes text lengths and
     pixels from the generator that also takes the sizes, so the same seed gives other requests there. Here sizes alone
     consume the generator, so a changed bucket size leaves every other draw as it was. Videos are files of 30 frames a
     second, as upstream, and a model's loader still samples them. Warm-ups are drawn with the next seed.
-
-    Args:
-        spec: The options.
-
-    Returns:
-        The workload; a range ratio of 1 can give requests without items.
 
     Raises:
         UsageError: If an option cannot be used, see `resolve_draw_rule`.

@@ -33,12 +33,6 @@ _FILE_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".log", ".txt", ".csv
 def build_workload(spec: WorkloadSpec) -> Workload:
     """Builds the workload that the options ask for.
 
-    Args:
-        spec: The options.
-
-    Returns:
-        The workload.
-
     Raises:
         UsageError: If an option is out of range, contradicts the kind of workload, or the kind is unknown.
         InputError: If the source cannot be read or holds nothing usable.
@@ -99,7 +93,7 @@ def convert_source(
     num_requests: int | None = None,
     spec: WorkloadSpec | None = None,
 ) -> Workload:
-    """Reads the sizes of a source as a workload.
+    """Reads the sizes of a source as a workload without warm-ups.
 
     Args:
         source: Folder of images, data set (hub id, folder of parquet files or one of them), or log file.
@@ -109,9 +103,6 @@ def convert_source(
         fields: The JSON log's own names of sizes, see `read_json_log`.
         num_requests: Requests wanted; None takes 1,000 rows of a data set and everything of other sources.
         spec: Options of a data set (subset, split, seed, order).
-
-    Returns:
-        The workload, without warm-ups.
 
     Raises:
         UsageError: An option that contradicts the kind.

@@ -99,12 +99,7 @@ def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str
 
 
 class _Log:
-    """What the lines of a log have given so far.
-
-    Attributes:
-        without_size: Lines that name no size.
-        skipped: Sizes that cannot be used.
-    """
+    """What the lines of a log have given so far; `without_size` counts those that name no size."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -148,12 +143,7 @@ class _Log:
 
 
 class _EntryReader:
-    """Reads entries of a log; remembers which fields it did not know.
-
-    Args:
-        height_first: Pairs and texts are height before width.
-        names: The log's names of each field.
-    """
+    """Reads entries of a log by its `names` of each field; remembers which fields it did not know."""
 
     def __init__(self, height_first: bool, names: Mapping[str, Sequence[str]]) -> None:
         self._height_first = height_first
@@ -184,11 +174,7 @@ class _EntryReader:
         self.unread |= other - known - _OTHER_FIELDS
 
     def item(self, size: Any, is_video: bool) -> MediaItem:
-        """The item of a size.
-
-        Raises:
-            InputError: It is none.
-        """
+        """The item of a size; an `InputError` where it is none."""
         url = _url_of(size) if isinstance(size, Mapping) and self._get(size, "width") is None else size
         if isinstance(url, str) and (url is not size or url.startswith("data:")):
             return _item_of_url(url)

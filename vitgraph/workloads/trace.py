@@ -77,11 +77,8 @@ _HEADER_RULE = (
 
 
 def resolve_trace_path(name_or_path: str | None) -> tuple[Path, str | None]:
-    """Finds a trace by shipped name or by path.
-
-    Args:
-        name_or_path: A name of `SHIPPED_TRACES`, which wins over a file of that name here (write `./name` for the
-            file), or the path of a CSV file. None is the default trace.
+    """Finds a trace by a name of `SHIPPED_TRACES`, which wins over a file of that name here (write `./name` for the
+    file), or by the path of a CSV file; None is the default trace.
 
     Returns:
         The file, and the shipped name if it is one.
@@ -110,12 +107,6 @@ def build_trace(spec: WorkloadSpec) -> Workload:
     The first `num_prompts` requests in file order are measured (after a permutation with the seed if `shuffle_trace`).
     A trace that has fewer is used as it is and the provenance says so; it is never repeated. Warm-ups are the requests
     after the measured ones where enough are left, otherwise drawn among all.
-
-    Args:
-        spec: The options; `dataset_path` names the trace.
-
-    Returns:
-        The workload.
 
     Raises:
         InputError: If the trace cannot be found or read, or a row is not what it must be.
@@ -157,21 +148,14 @@ def build_trace(spec: WorkloadSpec) -> Workload:
 
 
 def save_trace(workload: Workload, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Writes the measured requests of a workload as a trace that reads back with the same fingerprint.
+    """Writes the measured requests of a workload to a CSV file that reads back with the same fingerprint; returns its
+    path.
 
     The columns are width, height, frames and request; fps where a video still has file frames; call and arrival_s where
     requests name them. A request without items is a row whose sizes are empty. Warm-ups and pixels are not written.
 
-    Args:
-        workload: What to write.
-        path: The CSV file.
-        overwrite: Replace a file that is there.
-
-    Returns:
-        The path.
-
     Raises:
-        UsageError: If the file exists, or no request has an item.
+        UsageError: If the file exists and is not to be overwritten, or no request has an item.
         RecordFileError: If it cannot be written.
     """
     target = Path(path)

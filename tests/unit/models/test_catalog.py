@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitgraph.models.catalog import catalog
-from vitgraph.models.registry import ROWS, resolve_preset, row_presets
+from vitgraph.models.registry import ROWS, catalog, resolve_preset, row_presets
 from vitgraph.report.columns import Table
 from vitgraph.report.views.machine import MATRIX_BEGIN, MATRIX_END, families_markdown, matrix_markdown, models_document
 

@@ -14,8 +14,7 @@ from vitgraph.errors import InputError, ModelError, UsageError
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.family import Tower
 from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE
-from vitgraph.models.registry import ModelSource, resolve_model, resolve_preset
-from vitgraph.models.rows import ROWS, ModelRow
+from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_model, resolve_preset
 from vitgraph.specs import ModelSpec
 
 QWEN = {

@@ -8,8 +8,16 @@ import pytest
 import torch
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.registry import ModelSource, preset_of, resolve_model, row_of_config, row_presets
-from vitgraph.models.rows import NOT_YET, ROWS, ModelRow
+from vitgraph.models.registry import (
+    NOT_YET,
+    ROWS,
+    ModelRow,
+    ModelSource,
+    preset_of,
+    resolve_model,
+    row_of_config,
+    row_presets,
+)
 
 VISION = {"hidden_size": 64, "depth": 2}
 

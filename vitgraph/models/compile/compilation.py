@@ -34,12 +34,8 @@ where it may, and compiles again for a second."""
 
 
 class CompileClock:
-    """Time that torch's compiler took in this process since `reset`, and how often it was called.
-
-    Attributes:
-        seconds: Wall clock from the start of each compilation to its end.
-        compilations: How many there were; one is expected for each kind of block.
-    """
+    """Wall clock that torch's compiler took in this process since `reset`, and how often it was called; one compilation
+    is expected for each kind of block."""
 
     def __init__(self) -> None:
         self.reset()
@@ -88,11 +84,8 @@ def default_cache_folder() -> Path:
 
 
 def use_disk_cache() -> Path | None:
-    """Switches torch's caches of compiled code on and points them at a folder that outlives the run.
-
-    Returns:
-        The folder; None where none can be written, and torch's temporary default is used.
-    """
+    """Switches torch's caches of compiled code on and points them at a folder that outlives the run; None where none
+    can be written, and torch's temporary default is used."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     for name in SWITCH_VARIABLES:
@@ -165,11 +158,8 @@ def compile_blocks(encoder: VisionEncoder) -> int:
 
 
 def compile_facts() -> dict[str, Any]:
-    """What compiling has taken since `compile_blocks`, for the record; empty where nothing was set to compile.
-
-    Returns:
-        `seconds`, `compilations`, `cache` (`hits` and `misses`), `cache_dir` and `fusions`.
-    """
+    """What compiling has taken since `compile_blocks`, for the record: `seconds`, `compilations`, `cache` (`hits` and
+    `misses`), `cache_dir` and `fusions`; empty where nothing was set to compile."""
     if _clock is None or _compiler is None:
         return {}
     return {
@@ -197,10 +187,8 @@ def sample_calls(encoder: VisionEncoder) -> Iterator[tuple[EncoderInputs, str]]:
 
 @torch.inference_mode()
 def compile_encoder(encoder: VisionEncoder) -> dict[str, Any]:
-    """Sets the blocks of an encoder to compile, and compiles them by running it on small calls.
-
-    Returns:
-        `compile_facts`, and `blocks`, how many they are.
+    """Sets the blocks of an encoder to compile, and compiles them by running it on small calls; `compile_facts`, and
+    how many `blocks` there are.
 
     Raises:
         ModelError: The family names no repeated block.

@@ -79,8 +79,7 @@ class FusingCompiler:
 def persistent_reductions() -> Iterator[bool]:
     """Lets Inductor keep rows of up to `MOST_PERSISTENT` in registers; code made so has cache entries of its own.
 
-    Yields:
-        Whether it does; False where this torch has no such hook, or where someone else uses it.
+    Yields whether it does; False where this torch has no such hook, or where someone else uses it.
     """
     try:
         from torch._inductor import config
@@ -103,15 +102,8 @@ def persistent_reductions() -> Iterator[bool]:
 
 
 def replace_gelus(module: fx.GraphModule, replace: Callable[[fx.Node, fx.Node], bool]) -> int:
-    """Offers each gelu of a graph, with its input, to be replaced in place.
-
-    Args:
-        module: As Dynamo traced it; nodes carry `example_value`.
-        replace: Replaces the gelu or leaves it, and says which.
-
-    Returns:
-        How many were replaced.
-    """
+    """Offers each gelu of a graph, with its input, to `replace`, which does so in place or says no; returns how many
+    were replaced. Nodes carry `example_value`, as Dynamo traces them."""
     replaced = 0
     for gelu in module.graph.find_nodes(op="call_function", target=torch._C._nn.gelu):
         x = gelu.args[0] if gelu.args else None
@@ -122,13 +114,11 @@ def replace_gelus(module: fx.GraphModule, replace: Callable[[fx.Node, fx.Node], 
 
 
 def join_product(gelu: fx.Node, product: fx.Node) -> bool:
-    """Turns a linear layer that only a gelu (tanh form) reads into one operator with it.
+    """Turns a linear layer that only a gelu (tanh form) reads into one operator with it; whether the two were such a
+    pair.
 
     The operator is `aten::_addmm_activation`, whose kernel applies gelu to the product before it leaves the chip.
     Others stay: gelu's erf form, layers without a bias or with other users, single precision, and other devices.
-
-    Returns:
-        Whether the two were such a pair.
     """
     if gelu.kwargs.get("approximate") != "tanh" or not _takes_epilogue(product):
         return False
@@ -161,12 +151,10 @@ def _product_with_gelu(x: Any, weight: Any, bias: Any) -> Any:
 
 
 def inline_erf_gelu(gelu: fx.Node, x: fx.Node) -> bool:
-    """Puts the operations of `erf_gelu` in place of a gelu of `x`, where it is the erf form in half precision.
+    """Puts the operations of `erf_gelu` in place of a gelu of `x`, where it is the erf form in half precision; whether
+    it was.
 
     In the graph itself, and not as a decomposition for Inductor, whose caches do not take code made with such a table.
-
-    Returns:
-        Whether it was.
     """
     if gelu.kwargs.get("approximate", "none") != "none" or x.meta["example_value"].dtype not in HALF_PRECISION:
         return False

@@ -14,11 +14,7 @@ from torch._inductor.virtualized import V
 
 
 class PersistentChoices(InductorChoices):
-    """Reductions along contiguous rows of up to `widest` elements read each row once.
-
-    Args:
-        widest: In elements; torch's own limit is 1024.
-    """
+    """Reductions along contiguous rows of up to `widest` elements (torch's own limit is 1024) read each row once."""
 
     def __init__(self, widest: int) -> None:
         super().__init__()

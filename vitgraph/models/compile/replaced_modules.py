@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 from torch import nn
@@ -39,11 +39,8 @@ ACTIVATIONS = ("act_fn", "activation_fn", "act")
 
 
 class StockSwitch(nn.Module):
-    """Base of modules that take a module's place with its very parameters.
-
-    Attributes:
-        is_stock: True while transformers' own forward runs, which must compute as it does without them.
-    """
+    """Base of modules that take a module's place with its very parameters; `is_stock` while transformers' own forward
+    runs, which must compute as it does without them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,16 +61,8 @@ def stock_modules(encoder: VisionEncoder) -> Iterator[None]:
 
 
 class PatchProduct(StockSwitch):
-    """Takes a convolution's place with its very parameters, under their names.
-
-    Args:
-        convolution: Kernel equal to stride, without padding, dilation or groups; see `product_refusal`.
-
-    Attributes:
-        weight: The convolution's own parameter, `[D, C, (T,) P, P]`.
-        bias: Its bias `[D]`, or None.
-        is_stock: See `StockSwitch`.
-    """
+    """Takes the place of a convolution that `is_product`, with its very parameters `[D, C, (T,) P, P]`
+    and `[D]` under their names."""
 
     def __init__(self, convolution: Convolution) -> None:
         super().__init__()
@@ -106,30 +95,29 @@ class PatchProduct(StockSwitch):
         return f"{tuple(self.weight.shape)}, bias={self.bias is not None}"
 
 
-def product_refusal(module: nn.Module) -> str | None:
-    """Why `module` is no convolution that a product can replace; None where it is one."""
-    if not isinstance(module, Convolution):
-        return f"{type(module).__name__} is no convolution of two or three dimensions"
-    if tuple(module.kernel_size) != tuple(module.stride):
-        return f"its kernel {tuple(module.kernel_size)} is not its stride {tuple(module.stride)}, so patches overlap"
-    padding = (0,) * len(module.kernel_size) if module.padding == "valid" else module.padding
-    if isinstance(padding, str) or any(padding) or any(step != 1 for step in module.dilation) or module.groups != 1:
-        return f"it has padding {module.padding}, dilation {tuple(module.dilation)} and {module.groups} groups"
-    if not module.weight.is_contiguous():
-        return f"its kernel has strides {module.weight.stride()}, and flattening it would copy it"
-    return None
+def is_product(module: nn.Module) -> TypeGuard[Convolution]:
+    """Whether a product can replace `module`: a convolution of two or three dimensions whose patches lie side by side,
+    and whose kernel can be flattened without a copy."""
+    return (
+        isinstance(module, Convolution)
+        and tuple(module.kernel_size) == tuple(module.stride)
+        and (module.padding == "valid" or set(module.padding) == {0})
+        and all(step == 1 for step in module.dilation)
+        and module.groups == 1
+        and module.weight.is_contiguous()
+    )
 
 
 def use_patch_products(encoder: VisionEncoder) -> list[str]:
-    """Replaces the convolutions that `encoder.patch_convolutions` names, in every mode alike.
+    """Replaces the convolutions that `encoder.patch_convolutions` names, in every mode alike; returns the names of
+    those.
 
-    Returns:
-        Names of the modules that were replaced; those that are something else already, or no such convolution, stay.
+    Modules that are something else already, or no such convolution, stay.
     """
     replaced = []
     for name in encoder.patch_convolutions:
         convolution = encoder.modules.get_submodule(name)
-        if isinstance(convolution, Convolution) and product_refusal(convolution) is None:
+        if is_product(convolution):
             parent, _, attribute = name.rpartition(".")
             setattr(encoder.modules.get_submodule(parent), attribute, PatchProduct(convolution))
             replaced.append(name)
@@ -137,18 +125,8 @@ def use_patch_products(encoder: VisionEncoder) -> list[str]:
 
 
 class WidenedLinear(StockSwitch):
-    """A linear layer with zeros appended to its weight, as outputs or as inputs.
-
-    Args:
-        linear: The layer, `[D, K]`.
-        outputs: Rows of the widened weight, at least D.
-        inputs: Its columns, at least K.
-
-    Attributes:
-        weight: `[outputs, inputs]`; its first D rows and K columns are the layer's, the rest is zero.
-        bias: `[outputs]`, or None.
-        is_stock: See `StockSwitch`.
-    """
+    """A linear layer `[D, K]` with zeros appended to its weight, to `outputs` rows or `inputs` columns; the first D
+    rows and K columns are the layer's."""
 
     def __init__(self, linear: nn.Linear, outputs: int, inputs: int) -> None:
         super().__init__()
@@ -178,11 +156,7 @@ class WidenedLinear(StockSwitch):
 
 
 def use_aligned_mlps(encoder: VisionEncoder) -> int:
-    """Widens the MLPs of `encoder` whose width is not aligned, in every mode alike.
-
-    Returns:
-        How many were widened; those of aligned widths, and other modules, stay.
-    """
+    """Widens the MLPs of `encoder` whose width is not aligned, in every mode alike; returns how many."""
     widened = 0
     for module in list(encoder.modules.modules()):
         for makers, reader in (GATED, *PLAIN):

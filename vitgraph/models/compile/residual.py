@@ -99,14 +99,8 @@ def _closed_step(
 
 
 def open_last_sum(module: fx.GraphModule) -> bool:
-    """Makes a graph that returns `(a + b, 0)` return `(a, b)`, and one that returns `(a + s * b, 0 * s)` too, in place.
-
-    Args:
-        module: As Dynamo traced it; nodes carry `example_value`.
-
-    Returns:
-        Whether it was such a graph. The two must have the sum's shape and dtype, and nothing else may read the sum.
-    """
+    """Makes a graph that returns `(a + b, 0)` return `(a, b)`, and one that returns `(a + s * b, 0 * s)` too, in place;
+    whether it was such a graph. The two must have the sum's shape and dtype, and nothing else may read the sum."""
     (output,) = module.graph.find_nodes(op="output")
     returned: Any = output.args[0]
     if not isinstance(returned, tuple | list) or len(returned) != 2:

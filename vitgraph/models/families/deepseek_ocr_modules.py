@@ -60,16 +60,8 @@ def stock_lookup(attentions: Sequence[TabledSamAttention]) -> Iterator[None]:
 
 
 def sam_features(sam: Any, pixels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """SAM over equal tiles with a ready position table.
-
-    Args:
-        sam: `UnlimitedOcrSamVisionEncoder`.
-        pixels: `[tiles, 3, side, side]`.
-        positions: `[1, grid, grid, width]`.
-
-    Returns:
-        `[tiles, channels, grid / 4, grid / 4]`.
-    """
+    """`UnlimitedOcrSamVisionEncoder` over equal tiles `[tiles, 3, side, side]` with a ready position table `[1, grid,
+    grid, width]`: `[tiles, channels, grid / 4, grid / 4]`."""
     hidden = sam.patch_embed(pixels) + positions
     pairs = (hidden.shape[1] * hidden.shape[2]) ** 2
     bias_bytes = pairs * sam.config.num_attention_heads * hidden.element_size()
@@ -94,12 +86,8 @@ def keep_extents(hidden: torch.Tensor) -> None:
 
 
 def clip_features(clip: Any, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """CLIP over SAM's features in place of patch embeddings, with a ready position table.
-
-    Args:
-        clip: `UnlimitedOcrVisionEncoder`.
-        features: `[tiles, width, grid, grid]`.
-        positions: `[1, 1 + grid * grid, width]`, the class token first.
+    """`UnlimitedOcrVisionEncoder` over SAM's features `[tiles, width, grid, grid]` in place of patch embeddings, with a
+    ready position table `[1, 1 + grid * grid, width]`, the class token first.
 
     Returns:
         `[tiles, grid * grid, 2 * width]`: CLIP's rows without the class token, joined by SAM's.

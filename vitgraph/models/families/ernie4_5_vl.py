@@ -102,16 +102,8 @@ class Ernie45VLRule(MergedGridRule):
 
 @lru_cache(maxsize=128)
 def frame_pairs(t: int, cells: int) -> tuple[np.ndarray, np.ndarray]:
-    """Merged rows of one item that make each output row: those of frames 2i and of frames 2i + 1; an image's frame
-    is both.
-
-    Args:
-        t: Frames, 1 or an even number.
-        cells: Merged rows of a frame.
-
-    Returns:
-        Two `[t / 2 * cells]` (`[cells]` for an image) int32 arrays.
-    """
+    """Merged rows of an item of `t` frames (1 or an even number) of so many `cells` that make each output row: two
+    int32 arrays, of frames 2i and of frames 2i + 1; an image's frame is both."""
     if t == 1:
         rows = np.arange(cells, dtype=np.int32)
         return rows, rows

@@ -32,14 +32,8 @@ DEFAULT_ROPE_THETA = 100.0
 def fit_to_patches(height: int, width: int, factor: int, max_tokens: int) -> tuple[int, int]:
     """Gemma 4's resize rule: the aspect ratio is kept, and at most `max_tokens` cells of `factor` pixels result.
 
-    Args:
-        height: Pixels down.
-        width: Pixels across.
-        factor: Pixels on a side of one soft token; both sides become multiples of it.
-        max_tokens: Most soft tokens.
-
     Returns:
-        `(height, width)` in pixels. A side that rounds to zero becomes one cell.
+        `(height, width)` in pixels, multiples of `factor`. A side that rounds to zero becomes one cell.
 
     Raises:
         InputError: Both sides round to zero, or the result has too many tokens.
@@ -256,14 +250,6 @@ class Gemma4Encoder(GridTowerEncoder):
             positions[first : first + grid.t, :real] = torch.from_numpy(columns_first).to(self.device)
             first += grid.t
         return rows, positions
-
-    def processor_settings(self) -> dict[str, Any]:
-        rule = self.rule
-        return {
-            "max_soft_tokens": rule.row_tokens(IMAGE),
-            "patch_size": rule.patch,
-            "pooling_kernel_size": rule.merge,
-        }
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         (padded,), grid = self.processed(image)["pixel_values"], self.rule.checked_grid(item)

@@ -116,9 +116,4 @@ class Idefics3Encoder(TileEncoder):
         return self.modules["projector"](self.visual.post_layernorm(hidden))
 
     def processor_settings(self) -> dict[str, Any]:
-        processor = self.rule.processor
-        sides = {"size": processor["longest_edge"], "max_image_size": self.rule.tile_side}
-        return {
-            **{name: processor[name] for name in ("do_image_splitting", *CHANNELS)},
-            **{name: {"longest_edge": side} for name, side in sides.items()},
-        }
+        return {**super().processor_settings(), "max_image_size": {"longest_edge": self.rule.tile_side}}

@@ -208,7 +208,8 @@ class KimiK25Encoder(KimiVLEncoder):
     def processor_settings(self) -> dict[str, Any]:
         side, processor = self.rule.side_limit, self.rule.processor
         limits = {"max_patches": processor["in_token_limit"], "size": {"max_height": side, "max_width": side}}
-        return {**super().processor_settings(), "merge_size": self.rule.merge, **limits}
+        plain = {name: processor[name] for name in ("patch_size", *CHANNELS)}
+        return {**plain, "merge_size": self.rule.merge, **limits}
 
     image_rows = GridTowerEncoder.image_rows
 

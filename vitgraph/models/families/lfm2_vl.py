@@ -227,8 +227,8 @@ class Lfm2VLEncoder(GridTowerEncoder):
         return torch.cat([projector(rows[: g.patches].view(1, g.h, g.w, -1)).flatten(0, 2) for rows, g in parts])
 
     def processor_settings(self) -> dict[str, Any]:
-        settings = {name: self.rule.processor[name] for name in self.image_settings}
-        return {**settings, "encoder_patch_size": self.rule.patch, "downsample_factor": self.rule.merge}
+        sides = {"encoder_patch_size": self.rule.patch, "downsample_factor": self.rule.merge}
+        return {**super().processor_settings(), **sides}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         grids, merge, batch = self.grids([item]), self.rule.merge, self.processed(image)

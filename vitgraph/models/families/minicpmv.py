@@ -19,28 +19,13 @@ from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, 
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVImageRule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.families.siglip import packed_siglip
+from vitgraph.models.family import own_fields
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.grid_metadata import block_positions
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.pixels import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-
-TOWER_DEFAULTS = {
-    "num_channels": 3,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-    "attention_dropout": 0.0,
-}
-TOWER_FIELDS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "image_size",
-    "patch_size",
-    *TOWER_DEFAULTS,
-)
 
 
 @lru_cache(maxsize=1024)
@@ -101,16 +86,13 @@ class MiniCPMVEncoder(VisionEncoder):
         from transformers.models.siglip import SiglipVisionConfig
 
         # The published code reads its file with this class, whose defaults hold for what is left out.
-        published = {**SiglipVisionConfig().to_dict(), **TOWER_DEFAULTS, **config["vision_config"]}
-        vision_config = {name: published[name] for name in TOWER_FIELDS}
+        published = {**SiglipVisionConfig().to_dict(), **config["vision_config"]}
+        vision_config = {name: published[name] for name in own_fields(SiglipVisionConfig) if name != "vision_use_head"}
         if config.get("drop_vision_last_layer"):
             vision_config["num_hidden_layers"] -= 1
         width = config["hidden_size"]
-        return vision_config, {
-            "text_hidden_size": width,
-            "query_num": config["query_num"],
-            "resampler_heads": width // 128,
-        }
+        extra = {"text_hidden_size": width, "query_num": config["query_num"], "resampler_heads": width // 128}
+        return vision_config, extra
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
         return (self.rule.vision_config["num_channels"] * self.rule.patch**2,)

@@ -37,14 +37,8 @@ def sine_table(rows: int, width: int) -> torch.Tensor:
 
 
 class Resampler(nn.Module):
-    """Turns every slice into Q rows of the language model's width.
-
-    Args:
-        queries: Q.
-        width: W; a multiple of 4 and of `heads`.
-        heads: Attention heads.
-        kv_width: Width of the tower's output.
-    """
+    """Turns every slice into Q rows of the language model's width W, a multiple of 4 and of `heads`, from rows of
+    `kv_width`."""
 
     def __init__(self, queries: int, width: int, heads: int, kv_width: int) -> None:
         super().__init__()
@@ -118,14 +112,12 @@ class Resampler(nn.Module):
         return self.attn.out_proj(attended.reshape(-1, width))
 
     def forward(self, features: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """The published form: slices padded to the longest, padding masked; the reference of the packed form.
+        """The published form, `[S * Q, W]`: slices padded to the longest, padding masked; the reference of the packed
+        form.
 
         Args:
             features: `[h * w, kv_width]` tower output of each slice.
             grids: Patch rows and columns of each slice.
-
-        Returns:
-            `[S * Q, W]`.
         """
         table = self.table_of(max(max(grid) for grid in grids))
         padded = nn.utils.rnn.pad_sequence(list(features), batch_first=True)

@@ -1,6 +1,6 @@
 """Molmo 2: a SigLIP-like tower on overlapping crops and the whole image; a token pools up to four patches by attention.
 
-Images only. transformers' processor needs torchvision for its pixels; sizes and pixels here are its rule.
+Images only.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.pixels import cut_patches
+from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import tile_layouts
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import GraphKey
@@ -164,8 +163,6 @@ class Molmo2Encoder(VisionEncoder):
     )
     blocks = "visual.layers"
     image_settings = ("max_crops", "overlap_margins", "pooling_size", *CHANNELS)
-    makes_pixels = True
-    resample = 2
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
@@ -231,19 +228,9 @@ class Molmo2Encoder(VisionEncoder):
         features = torch.cat([states[level + 1 if level >= 0 else level] for level in levels], dim=-1)
         return self.modules["adapter"](features, patches.to(self.device)).last_hidden_state
 
-    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
-        """The processor's rule: bilinear without antialiasing, rounded to whole values, cut with overlaps."""
-        rule = self.rule
-        side, step = rule.side * rule.patch, rule.window * rule.patch
-        whole = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float()
-        rows, columns = rule.canvas(rule.checked_crops(item))
-        canvas = self._resized(whole, (rows * rule.patch, columns * rule.patch))
-        cut = canvas.unfold(1, side, step).unfold(2, side, step).permute(1, 2, 0, 3, 4).flatten(0, 1)
-        crops = (self._resized(whole, (side, side)), *cut)
-        patches = [cut_patches(crop, rule.patch).permute(0, 2, 3, 1).flatten(1) for crop in crops]
-        return {"pixel_values": torch.stack(patches)}
+    def processor_settings(self) -> dict[str, Any]:
+        side, patch = self.rule.side * self.rule.patch, self.rule.patch
+        return {**super().processor_settings(), "patch_size": patch, "size": {"height": side, "width": side}}
 
-    def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        resized = functional.interpolate(image[None], size, mode="bilinear")[0].round().clamp(0, 255) / 255
-        mean, std = (torch.tensor(self.rule.processor[name]).view(3, 1, 1) for name in ("image_mean", "image_std"))
-        return (resized - mean) / std
+    def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
+        return {"pixel_values": self.processed(image.convert("RGB"))["pixel_values"]}

@@ -114,9 +114,8 @@ class PixtralEncoder(GridTowerEncoder):
         return projector(hidden, sizes) if hasattr(projector, "patch_merger") else projector(hidden)
 
     def processor_settings(self) -> dict[str, Any]:
-        side, processor = self.rule.factor, self.rule.processor
-        size = {"patch_size": {"height": side, "width": side}, "size": {"longest_edge": processor["longest_edge"]}}
-        return {"do_resize": processor["do_resize"], **{name: processor[name] for name in CHANNELS}, **size}
+        side = self.rule.factor
+        return {**super().processor_settings(), "patch_size": {"height": side, "width": side}}
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         pixels = self.processed(image)["pixel_values"][0]

@@ -19,12 +19,8 @@ from vitgraph.planning.budgets import GraphKey
 
 @lru_cache(maxsize=2048)
 def window_order(rows: int, cols: int, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Order in which the windows of one frame take its merged tokens, raster order within a window.
-
-    Args:
-        rows: Merged tokens of the frame, vertically.
-        cols: Merged tokens, horizontally.
-        side: Merged tokens on a side of a full window; those at the right and bottom edges are cut.
+    """Order in which the windows of one frame take its `rows x cols` merged tokens, raster order within a window of
+    `side`.
 
     Returns:
         `[rows * cols]` int32 token indices, and the tokens of each window, `[windows]` int32; none is empty.
@@ -36,12 +32,8 @@ def window_order(rows: int, cols: int, side: int) -> tuple[np.ndarray, np.ndarra
 
 @lru_cache(maxsize=2048)
 def frame_windows(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Metadata of one `h x w` frame of patches.
-
-    Returns:
-        `window_order`, its inverse (both `[h * w / merge**2]` int32), and the row and column of every patch in window
-        order, `[h * w, 2]` int32.
-    """
+    """Metadata of one `h x w` frame of patches: `window_order`, its inverse (both `[h * w / merge**2]` int32), and the
+    row and column of every patch in window order, `[h * w, 2]` int32."""
     order, _ = window_order(h // merge, w // merge, side)
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order), dtype=np.int32)

@@ -85,14 +85,8 @@ class Qwen3VLEncoder(GridTowerEncoder):
     def position_rows(
         table: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """Position embeddings `[N, K]`: of each row, the weighted sum of four rows of the table.
-
-        Args:
-            table: `[positions, K]`.
-            indices: `[N, 4]` rows of the table.
-            weights: `[N, 4]` float32, in which the sum is computed.
-            dtype: Of the result.
-        """
+        """Position embeddings `[N, K]` in `dtype`: of each row, the sum of four rows (`indices` `[N, 4]`) of the table
+        `[positions, K]` by float32 `weights` `[N, 4]`, computed in float32."""
         return (table[indices] * weights[:, :, None]).sum(1).to(dtype)
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:

@@ -51,11 +51,7 @@ def perception_features(
 
 
 class Step3Layer(nn.Module):
-    """A block that normalises what attention and MLP give, not what they get; the parts are CLIP's.
-
-    Args:
-        config: Sizes.
-    """
+    """A block that normalises what attention and MLP give, not what they get; the parts are CLIP's."""
 
     def __init__(self, config: CLIPVisionConfig) -> None:
         super().__init__()
@@ -99,12 +95,8 @@ class Step3Embeddings(nn.Module):
 
 
 class Step3Tower(nn.Module):
-    """The 321B model's tower and its two downsampling convolutions, which transformers lacks.
-
-    Args:
-        vision_config: `vision_config` of its config.json.
-        stride: `understand_projector_stride` of its config.json.
-    """
+    """The 321B model's tower and its two downsampling convolutions, which transformers lacks; `stride` is
+    `understand_projector_stride` of its config.json."""
 
     def __init__(self, vision_config: Mapping[str, Any], stride: int) -> None:
         super().__init__()
