@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 
+from vitgraph.commands import process
 from vitgraph.commands.process import be_stoppable, end_without_leak_report, flush_output, leave_stops_to_the_end
 from vitgraph.errors import EXIT_INTERRUPTED
 
@@ -15,12 +15,16 @@ def main() -> None:
         be_stoppable()
         from vitgraph.cli import run
 
-        run()
+        try:
+            run()
+        finally:
+            flush_output()
     except KeyboardInterrupt:
+        # Set here and not by a function, since Python delivers a stop where a call begins.
+        process.is_ending = True
         _end_stopped()
     except SystemExit as end:
-        with suppress(KeyboardInterrupt):
-            flush_output()
+        process.is_ending = True
         leave_stops_to_the_end(end.code if isinstance(end.code, int) else 0)
         if isinstance(getattr(end.__context__, "__cause__", None), KeyboardInterrupt):
             # Of the parser of the command line, which says nothing.

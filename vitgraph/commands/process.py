@@ -22,16 +22,19 @@ ONE_STOP_S = 1.0
 
 _stopped_at = -math.inf
 
+is_ending = False
+"""All is said and saved, or the stop was heard: no further one is raised."""
+
 LEAK_REPORTER = "cudnn"
 """cuDNN's frontend holds its plans to the end; forty lines about that would follow every result with FLASHINFER."""
 
 
 def be_stoppable() -> None:
     """Makes every stop a `KeyboardInterrupt` of the main thread, but those that the process was started to ignore."""
-    global _stopped_at
+    global _stopped_at, is_ending
     if threading.current_thread() is not threading.main_thread():
         return
-    _stopped_at = -math.inf
+    _stopped_at, is_ending = -math.inf, False
     for number in STOP_SIGNALS:
         # A background job of a shell without job control, and nohup, ask not to be told.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -43,7 +46,7 @@ def _stop(*_: object) -> None:
     global _stopped_at
     before, _stopped_at = _stopped_at, time.monotonic()
     # Who stops twice at once, or a terminal and a launcher that both do, means one stop: what it saves is not cut off.
-    if _stopped_at - before > ONE_STOP_S:
+    if _stopped_at - before > ONE_STOP_S and not is_ending:
         raise KeyboardInterrupt
 
 
@@ -57,8 +60,11 @@ def _send_again(ignored: Any) -> None:
 
 def _stop_main_thread() -> None:
     global _stopped_at
+    number = next((number for number in STOP_SIGNALS if signal.getsignal(number) is _stop), None)
+    if number is None:
+        # All is said and saved by now.
+        return
     _stopped_at = -math.inf
-    number = next(number for number in STOP_SIGNALS if signal.getsignal(number) is _stop)
     time.sleep(AGAIN_S)
     while _stopped_at < 0:
         # A real signal, since it also ends a wait for the system; one that comes just before the wait does not.
@@ -78,9 +84,6 @@ def flush_output() -> None:
 
 def leave_stops_to_the_end(exit_status: int) -> None:
     """From now on a stop ends the process at once, with the status that it ends with anyway: all is said and saved."""
-    global _stopped_at
-    # One that comes while the handlers are changed is taken for a second of one before.
-    _stopped_at = math.inf
     if threading.current_thread() is threading.main_thread():
         for number in STOP_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
