@@ -25,10 +25,6 @@ class HostStaging:
 
     Replays share the device's buffers, so that copies are ordered on the device, whatever streams the calls are on: the
     event after a group's last copy is after all of them.
-
-    Args:
-        nbytes: Bytes of the largest layout.
-        device: Where the arena is.
     """
 
     def __init__(self, nbytes: int, device: torch.device) -> None:
@@ -64,9 +60,6 @@ class StaticBuffers:
 
     Args:
         pixels: For each pixel buffer, its largest extent over all graphs.
-        arena_bytes: Bytes of the largest metadata layout.
-        device: Where they live.
-        dtype: Dtype of pixels.
     """
 
     def __init__(
@@ -105,12 +98,7 @@ class StaticBuffers:
 
 
 class MetadataWriter:
-    """Writes one graph's metadata into whichever slab is free and sends it.
-
-    Args:
-        layout: The graph's layout.
-        staging: The shared slabs.
-    """
+    """Writes one graph's metadata into whichever slab is free and sends it."""
 
     def __init__(self, layout: MetadataLayout, staging: HostStaging) -> None:
         self.layout = layout

@@ -64,7 +64,6 @@ class CallPlan:
     """How a call with certain geometries is encoded; made once for each combination and reused.
 
     Attributes:
-        batches: The packed batches.
         tokens: For each path, output rows of each item.
         offsets: For each path, the first output row of each item in input order, and the end.
         eager_items: For each path, the items that run eagerly on it, in input order.
@@ -81,13 +80,7 @@ class CallPlan:
 
     @classmethod
     def of(cls, batches: list[PackedBatch], specs: Sequence[EncoderItemSpec], paths: Iterable[str]) -> CallPlan:
-        """The plan of a call that is packed in a given way.
-
-        Args:
-            batches: The packing.
-            specs: The call's items, in input order.
-            paths: The encoder's paths.
-        """
+        """The plan of a call that is packed in a given way."""
         tokens = {path: [spec.tokens_on(path) for spec in specs] for path in paths}
         offsets = {path: [0, *accumulate(counts)] for path, counts in tokens.items()}
         plan = cls(batches, tokens, offsets)

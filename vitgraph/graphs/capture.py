@@ -26,11 +26,7 @@ WARMUP_RUNS = 2
 
 
 class HostGraph:
-    """Stands in for a CUDA Graph on a CPU: a replay calls the forward again. It saves no launches.
-
-    Args:
-        run: The forward on the static buffers.
-    """
+    """Stands in for a CUDA Graph on a CPU: a replay calls the forward again. It saves no launches."""
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run: Callable[[], None] | None = run
@@ -49,13 +45,9 @@ class BudgetGraphMetadata:
     """One captured graph with everything that it reads and writes; strong references keep its memory alive.
 
     Attributes:
-        key: Path, token budget, segment slots and axis key.
-        graph: The captured graph.
         input_buffers: Prefix views of the shared buffers, by name.
         output_buffer: Prefix view `[token budget, D]` of the shared output.
         scalars: Host integers frozen at capture.
-        writer: Sends the metadata of a replay.
-        pixel_capacity: Rows of each pixel buffer.
         pointers: Addresses of the inputs and the output at capture; a replay asserts them.
         capture_ms: Time of warm-up, capture and first replay.
         pool_bytes: Bytes that the graph added to the shared pool.
@@ -90,9 +82,6 @@ def capture_budget(
     """Warms up, captures and, on a GPU, replays one graph.
 
     Args:
-        model: The encoder.
-        key: What to capture.
-        buffers: The shared buffers.
         pool: CUDA graph pool shared by all graphs; None on a CPU.
         stream: Side stream of the captures; None on a CPU.
 
@@ -225,16 +214,7 @@ class DroppedGraph:
 
 
 class CapturedGraphs:
-    """Graphs of one plan, which share a pool and one set of static buffers.
-
-    Args:
-        model: The encoder.
-        plan: Which graphs exist, and the limits of a replay.
-
-    Attributes:
-        graphs: Captured graphs by key.
-        dropped: Planned graphs that could not be captured, with the reason.
-    """
+    """Graphs of one plan, which share a pool and one set of static buffers."""
 
     def __init__(self, model: SupportsEncoderCudaGraph, plan: BudgetPlan) -> None:
         self.model = model

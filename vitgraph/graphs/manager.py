@@ -34,9 +34,6 @@ class EncoderCudaGraphManager(CapturedGraphs):
     """Captures the graphs of a plan and encodes calls with them.
 
     Args:
-        model: The encoder.
-        plan: Which graphs exist, and the limits of a replay.
-        policy: Packing policy.
         cost: Predicted times, for the policy `optimal`.
     """
 
@@ -94,9 +91,6 @@ class EncoderCudaGraphManager(CapturedGraphs):
 
     def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
         """Encodes one call.
-
-        Args:
-            mm_kwargs: The call's items and pixels.
 
         Returns:
             The final embedding of each item, in input order; none shares memory with a graph's buffers.

@@ -53,9 +53,6 @@ def run_bench(
     """Runs a prepared bench and saves its record in `folder`, whatever ends it.
 
     Args:
-        prepared: What to run.
-        folder: Where the record goes.
-        progress: Told about the work.
         group: The ranks that share the calls, each of which runs this.
         command: The command as it was given; None is this process's.
 

@@ -86,8 +86,6 @@ def make_calls(
     Requests without items need no encoder and make no call; the others keep their places in the workload.
 
     Args:
-        requests: The requests.
-        rule: The model's rule.
         grouping: Which requests a call has, or how many.
 
     Raises:
@@ -138,9 +136,7 @@ class CallInputs:
     go through the model's image processor each time.
 
     Args:
-        encoder: The encoder.
         calls: Every call that will be asked for.
-        seed: Seed of the random pixels.
     """
 
     def __init__(self, encoder: VisionEncoder, calls: Sequence[EncoderCall], seed: int) -> None:

@@ -65,12 +65,7 @@ BUSY_REPEATS = 2
 
 
 class CandidateSeries(Series):
-    """One mode of a candidate; a failure while it is timed ends the mode, and nothing else.
-
-    Attributes:
-        candidate: Whose mode it is.
-        mode: The mode.
-    """
+    """One mode of a candidate; a failure while it is timed ends the mode, and nothing else."""
 
     def __init__(self, candidate: Candidate, mode: str, series: Series) -> None:
         super().__init__(series_name(candidate.name, mode), series.encode, series.manager)
@@ -95,12 +90,9 @@ class Candidate:
     Args:
         place: Its place among the candidates of the record.
         draft: The record, whose row is filled as facts become known.
-        prepared: Model, calls and plan.
-        inputs: Makes the calls' pixels.
         ranks: The ranks that open it together; None in one process.
 
     Attributes:
-        name: Registry name.
         series: Its modes, once it is open.
     """
 
@@ -217,11 +209,7 @@ class Candidate:
             self._agree("prepared")
 
     def count(self, counters: Mapping[str, GraphCounters]) -> None:
-        """Puts hits, misses and the use of the graphs into the row.
-
-        Args:
-            counters: Of the experiment, by series.
-        """
+        """Puts hits, misses and the use of the graphs into the row."""
         if GRAPH in self.modes:
             self._note_graphs(self._graphs.but(**counters[self._alone[GRAPH].name].as_dict()))
         if self._encoder is not None:
@@ -255,8 +243,6 @@ class Candidate:
         """Puts into the row what replays take alone, and how long the GPU is busy in whole calls; on a GPU only.
 
         Args:
-            inputs: Makes the calls' pixels.
-            calls: The measured calls.
             samples: By mode, their samples, for the latency of whole calls.
         """
         assert self._encoder is not None

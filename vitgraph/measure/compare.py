@@ -61,12 +61,7 @@ PartCommand = Callable[[str, Path], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class PreparedCompare:
-    """A comparison that was planned without touching a device.
-
-    Attributes:
-        spec: The settings.
-        bench: Model, calls and plan, shared by all backends.
-    """
+    """A comparison that was planned without touching a device."""
 
     spec: CompareSpec
     bench: PreparedBench
@@ -123,9 +118,6 @@ def run_compare(
     """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
 
     Args:
-        prepared: What to compare.
-        folder: Where the record goes.
-        progress: Told about the work.
         group: The ranks that share the calls, each of which runs this.
 
     Returns:

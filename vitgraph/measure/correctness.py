@@ -48,7 +48,6 @@ class Reference:
     """What series are compared with.
 
     Attributes:
-        calls: The calls that are compared.
         expected: The embedding of each item of a call, from the call and its inputs.
         limit: Largest distance that passes.
         encoder: What gives the expected embeddings; items beyond the limit may have its own rounding, see
@@ -67,8 +66,6 @@ class Deviation:
 
     Attributes:
         distance: Relative L2 distance; NaN or infinite where an output is.
-        item: Place of the item in its call.
-        call: The call.
         limit: Largest distance that passes for the item.
     """
 
@@ -125,12 +122,6 @@ def item_limits(
 
     Two runs of a half-precision tower by other kernels differ by the rounding of both. Where that is beyond the dtype's
     tolerance, it is measured what eager itself is from float32 on that very item, and half as much again passes.
-
-    Args:
-        encoder: The encoder.
-        inputs: The call.
-        eager: Its eager outputs.
-        measured: Distances of the replay's outputs from them.
     """
     tolerance = TOLERANCE[encoder.dtype]
     if all(distance <= tolerance for distance in measured):
@@ -186,7 +177,6 @@ def float32_reference(
     """Runs some calls in float32 with the very weights of `base`, and measures what its dtype alone costs.
 
     Args:
-        prepared: Model, calls and plan.
         base: The tower in the run's dtype with torch's attention.
         inputs: Makes the calls' pixels, in the run's dtype.
 

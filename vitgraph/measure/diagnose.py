@@ -61,7 +61,6 @@ class Diagnosis:
     """What the graph calls of a manager, which lives on a GPU, are made of.
 
     Args:
-        manager: The captured graphs.
         inputs: Makes the calls' pixels, outside the timing.
         calls: The measured calls of this process.
     """
@@ -70,12 +69,7 @@ class Diagnosis:
         self.manager, self.inputs, self.calls = manager, inputs, calls
 
     def facts(self, facts: GraphFacts, requests: int) -> Iterator[GraphFacts]:
-        """What a record says of the graphs, again with each figure as soon as it is known.
-
-        Args:
-            facts: Their captures and use.
-            requests: Requests of all calls.
-        """
+        """What a record says of the graphs, again with each figure as soon as it is known."""
         for found in self.replay_facts(facts, requests):
             facts = found
             yield facts
@@ -110,11 +104,7 @@ class Diagnosis:
 
     @torch.inference_mode()
     def replays(self, graphs: Mapping[GraphKey, EncoderCall]) -> Iterator[tuple[GraphKey, dict[str, Any]]]:
-        """Times graphs alone, one after another, within `REPLAYS_LIMIT_S`.
-
-        Args:
-            graphs: The graphs in the order in which they are timed, each with a call that leaves a batch of it in its
-                buffers.
+        """Times graphs alone, each after a call that leaves a batch of it in its buffers, within `REPLAYS_LIMIT_S`.
 
         Yields:
             A graph, and its `replay_ms` (wall clock of one replay, median), `gpu_busy_ms` (the union of its kernels'

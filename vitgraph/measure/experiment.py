@@ -97,9 +97,6 @@ class Control:
         """A control on the usual share of the calls.
 
         Args:
-            series: Names of the series that take turns.
-            calls: Calls of the run.
-            rounds: Rounds over them.
             kinds: Kinds of series, each with a noise of its own.
         """
         least = P99_CONTROL_CALLS if calls >= P99_CONTROL_CALLS else MIN_CONTROL_CALLS
@@ -122,8 +119,6 @@ def turn_order(step: int, series: Sequence[Series], control: Control | None = No
 
     Args:
         step: Number of the call, plus that of the round.
-        series: The series.
-        control: Which are repeated; None repeats none.
     """
     first = step // 2 % len(series)
     order = [*series[first:], *series[:first]]
@@ -146,10 +141,7 @@ class Experiment:
     """Series on calls.
 
     Args:
-        series: The series.
         make: Makes the device inputs of a call, outside the timing.
-        timer: Times a call.
-        device: Where it runs.
         gather: With several ranks, times this one's part of a call in every series, and gives what all measured, on
             rank 0 alone; None in one process.
 
@@ -205,7 +197,6 @@ class Experiment:
             schedule: Calls with the number of their round, one step each.
             steps: How many there are, or would be without a time limit.
             keep: Takes each timed call as it is measured.
-            control: Which series are repeated.
             tick: Called after each step.
         """
         read_every = max(1, steps // STATE_READS)

@@ -61,9 +61,6 @@ _FUSED_COPY = re.compile(
 def kernel_kind(name: str) -> str:
     """What a kernel or an operator does.
 
-    Args:
-        name: As a profiler trace gives it, templates and arguments included.
-
     Returns:
         One of `KINDS`.
     """

@@ -15,15 +15,7 @@ import torch
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.attention.measure import AttentionCase, graph_ms, queued_ms
 from vitgraph.attention.registry import backend_class
-from vitgraph.attention.selection import (
-    CAPTURE_FAILED,
-    ERROR,
-    INCORRECT,
-    OK,
-    OUT_OF_MEMORY,
-    TOLERANCE,
-    check_case,
-)
+from vitgraph.attention.selection import CAPTURE_FAILED, ERROR, INCORRECT, OK, OUT_OF_MEMORY, TOLERANCE, check_case
 from vitgraph.errors import BackendError, UsageError, VitgraphError, first_line
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
@@ -135,9 +127,6 @@ def time_backend(
     graph of many calls, the others eagerly; `timed_as` says which.
 
     Args:
-        name: Registry name.
-        cases: What to time.
-        device: Where to run.
         rate: Floating-point operations a second of a large matrix product; None leaves the limits out.
         flash_attn_version: Forces the generation of the backend that has several.
 

@@ -26,7 +26,6 @@ class MonolithicBench:
 
     Attributes:
         rule: Rows of an item in the monolithic graph.
-        plan: Which monolithic graphs will exist.
         most_crops: The most crops of any item of the workload; those above the graph's are encoded eagerly.
     """
 
@@ -93,13 +92,6 @@ def plan_monolithic(
 
     They get what the two paths get: budgets that double from one item up to the two paths' largest, and their limit of
     items.
-
-    Args:
-        spec: The settings.
-        model: The model's name, for messages.
-        rule: Its rule.
-        two_paths: The plan of the two paths.
-        calls: Every call, warm-ups included.
 
     Raises:
         UsageError: The model has one path.

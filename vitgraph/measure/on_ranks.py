@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 
 class RankTimer(CallTimer):
-    """Times calls that all ranks of a group make together.
-
-    Args:
-        group: The ranks.
-    """
+    """Times calls that all ranks of a group make together."""
 
     def __init__(self, group: ParallelGroup) -> None:
         super().__init__(group.device)
@@ -72,13 +68,7 @@ class RankTimer(CallTimer):
 
 
 class SharedSeries(Series):
-    """A series that all ranks encode together, each its share of the items.
-
-    Args:
-        alone: How one rank encodes its share.
-        ranks: The ranks.
-        sharing: Divides the calls.
-    """
+    """A series that all ranks encode together, each its share of the items."""
 
     def __init__(self, alone: Series, ranks: RanksOfRun, sharing: CallSharing) -> None:
         shared = DataParallelEncoder(alone.encode, sharing, ranks.timer.mark_encoded)
@@ -100,7 +90,6 @@ class RanksOfRun:
     """The ranks of a run; all of them do the same, and rank 0 records.
 
     Args:
-        group: The ranks.
         assign: Who encodes what.
 
     Attributes:

@@ -62,9 +62,6 @@ class PreparedBench:
     """A bench that was planned without touching a device.
 
     Attributes:
-        spec: The settings.
-        source: The model.
-        workload: The requests.
         calls: Encoder calls of the measured requests.
         warmups: Encoder calls of the warm-ups.
         skipped: Items left out, by the workload and by the processor.
@@ -95,11 +92,7 @@ class PreparedBench:
         return self.spec.graph.enforce_eager
 
     def expected_counters(self, calls: Sequence[EncoderCall] | None = None) -> GraphCounters:
-        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory.
-
-        Args:
-            calls: Some of the calls; None is all.
-        """
+        """Hits, misses and waste that the packing predicts; exact unless a graph does not fit in memory."""
         if self.is_eager_alone:
             return GraphCounters()
         policy = self.spec.graph.packing
@@ -132,7 +125,6 @@ def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> Prepared
     """Everything that can be decided and refused before a device is touched; imports no torch.
 
     Args:
-        spec: The settings.
         workload: Requests that are there already; None builds those of the settings.
     """
     source = resolve_source(spec.model)
@@ -300,15 +292,7 @@ def shared_facts(prepared: PreparedBench) -> dict[str, Any]:
 
 
 def resolved_of(model: ModelSpec, graph: GraphSpec, source: ModelSource, plan: BudgetPlan, **more: Any) -> Resolved:
-    """What settings came to.
-
-    Args:
-        model: The model as given.
-        graph: The graphs as given.
-        source: The model.
-        plan: Which graphs will exist.
-        more: Further fields.
-    """
+    """What settings came to."""
     return Resolved(
         model=model.model,
         architecture=source.architecture,

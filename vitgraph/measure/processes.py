@@ -19,7 +19,6 @@ def run_process(command: Sequence[str], folder: Path) -> tuple[bool, int]:
     """Runs one process to its end, with its standard error in a file of the folder.
 
     Args:
-        command: Its command line.
         folder: Made where it is missing; a record in it goes first.
 
     Returns:

@@ -48,14 +48,7 @@ WALL_REPEATS = 20
 
 @dataclass(frozen=True, slots=True)
 class PreparedProfile:
-    """A profile that was planned without touching a device.
-
-    Attributes:
-        spec: The settings.
-        source: The model.
-        call: The call.
-        plan: Which graphs will exist.
-    """
+    """A profile that was planned without touching a device."""
 
     spec: ProfileSpec
     source: ModelSource

@@ -39,9 +39,7 @@ class MeasuredRun(ABC, Generic[Kind]):
     """One run in progress, or one rank's part of it; fills `draft` as facts become known.
 
     Args:
-        prepared: Calls, graphs and settings.
         draft: The record before anything is measured.
-        progress: Told about the work.
         group: The ranks that share the calls; rank 0 records, and the others do the same work.
 
     Attributes:
@@ -215,9 +213,7 @@ class MeasuredRun(ABC, Generic[Kind]):
         """Puts into the record what the samples and counters tell.
 
         Args:
-            samples: All samples.
             counters: By series, hits, misses and use of its graphs.
-            invalid_reasons: Why the times must not be compared.
         """
 
     @abstractmethod

@@ -29,8 +29,6 @@ class Series:
     """One way of encoding a call.
 
     Args:
-        name: As samples and records name it.
-        encode: Encodes a call.
         manager: The graphs that it replays; None where it replays none.
     """
 
@@ -97,15 +95,11 @@ BASELINE_SERIES: Mapping[str, Callable[[VisionEncoder], Series]] = {HF: stock_se
 
 
 def encode_eagerly(
-    encoder: VisionEncoder,
-    mm_kwargs: EncoderInputs,
-    check: Callable[[str, torch.Tensor, int], None] | None = None,
+    encoder: VisionEncoder, mm_kwargs: EncoderInputs, check: Callable[[str, torch.Tensor, int], None] | None = None
 ) -> list[torch.Tensor]:
     """One eager call: every path on all items at once, split into items like a graph call's result.
 
     Args:
-        encoder: The encoder.
-        mm_kwargs: The call.
         check: Given each path, its rows `[rows, D]` and how many are expected, before they are split.
     """
     specs = encoder.get_encoder_cudagraph_item_specs(mm_kwargs)
@@ -181,13 +175,7 @@ def expect_calls(
 
 @torch.inference_mode()
 def prepare_attention(encoder: VisionEncoder, calls: Sequence[EncoderCall], inputs: CallInputs) -> None:
-    """Lets the attention backend build what it needs for the calls' lengths, so that no timed call does.
-
-    Args:
-        encoder: The encoder.
-        calls: The calls to come.
-        inputs: Makes their pixels.
-    """
+    """Lets the attention backend build what it needs for the calls' lengths, so that no timed call does."""
     if type(encoder.attention).prepare is AttentionBackend.prepare:
         return
     shapes = {(sum(lengths), len(lengths), max(lengths, default=0)) for lengths in eager_segments(encoder, calls)}

@@ -105,8 +105,6 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
     """Resolves the graph settings for a model and the items it will meet; needs no torch.
 
     Args:
-        rule: The model's rule.
-        spec: BudgetSettings as given.
         specs: The workload's items; they decide whether videos take part, and warnings.
 
     Raises:
@@ -161,13 +159,7 @@ def _needed_axis(axis: CaptureAxis, specs: Sequence[EncoderItemSpec]) -> Capture
 
 
 def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[int]) -> list[str]:
-    """What a user should know before anything is captured.
-
-    Args:
-        plan: The plan.
-        spec: BudgetSettings as given.
-        calls_items: Items of each call.
-    """
+    """What a user should know before anything is captured."""
     warnings = list(plan.notes)
     if spec.video_pruning_rate > 0:
         warnings.append(
@@ -187,13 +179,7 @@ def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[i
 
 
 def engine_notes(source: ModelSource, spec: GraphSpec, *, has_videos: bool) -> list[str]:
-    """Which of vLLM's capture rules a configuration breaks that was given; nothing of automatic settings.
-
-    Args:
-        source: The model.
-        spec: BudgetSettings as given.
-        has_videos: Whether videos may come.
-    """
+    """Which of vLLM's capture rules a configuration breaks that was given; nothing of automatic settings."""
     frames = spec.max_frames_per_batch
     if not (spec.token_budgets or spec.max_vision_items_per_batch or frames is not None):
         return []

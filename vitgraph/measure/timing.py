@@ -28,11 +28,7 @@ class CallTime:
 
 
 class CallTimer:
-    """Times calls on one device; its events are made once.
-
-    Args:
-        device: Where the calls run.
-    """
+    """Times calls on one device; its events are made once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -22,7 +22,6 @@ class TracedKernel:
     """One kernel or copy on a GPU, or the own part of one operator on a CPU.
 
     Attributes:
-        name: As the profiler gives it.
         start_us: Start, on any clock.
         time_us: How long it ran; an operator without the operators that it calls.
     """
@@ -150,7 +149,6 @@ def summarize_traces(traces: Sequence[CallTrace], untraced_ms: float = math.inf)
     """Mean of some traces of the same call, in milliseconds.
 
     Args:
-        traces: The traces.
         untraced_ms: Wall clock of the same call without tracing, which puts gaps of its own between short kernels:
             where it is shorter than the traces' span, it is the span.
 

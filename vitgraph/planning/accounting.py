@@ -33,7 +33,6 @@ class PathUse:
     """How one encoder path was used.
 
     Attributes:
-        items: Items that have rows on the path.
         hits: Those of them whose rows were replayed.
         runs: Executions of the path, replayed or eager.
         replays: Those of them that were replayed.
@@ -103,7 +102,6 @@ class GraphCounters:
         """Counts the batches of one call.
 
         Args:
-            batches: All batches of the call.
             real_rows: Output rows that each item of the call really has, where the packing counts more of them because
                 the graph always computes more; None where it counts the real ones.
         """
@@ -161,11 +159,7 @@ def _rows_of(used: Mapping[GraphKey, GraphUse]) -> dict[str, Any]:
     """Real and computed rows of some graphs' replays."""
     tokens = sum(use.tokens for use in used.values())
     computed = sum(key.token_budget * use.replays for key, use in used.items())
-    return {
-        "tokens_replayed": tokens,
-        "budget_tokens_replayed": computed,
-        "waste": waste_of(tokens, computed),
-    }
+    return {"tokens_replayed": tokens, "budget_tokens_replayed": computed, "waste": waste_of(tokens, computed)}
 
 
 def waste_of(tokens: int, budget_tokens: int) -> float | None:

@@ -109,11 +109,7 @@ def call_items(calls: Sequence[Sequence[EncoderItemSpec]], plan: BudgetPlan, cos
 
 
 class GraphTables:
-    """The graphs of a plan as arrays, to select them for many groups at once.
-
-    Args:
-        plan: Budgets, slots, limits and axes.
-    """
+    """The graphs of a plan as arrays, to select them for many groups at once."""
 
     def __init__(self, plan: BudgetPlan) -> None:
         self.plan = plan

@@ -129,8 +129,6 @@ def best_packing(
 
     Args:
         items: Calls with equally many items.
-        tables: The plan's graphs.
-        cost: Predicted times.
         exact_items: Items up to which every partition is weighed.
         with_groups: Whether to return the groups, and not the latency alone.
     """
@@ -370,11 +368,6 @@ def _walk_on(goes_to: IntArray, start: int, end: int) -> list[tuple[int, int]]:
 
 def pack_optimally(specs: Sequence[EncoderItemSpec], plan: BudgetPlan, cost: PackingCost) -> list[PackedBatch]:
     """Packs one call with the least predicted latency.
-
-    Args:
-        specs: Items of the call, in input order.
-        plan: Budgets, limits and axes.
-        cost: Predicted times.
 
     Returns:
         Batches of which every item is in exactly one; an eager batch says whether a graph could have held it.

@@ -199,9 +199,7 @@ def pack_items(
 
     Args:
         specs: Items of the call, in input order.
-        plan: Budgets, limits and axes.
         policy: One of `POLICIES`, or `optimal`.
-        cost: Predicted times, for `optimal`.
 
     Returns:
         Batches in the order in which they are encoded; every item is in exactly one.
@@ -231,9 +229,7 @@ def make_batch(
     """A batch of items with the graph of every path, or the reason why it has none.
 
     Args:
-        specs: Items of the call, in input order.
         members: Indices of its items, ascending; of several items the same paths have graphs that hold them together.
-        plan: Budgets, limits and axes.
         is_exact: Whether only a budget of exactly the tokens is replayed.
         eager_paths: Paths that are predicted to be faster eagerly.
     """

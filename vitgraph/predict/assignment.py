@@ -28,11 +28,7 @@ def share_by_size(specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
 
 @dataclass(frozen=True, slots=True)
 class ShareByCost:
-    """Longest predicted latency first, each to the rank with the least so far.
-
-    Attributes:
-        model: Fitted to a calibration of this encoder.
-    """
+    """Longest predicted latency first, each to the rank with the least so far."""
 
     model: CostModel
 
@@ -58,11 +54,6 @@ def predicted_item_ms(model: CostModel, specs: Sequence[EncoderItemSpec], ranks:
 
     An item alone is mostly launch and idle hardware, so it is priced in company: as its part of a rank that encodes
     nothing but items like it, as many as make an even share of the call.
-
-    Args:
-        model: The cost model.
-        specs: Items of one call.
-        ranks: Ranks that share it.
     """
     if not specs:
         return []

@@ -75,11 +75,7 @@ class SlotCost:
 
 
 class ReplayModel:
-    """Replay times of one path.
-
-    Args:
-        points: Its measurements.
-    """
+    """Replay times of one path."""
 
     def __init__(self, points: Sequence[ReplayPoint], path: str) -> None:
         self.features = np.array([_sum_features(point.items, path) for point in points])
@@ -167,11 +163,9 @@ class CostModel:
     """Predicted times and bytes, fitted to a profile.
 
     Args:
-        profile: What was measured.
         host_factor: How many times as long as the profile's host the one to predict for takes.
 
     Attributes:
-        profile: The same.
         replay: Replay times by path.
         launch_ms: Host time of one eager run.
         launch_item_ms: Host time of each further item in it.

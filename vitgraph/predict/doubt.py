@@ -48,12 +48,7 @@ def host_problems(host: HostCheck | None) -> dict[str, str]:
 
 
 def host_factor(host: HostCheck | None, layer_us: float) -> tuple[float, str]:
-    """How many times as long as a profile's host this one takes, and what that means for predictions, in words.
-
-    Args:
-        host: The profile's.
-        layer_us: Host time of the small layer here, in µs.
-    """
+    """How many times as long as a profile's host this one takes, and what that means for predictions, in words."""
     if host is None or host.layer_us is None:
         return 1.0, (
             "the profile does not say how fast its host was, so that eager is predicted as on that host; where this "

@@ -81,12 +81,6 @@ def replay_arrivals(
 ) -> list[list[tuple[int, int]]]:
     """Replays arrivals through the scheduler.
 
-    Args:
-        requests: Items of each request; they may arrive in any order.
-        arrivals_s: When each arrives.
-        encoder_ms: What a call takes.
-        engine: What is assumed of the engine.
-
     Returns:
         Of each call, pairs of request and item place, in order.
     """
@@ -129,12 +123,8 @@ def replay_workload(
     A request whose items are in several calls counts as one in each. The provenance says what was assumed.
 
     Args:
-        workload: The requests.
         rule: The model's rule; items that it refuses are left out, and named.
-        encoder_ms: What a call takes.
-        engine: What is assumed of the engine.
         request_rate: Requests a second, or `trace` for the arrivals that the trace names.
-        seed: Seed of the arrivals.
 
     Raises:
         UsageError: The rate is not one, or the trace names no arrivals.

@@ -137,7 +137,6 @@ class EngineFamily:
         rounds_down: Buffers hold items x (b // items) tokens, fewer than b unless items divides it.
         needs_whole_unit: A budget below one unit captures an empty batch.
         segments_held: Attention segments that a graph holds, from items and frames; None without such a size.
-        note: What else was read, in words.
     """
 
     name: str
@@ -182,7 +181,6 @@ class BrokenRule:
     """One rule that settings break.
 
     Attributes:
-        name: Of the rule.
         text: The values, the rule, where it was read, and a way out.
     """
 
@@ -195,8 +193,6 @@ class EngineRules:
     """The rules of one tower.
 
     Attributes:
-        tower: Its facts.
-        has_videos: Whether videos may come.
         ruled_out: How often a rule changed or refused settings that were asked about, by its name.
         family: The family's facts; None where the engine has no encoder graphs for it, or none that were read.
     """

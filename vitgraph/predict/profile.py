@@ -133,11 +133,7 @@ class CalibrationProfile:
         return replace(spec, **changes)
 
     def differences(self, environment: Environment) -> list[str]:
-        """Why predictions may not hold for a run, in words; empty where it is what was calibrated.
-
-        Args:
-            environment: Of the run's record.
-        """
+        """Why predictions may not hold for a run, in words; empty where it is what was calibrated."""
         found, runs = [], environment.encoder
         for name, theirs, own in (
             ("the device", self.environment.device, environment.device),
@@ -162,11 +158,7 @@ class CalibrationProfile:
         return ", ".join(str(part) for part in (*parts, kind) if part)
 
     def to_record(self, settings: Mapping[str, Any] | None = None) -> CalibrateRecord:
-        """The profile as its file has it.
-
-        Args:
-            settings: What `calibrate` was asked.
-        """
+        """The profile as its file has it."""
         record = {
             "status": "complete" if self.stopped is None else "interrupted",
             "status_reason": self.stopped,

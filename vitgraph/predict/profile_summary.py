@@ -23,10 +23,6 @@ POINTS = ("replays", "eager", "calls", "copies", "captures", "holdout")
 def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POINTS) -> dict[str, Any]:
     """What `calibrate` prints.
 
-    Args:
-        profile: The profile.
-        curve_points: Points of the replay curve to give.
-
     Returns:
         `label`, `points` (how many measurements of each kind), `curve` (budget, replay, eager of the same size),
         `empty_slots`, `overheads`, `memory`, `error`, `attention` (where `auto` chose), `host`, `doubts` and `notes`.

@@ -188,8 +188,6 @@ class TargetCost:
     """A cost model with a manager around it; gives `optimal` packing its costs.
 
     Args:
-        model: Replay and eager times.
-        target: Whose manager.
         doubt: Share by which a packing with replays must be predicted faster than eager for `optimal` to take it:
             predictions have errors, and a close call that is lost makes a request slower than it needs to be.
     """
@@ -228,13 +226,7 @@ class TargetCost:
     # -- whole calls ---------------------------------------------------------------------------------------------------
 
     def predict_call(self, specs: Sequence[EncoderItemSpec], plan: BudgetPlan, policy: str) -> CallPrediction:
-        """Predicts one call.
-
-        Args:
-            specs: Its items, in input order.
-            plan: The graphs and limits that it meets.
-            policy: Packing policy.
-        """
+        """Predicts one call."""
         batches = pack_items(specs, plan, policy, self)
         replay_ms: list[float | None] = []
         missed: dict[str, list[FloatArray]] = defaultdict(list)

@@ -59,7 +59,6 @@ class CallBucket:
     """Distinct calls with equally many items, each call's items ascending by tokens.
 
     Attributes:
-        items: Their numbers.
         calls: Places of the calls in the traffic's list of distinct calls.
     """
 
@@ -176,10 +175,6 @@ def predict_calls(
     """Predicted latency of each distinct call.
 
     Args:
-        traffic: The workload.
-        cost: Predicted times and the manager's overheads.
-        plan: Graphs and limits.
-        policy: Packing policy.
         exact_items: Items up to which `optimal` weighs every partition.
     """
     tables = graph_tables(plan)

@@ -62,10 +62,6 @@ class ParallelGroup:
     """This process among the ranks of a run. Use it as a context manager: leaving it with an error tells the others.
 
     Args:
-        store: The group's store.
-        rank: This rank.
-        size: Ranks of the run.
-        device: Device of this rank.
         limit_s: Longest wait for another rank while calls are measured.
 
     Attributes:
@@ -92,7 +88,6 @@ class ParallelGroup:
         """Joins the run that the environment describes as torchrun does: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
         Args:
-            device_name: `--device`.
             limit_s: Longest wait for another rank while calls are measured.
 
         Raises:
@@ -400,11 +395,8 @@ def find_fault(
     """Names the rank at fault from what the ranks said; None where all answered and none of them failed.
 
     Args:
-        symptom: What this rank noticed.
-        own_rank: This rank.
         places: Each rank in words.
         reports: What each other rank said of itself in that time.
-        waited_s: How long they had.
         was_stopped: A signal told this rank to stop, and so perhaps the others.
     """
     own_errors = {rank: report for rank, report in reports.items() if report["kind"] == ERROR}

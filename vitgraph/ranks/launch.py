@@ -240,9 +240,6 @@ def judge_failures(failures: Mapping[int, ProcessFailure]) -> RanksEnded:
 
     Rank 0 tells its own errors and those that the others left in the store. What it cannot tell is that a rank was
     killed, or that it was killed itself.
-
-    Args:
-        failures: By rank, as torch's launcher has them.
     """
     leader = failures.get(0)
     has_leader_spoken = leader is not None and leader.exitcode > 0 and leader.exitcode != EXIT_INTERRUPTED

@@ -63,11 +63,7 @@ def gather_rows(
     does not, so there the parts are padded to the longest. On a GPU the current stream waits for them, not the host.
 
     Args:
-        group: The ranks.
         pieces: Rows of this rank's items `[rows, D]`, in the order of its share.
-        layout: From the shares of the call.
-        width: D.
-        dtype: Dtype of the rows.
 
     Returns:
         The rows of each item, in input order, as views of the gathered tensor.
@@ -115,13 +111,7 @@ def join_rows(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class CallSharing:
-    """Divides calls among the ranks; a pure function of the items, so that every rank finds the same.
-
-    Args:
-        group: The ranks.
-        encoder: This rank's encoder.
-        assign: Who encodes what.
-    """
+    """Divides calls among the ranks; a pure function of the items, so that every rank finds the same."""
 
     def __init__(self, group: ParallelGroup, encoder: VisionEncoder, assign: Assigner) -> None:
         self.group, self.encoder, self._assign = group, encoder, assign
@@ -154,7 +144,6 @@ class DataParallelEncoder:
 
     Args:
         encode: What each rank does with its share: `EncoderCudaGraphManager.execute`, or an eager forward.
-        sharing: Divides the calls.
         on_encoded: Called between encoding and gather; a measurement reads its clock there.
     """
 
@@ -169,9 +158,6 @@ class DataParallelEncoder:
     @torch.inference_mode()
     def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
         """Encodes one call.
-
-        Args:
-            mm_kwargs: All items of the call.
 
         Returns:
             The final embedding of each item, in input order, on every rank. On a GPU the rows are there once the

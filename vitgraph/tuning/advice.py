@@ -34,15 +34,7 @@ from vitgraph.specs import WorkloadSpec
 from vitgraph.tuning.describe import Paste, describe, describe_vllm
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask, predicted_times, search_calls
-from vitgraph.tuning.verdict import (
-    DEPENDS,
-    MEASURE_FIRST,
-    NO_GRAPHS,
-    TUNED,
-    USE_GRAPHS,
-    Outcome,
-    measured_verdict,
-)
+from vitgraph.tuning.verdict import DEPENDS, MEASURE_FIRST, NO_GRAPHS, TUNED, USE_GRAPHS, Outcome, measured_verdict
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 
@@ -62,11 +54,8 @@ class Advice:
 
     Attributes:
         result: The answer; `result.measured` is None until `verify_tuning` fills it.
-        tuned: What was found for the target.
         calls: Calls that the search has not seen.
-        paste: What to paste.
         most_slower: Share of the requests that may become slower.
-        samples: What was measured.
     """
 
     result: TuneResult
@@ -125,11 +114,9 @@ def tune_budgets(
 
     Args:
         calls: The encoder calls of the workload.
-        source: The model.
         profile: Measured with that model on the device in question.
         max_call_tokens: Output tokens that a call may hold.
         objective: What to minimise; the mean by default.
-        limits: What to stay within.
         target: `vitgraph` or `vllm`.
         workload_name: The workload, which is not tried once more among the shipped traces.
         regroup: Makes the same requests into calls of so many; given where nobody chose how many a call has, and then

@@ -34,8 +34,6 @@ def candidate_budgets(tokens: IntArray, counts: FloatArray, high: int, most: int
     Args:
         tokens: Output rows of each group.
         counts: How often each occurs.
-        high: Largest budget allowed.
-        most: How many to return at most.
     """
     inside = tokens <= high
     sizes, places = np.unique(tokens[inside], return_inverse=True)
@@ -140,14 +138,7 @@ def _trace(problem: ListProblem, came_from: IntArray, used: int, last: int) -> t
 
 
 class ListMaker:
-    """Makes the best lists for given groups.
-
-    Args:
-        cost: Predicted times of the target.
-        facts: The encoder.
-        limits: What to stay within.
-        eager_total_ms: Predicted eager time of the whole workload.
-    """
+    """Makes the best lists for given groups."""
 
     def __init__(self, cost: TargetCost, facts: EncoderFacts, limits: Limits, eager_total_ms: float) -> None:
         self.cost, self.facts, self.limits, self.eager_total_ms = cost, facts, limits, eager_total_ms
@@ -165,9 +156,6 @@ class ListMaker:
         """The best lists, by number of graphs, for groups that a packing has made.
 
         Args:
-            groups: What is replayed.
-            candidates: Budgets to choose from.
-            settings: Items, frames and policy.
             above: Cost of each group that no budget holds; None where each needs one.
             threshold: Counts the groups above this latency first, and their latency second.
             keep: Lists to return at most for each price of the limits.

@@ -24,12 +24,7 @@ from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import host_problems, predicted_holdout
 from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_profile
-from vitgraph.records.kinds.calibrate import (
-    CallPoint,
-    CapturePoint,
-    MemoryPoint,
-    ReplayPoint,
-)
+from vitgraph.records.kinds.calibrate import CallPoint, CapturePoint, MemoryPoint, ReplayPoint
 from vitgraph.records.sections import Encoder
 from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem, encoder_facts
 from vitgraph.tuning.device_timing import DeviceTiming
@@ -85,11 +80,8 @@ def calibrate(
         model: `name`, `row`, `weights` and `tower` of the profile.
         ran: What ran, for the record.
         budgets: Budgets to measure on every path; None takes a grid up to `max_tokens`.
-        slots: Segment-slot counts to measure.
         holdout_calls: Random calls to check the model with.
         time_limit_s: When to stop taking on more; what was left out is noted.
-        seed: Seed of pixels and of the random calls.
-        progress: Told of every step.
 
     Raises:
         CaptureError: The encoder cannot be captured on its device.

@@ -38,10 +38,6 @@ class SizedItem:
 class ItemCatalogue:
     """Images and videos of many sizes, found by their tokens.
 
-    Args:
-        rule: The model's size rule.
-        max_tokens: Most tokens of an item.
-
     Raises:
         UsageError: The rule gives no image of at most `max_tokens` tokens.
     """
@@ -136,8 +132,6 @@ class CalibrationPlan:
     """What to measure.
 
     Attributes:
-        catalogue: Items to fill budgets with.
-        facts: The encoder.
         budgets: For each path, ascending budgets.
         slots: Segment-slot levels.
         slot_budgets: For each path, the budgets that are measured at all levels.

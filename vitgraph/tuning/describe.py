@@ -176,9 +176,7 @@ class Paste:
     """What to paste into vLLM.
 
     Attributes:
-        task: What was tuned for.
         settings: The list for vLLM.
-        has_videos: Whether the workload has videos.
         attn_backend: The engine's attention backend; None where nothing is known.
     """
 

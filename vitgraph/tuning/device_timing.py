@@ -32,12 +32,7 @@ TRACED_CALLS = 3
 
 
 class DeviceTiming:
-    """Times batches of one encoder.
-
-    Args:
-        encoder: The encoder.
-        seed: Seed of the random pixels.
-    """
+    """Times batches of one encoder."""
 
     def __init__(self, encoder: VisionEncoder, seed: int) -> None:
         self.encoder = encoder
@@ -65,7 +60,6 @@ class DeviceTiming:
         and one more run is enough.
 
         Args:
-            calls: What to time.
             share: Share of `SECONDS_A_POINT` to spend; the fewest repeats are made in any case.
         """
 

@@ -47,9 +47,6 @@ def explain_plan(
     """Which items of one call go into which replay, and what that costs.
 
     Args:
-        specs: The call's items, in input order.
-        plan: Graphs and limits.
-        policy: Packing policy.
         cost: Predicted times; None where there is no calibration, and then there are no times.
 
     Returns:
@@ -89,10 +86,6 @@ def explain_workload(
     """What packing does with a whole workload.
 
     Args:
-        calls: Items of each call.
-        plan: Graphs and limits.
-        policy: Packing policy.
-        cost: Predicted times; None where there is no calibration.
         requests: Requests in each call; None for one each.
 
     Returns:

@@ -48,13 +48,6 @@ def measure_holdout(
 
     Args:
         profile: Takes the calls as they are measured, and the graphs that they meet.
-        timing: Times calls on the device.
-        catalogue: Items to draw from.
-        calls: How many calls.
-        seed: Seed of budgets and calls.
-        is_late: Whether the time is up.
-        is_slowed: Whether something else slows the host now.
-        tick: Called after each call.
     """
     if calls == 0:
         return

@@ -72,11 +72,7 @@ class HostWatch:
         self._trace = trace
 
     def check(self, traced_ms: float | None) -> HostCheck:
-        """What is known of the host by now.
-
-        Args:
-            traced_ms: What the traced call takes without tracing; None where no call was traced.
-        """
+        """What is known of the host by now."""
         launch_us = None
         if self._trace is not None and traced_ms is not None and self._trace.kernels:
             is_host_bound = self._trace.busy_ms <= HOST_BOUND_SHARE * traced_ms
@@ -129,11 +125,7 @@ FEWEST_SHARED = 3
 
 
 class EagerSweeps:
-    """Timings of eager calls, at most one for each call and sweep.
-
-    Args:
-        time_call: Times one call in a share of the usual time.
-    """
+    """Timings of eager calls, at most one for each call and sweep."""
 
     def __init__(self, time_call: Callable[[Call, float], Timing]) -> None:
         self._time_call = time_call
@@ -163,10 +155,7 @@ class EagerSweeps:
 
         Args:
             name: Of this sweep, unlike those before.
-            calls: What to time, in this order.
             is_late: Whether the time is up; asked before every call.
-            tick: Called after each call.
-            share: Share of the usual time to spend on each call.
             ends_device_bound: Ends after the first call that is clearly bound by the device; for ascending calls.
         """
         shortest_ms = np.inf

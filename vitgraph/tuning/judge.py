@@ -81,15 +81,11 @@ def verify_tuning(
 
     Args:
         encoder: The encoder, on the device that the profile was measured on.
-        calls: The calls of the workload.
-        advice: What `tune_budgets` found.
         max_calls: Calls to measure at most, small and large ones in the workload's shares.
         rounds: Times that a short call is measured in each strategy; long ones are measured once.
-        seed: Seed of the choice and of the pixels.
         time_limit_s: For capturing and measuring: as many calls are chosen as are predicted to fit, and none is begun
             later.
         checkpoint: Called now and then, when `advice` has been brought up to date.
-        progress: Told of every step.
 
     Returns:
         What was measured, and what was left out.
@@ -117,12 +113,7 @@ def verify_tuning(
 
 
 class ExactGraph(Series):
-    """A graph of exactly the call's size on each path, replayed alone.
-
-    Args:
-        manager: Holds the graphs.
-        paths: The encoder's paths.
-    """
+    """A graph of exactly the call's size on each path, replayed alone."""
 
     def __init__(self, manager: EncoderCudaGraphManager, paths: Sequence[str]) -> None:
         super().__init__(EXACT, manager.execute, manager)

@@ -36,7 +36,6 @@ class Kept:
     Attributes:
         slower_share: Requests that become slower than eager by more than `SLOWER_THRESHOLD`.
         p99_ratio: P99 over eager's.
-        requests: How many there are.
     """
 
     slower_share: float
@@ -73,9 +72,6 @@ class Objective:
 
     `mean` and `p99` are over requests; `throughput` is the time of the whole workload, one call after the other. Where
     only the P99 counts, the mean decides between settings that are alike in it, with a weight of `TIE_WEIGHT`.
-
-    Attributes:
-        weights: Weight of each metric; they sum to 1.
     """
 
     weights: Mapping[str, float] = field(default_factory=lambda: {"mean": 1.0})
@@ -172,16 +168,11 @@ class ScoredSettings:
     """Settings with what they are predicted to give and to take.
 
     Attributes:
-        settings: What was evaluated.
         score: Of the objective; below 1 is better than eager.
         loss: What requests may be slower than eager, as a share of eager's time; weighed beside the score.
         excess: By how much more requests, or the P99, may become slower than eager than is allowed; 0 is preferred to
             everything else.
         latency: Per request.
-        graphs: Graphs to capture.
-        memory_bytes: Their pool and buffers.
-        capture_s: Time to capture them.
-        is_allowed: Within the limits.
     """
 
     settings: BudgetSettings

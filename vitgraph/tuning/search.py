@@ -22,11 +22,7 @@ from vitgraph.predict.fitting import geometric_budgets, spread
 from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Target, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
-from vitgraph.tuning.budget_lists import (
-    MOST_GRAPHS,
-    ListMaker,
-    candidate_budgets,
-)
+from vitgraph.tuning.budget_lists import MOST_GRAPHS, ListMaker, candidate_budgets
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings, latency_of
 
 EXHAUSTIVE_EVALUATIONS = 1500
@@ -60,7 +56,6 @@ class SearchResult:
             `MOST_GRAPHS` where there are any.
         is_exhaustive: All settings of the space were tried.
         is_exact: The winner is the optimum over the candidates.
-        evaluations: How many settings were evaluated.
     """
 
     best: ScoredSettings | None
@@ -90,11 +85,6 @@ class Search:
     """One search over one workload for one target.
 
     Args:
-        traffic: The workload.
-        cost: Predicted times of the target.
-        facts: The encoder.
-        objective: What to minimise.
-        limits: What to stay within.
         max_call_tokens: Largest budget allowed.
         rules: What the engine can run; None where everything can be captured.
         parsimony: Share of the score up to which fewer graphs are preferred; 0 takes the least score.

@@ -20,15 +20,7 @@ from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import EngineRules, engine_tower
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import (
-    DOUBT,
-    VLLM,
-    TargetCost,
-    automatic_settings,
-    make_plan,
-    seed_settings,
-    target_named,
-)
+from vitgraph.predict.targets import DOUBT, VLLM, TargetCost, automatic_settings, make_plan, seed_settings, target_named
 from vitgraph.predict.workload_cost import Traffic, eager_calls, oracle_calls, predict_calls
 from vitgraph.records.kinds.calibrate import EncoderFacts
 from vitgraph.records.kinds.tune import ModelError
@@ -61,7 +53,6 @@ class Split:
         method: `split`, `cross-validation`, or `none` where there are too few calls to hold any back.
         parts: Places of the calls searched on and of those reported on, one pair a search.
         share: Share of the calls that one search sees.
-        seed: Seed of the choice.
     """
 
     method: Method
@@ -91,11 +82,6 @@ class Split:
 
 def split_calls(calls: int, share: float, seed: int) -> Split:
     """Splits calls at random.
-
-    Args:
-        calls: How many there are.
-        share: Share to search on; 1 holds none back.
-        seed: Seed of the choice.
 
     Raises:
         UsageError: The share is not above 0 and at most 1.
@@ -132,13 +118,9 @@ class TuneTask:
     """What is tuned for what.
 
     Attributes:
-        source: The model.
         model: Cost model of its profile.
-        objective: What to minimise.
-        limits: What to stay within.
         max_call_tokens: Output tokens that a call may hold.
         share: Share of the calls to search on.
-        seed: Seed of that choice.
         error: The cost model's error on its held-out calls.
         doubts: Why predictions are not to be acted on.
     """
@@ -171,8 +153,6 @@ class Found:
     """What one search found.
 
     Attributes:
-        search: The search.
-        result: Its result.
         baselines: Evaluations of the automatic list and of the documented nine budgets, by name.
         plans: Plan and policy by name (`tuned`, `automatic`, `seed_nine`), for measuring them.
     """
@@ -214,9 +194,6 @@ class Searched:
     """What was found for the calls of one workload.
 
     Attributes:
-        calls: The calls.
-        split: Which were searched on.
-        targets: What was found for each target.
         reported: The traffic that is reported on.
         searched: The traffic that was searched on.
     """
@@ -280,12 +257,7 @@ def _needed_axes(facts: EncoderFacts, traffic: Traffic) -> tuple[CaptureAxis, ..
 
 
 def _search(
-    task: TuneTask,
-    cost: TargetCost,
-    facts: EncoderFacts,
-    rules: EngineRules | None,
-    traffic: Traffic,
-    has_videos: bool,
+    task: TuneTask, cost: TargetCost, facts: EncoderFacts, rules: EngineRules | None, traffic: Traffic, has_videos: bool
 ) -> Found:
     """The winner on some traffic, and the lists that people use without tuning."""
     baselines = {

@@ -68,7 +68,6 @@ def measured_verdict(measured: Measured, most_slower: float) -> tuple[TuneVerdic
     """Whether to use graphs by what was measured, and the same in a sentence; None where nothing was compared.
 
     Args:
-        measured: The settings, measured beside eager.
         most_slower: Share of the requests that may become slower; only what is surely more counts.
     """
     tuned = measured.strategies.get(TUNED)
