@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("requires_cuda"):
             item.add_marker(skip)
+
+
+VLLM_VERSION = "0.33.0"
+VLLM_SOURCE = "VITGRAPH_VLLM_SOURCE"
+"""Environment variable with an unpacked source distribution of vLLM, where pip need not fetch one."""
+
+
+@pytest.fixture(scope="session")
+def vllm_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """vLLM's source distribution. pip unpacks it, and fails at its metadata, which would build vLLM."""
+    if VLLM_SOURCE in os.environ:
+        return Path(os.environ[VLLM_SOURCE])
+    folder = tmp_path_factory.mktemp("vllm")
+    options = ("--no-clean", "--no-deps", "--no-binary", "vllm", "--no-build-isolation", "--dest", str(folder))
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *options]
+    try:
+        done = subprocess.run(
+            [*command, f"vllm=={VLLM_VERSION}"],
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"pip did not fetch vLLM {VLLM_VERSION}'s source within 300 s")
+    found = next(folder.glob("pip-download-*/*/vllm"), None)
+    if found is None:
+        pytest.skip(f"pip cannot fetch vLLM {VLLM_VERSION}'s source: {(done.stderr.strip().splitlines() or ['?'])[0]}")
+    return found.parent
 
 
 _frozen_modules = 0

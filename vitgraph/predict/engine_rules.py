@@ -26,7 +26,10 @@ ENGINE = "vLLM 0.33.0"
 MANAGER_FILE = "v1/worker/encoder_cudagraph.py"
 """Where the manager's own rules were read, inside the wheel's `vllm/`."""
 
-_POSITIONS, _GRID_SIDE = 8192, 512
+POSITIONS = 8192
+"""Rows of the rotary table that the grid of a capture indexes."""
+
+_GRID_SIDE = 512
 _NO_LIMIT = 2**31
 _SLICES_AN_ITEM = 10
 
@@ -86,7 +89,7 @@ def engine_tower(source: ModelSource) -> EngineTower:
 
 
 def _most_in_rows(tower: EngineTower, items: int, frames: int) -> int:
-    return items * max(1, frames // items) * (_POSITIONS // tower.merge)
+    return items * max(1, frames // items) * (POSITIONS // tower.merge)
 
 
 def _most_in_grid(tower: EngineTower, items: int, _: int) -> int:
@@ -101,7 +104,7 @@ def _most_crops(tower: EngineTower, items: int, _: int) -> int:
 LIMITS: Mapping[str, tuple[str, Callable[[EngineTower, int, int], int]]] = {
     "rotary-table": (
         "the capture batch has one row of patches an item, m x (b / items) wide, over frames // items where that is "
-        f"above 1; the rotary table has {_POSITIONS:,} positions, and a wider row ends the engine at start",
+        f"above 1; the rotary table has {POSITIONS:,} positions, and a wider row ends the engine at start",
         _most_in_rows,
     ),
     "position-grid": (

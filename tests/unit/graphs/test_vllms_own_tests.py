@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-VERSION = "0.33.0"
 OWN_TESTS = "tests/v1/cudagraph/test_encoder_cudagraph.py"
-SOURCE = "VITGRAPH_VLLM_SOURCE"
-"""Environment variable with an unpacked source distribution, where pip need not fetch one."""
 
 WORDING, RUNNER, POOL = (
     "the same refusal in other words",
@@ -40,30 +37,13 @@ DIFFERENCES = {
 
 
 @pytest.fixture(scope="module")
-def own_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_tests(vllm_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """vLLM's test file, its one device that is named made the platform's."""
-    folder = tmp_path_factory.mktemp("vllm")
-    found = Path(os.environ[SOURCE]) / OWN_TESTS if SOURCE in os.environ else _fetched(folder)
+    found = vllm_source / OWN_TESTS
     text = found.read_text(encoding="utf-8")
-    copy = folder / found.name
+    copy = tmp_path_factory.mktemp("own") / found.name
     copy.write_text(text.replace('torch.device("cuda:0")', "torch.device(current_platform.device_type, 0)"))
     return copy
-
-
-def _fetched(folder: Path) -> Path:
-    """The file from the source distribution. pip unpacks it, and fails at its metadata, which would build vLLM."""
-    options = ("--no-clean", "--no-deps", "--no-binary", "vllm", "--no-build-isolation", "--dest", str(folder))
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", *options, f"vllm=={VERSION}"]
-    try:
-        done = subprocess.run(
-            command, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, text=True, timeout=300, check=False
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"pip did not fetch vLLM {VERSION}'s source within 300 s")
-    found = next(folder.glob(f"pip-download-*/*/{OWN_TESTS}"), None)
-    if found is None:
-        pytest.skip(f"pip cannot fetch vLLM {VERSION}'s source: {(done.stderr.strip().splitlines() or ['?'])[0]}")
-    return found
 
 
 @pytest.mark.slow

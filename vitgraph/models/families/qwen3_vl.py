@@ -90,16 +90,29 @@ class Qwen3VLEncoder(GridTowerEncoder):
         return (table[indices] * weights[:, :, None]).sum(1).to(dtype)
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        from vitgraph.models.compile.residual import ResidualStream
-
         hidden = self.visual.patch_embed(inputs["pixel_values"])
         table = self.visual.pos_embed.weight
         positions = self.position_rows(table, inputs["interp_indices"], inputs["interp_weights"], hidden.dtype)
-        arguments = {
-            "cu_seqlens": inputs["cu_seqlens"],
-            "max_seqlen": scalars["max_seqlen"],
-            "position_embeddings": self.visual.rotary_pos_emb(hidden, inputs["position_ids"]),
-        }
+        return self.forward_embedded(
+            hidden,
+            positions,
+            cu_seqlens=inputs["cu_seqlens"],
+            max_seqlen=scalars["max_seqlen"],
+            position_embeddings=self.visual.rotary_pos_emb(hidden, inputs["position_ids"]),
+        )
+
+    def forward_embedded(
+        self, hidden: torch.Tensor, positions: torch.Tensor, **arguments: Any
+    ) -> Sequence[torch.Tensor]:
+        """Everything after the embeddings: merged rows `[M, D]` of the last block, then of each deepstack level.
+
+        Args:
+            hidden: Embedded patches `[N, K]`.
+            positions: Position embeddings `[N, K]`, to be added to them.
+            arguments: Of every block.
+        """
+        from vitgraph.models.compile.residual import ResidualStream
+
         stream, levels = ResidualStream(hidden, positions), []
         taps = self.visual.deepstack_visual_indexes if self.has_deepstack else ()
         for layer, block in enumerate(self.visual.blocks):
