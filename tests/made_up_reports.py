@@ -161,7 +161,7 @@ def workload_report() -> Document:
     found = inspect_workload(
         workload, {name: (resolve_model(name).row.name, resolve_model(name).rule()) for name in names}
     )
-    return workload_document(found.as_dict(), found.sizes, {one.model: one.tokens_per_item for one in found.models})
+    return workload_document(found.facts, found.sizes, found.tokens)
 
 
 def plan_report() -> Document:

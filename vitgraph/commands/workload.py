@@ -35,14 +35,13 @@ def inspect(spec: WorkloadInspectSpec) -> Shown:
         rules[name] = (source.row.name, source.rule())
     # Rows repeated to fill a run are no further traffic.
     found = inspect_workload(build_workload(replace(spec.workload, no_oversample=True)), rules)
-    facts = found.as_dict()
-    document = workload_document(facts, found.sizes, {model.model: model.tokens_per_item for model in found.models})
+    document = workload_document(found.facts, found.sizes, found.tokens)
     if spec.output_dir is not None:
         plots = chart_files(document.charts)
         write_files({spec.output_dir / name: content for name, content in plots.items()}, spec.overwrite)
-        content = json.dumps(facts, indent=1).encode()
+        content = json.dumps(found.facts, indent=1).encode()
         write_file(spec.output_dir / FACTS_FILE, content, "the facts of the workload")
-    return Shown(facts, document, spec.output_dir, kept_as="plots")
+    return Shown(found.facts, document, spec.output_dir, kept_as="plots")
 
 
 def make(spec: WorkloadMakeSpec) -> Shown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,32 +27,18 @@ COUNTS = (
 MOST = 2**20
 
 
-def source_from_folder(folder: Path, name: str) -> ModelSource:
-    """A local checkpoint folder.
+def source_of(name: str, folder: Path | None = None, revision: str | None = None) -> ModelSource:
+    """The model of a local checkpoint folder, or of a hub repository, whose small config files are downloaded.
 
     Raises:
-        ModelError: config.json is missing, not JSON, or of an unknown architecture.
-    """
-    return _source_from_files(lambda file: read_json(folder / file), name, str(folder), "folder", None)
-
-
-def source_from_hub(hub_id: str, revision: str | None) -> ModelSource:
-    """A hub repository: downloads its small config files.
-
-    Raises:
-        ModelError: The hub cannot be reached and nothing is cached, or the repository does not exist.
+        ModelError: config.json is missing, not JSON, or of an unknown architecture; the repository does not exist; or
+            the hub cannot be reached and nothing is cached.
     """
 
     def read(file: str) -> dict[str, Any] | None:
-        path = download(hub_id, file, revision, required=file == CONFIG_FILE)
+        path = folder / file if folder else download(name, file, revision, required=file == CONFIG_FILE)
         return read_json(path) if path is not None else None
 
-    return _source_from_files(read, hub_id, hub_id, "hub", revision)
-
-
-def _source_from_files(
-    read: Callable[[str], dict[str, Any] | None], name: str, weights: str, config_source: str, revision: str | None
-) -> ModelSource:
     config = read(CONFIG_FILE)
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}; give a transformers checkpoint folder, a hub id or a preset")
@@ -84,9 +70,9 @@ def _source_from_files(
         vision_config=vision_config,
         processor=processor,
         extra={**known, **extra},
-        weights=weights,
+        weights=str(folder or name),
         architecture=architecture,
-        config_source=config_source,
+        config_source="folder" if folder else "hub",
         revision=revision,
     )
     with _fields_named(name):

@@ -80,6 +80,10 @@ class VisionEncoder(Family, ABC):
         self._config = rule.graph_config()
         self._cache = MetadataCache()
         self._specs = lru_cache(maxsize=65536)(rule.item_spec)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Makes once what every forward reads."""
 
     @property
     def visual(self) -> Any:

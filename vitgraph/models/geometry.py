@@ -130,6 +130,16 @@ class GeometryRule(ABC):
         return int(self.extra["text_hidden_size"])
 
     @property
+    def video(self) -> Mapping[str, Any]:
+        """The video processor's settings."""
+        return self.processor["video"]
+
+    @property
+    def video_pixel_range(self) -> tuple[int, int]:
+        """Fewest and most pixels of a video, or of each of its frames, as the family's processor counts."""
+        return int(self.video["shortest_edge"]), int(self.video["longest_edge"])
+
+    @property
     def merge(self) -> int:
         """Patches on a side of one output token."""
         return int(self.vision_config.get(self.merge_field) or self.extra.get(self.merge_field) or 1)
@@ -293,7 +303,7 @@ class MergedGridRule(GeometryRule):
         Raises:
             InputError: It is not resized, and a side is not a whole number of output tokens.
         """
-        settings = self.processor["video"] if modality == VIDEO else self.processor
+        settings = self.video if modality == VIDEO else self.processor
         if settings.get("do_resize", True):
             height, width = resize()
         elif width % self.factor or height % self.factor:
@@ -343,7 +353,7 @@ class MergedGridRule(GeometryRule):
 
     def most_frames(self) -> int:
         """Frames of the longest video that the processor makes."""
-        return int(self.processor["video"].get("max_frames", 768))
+        return int(self.video.get("max_frames", 768))
 
     def embedding_flops(self, patches: int) -> float:
         """Operations of the patch embedding."""

@@ -195,18 +195,16 @@ def resolve_model(name: str, *, revision: str | None = None) -> ModelSource:
     Raises:
         ModelError: Nothing of that name is known or reachable; the message lists the presets.
     """
+    from vitgraph.models.checkpoints import source_of
+
     folder = Path(name)
     if is_folder(folder):
-        from vitgraph.models.checkpoints import source_from_folder
-
-        return source_from_folder(folder, name)
+        return source_of(name, folder)
     preset = resolve_preset(name)
     if preset is not None:
         return preset
     if "/" in name and not name.startswith((".", "/", "~")):
-        from vitgraph.models.checkpoints import source_from_hub
-
-        return source_from_hub(name, revision)
+        return source_of(name, revision=revision)
     raise ModelError(f"model {name!r} is neither a preset, a local folder nor a hub id; {_near_presets(name)}")
 
 

@@ -164,11 +164,16 @@ def quantised(weights: str, key: str, what: str, config: Mapping[str, Any]) -> M
 
 def quantisation(weights: str, revision: str | None) -> Mapping[str, Any]:
     """`quantization_config` of the checkpoint; empty where it has none."""
-    folder = Path(weights)
-    path = folder / CONFIG_FILE if folder.is_dir() else download(weights, CONFIG_FILE, revision, required=False)
-    config = (read_json(path) if path is not None else None) or {}
+    config = _config(weights, revision)
     found = config.get("quantization_config") or config.get("compression_config")
     return found if isinstance(found, dict) else {}
+
+
+def _config(weights: str, revision: str | None, *, required: bool = False) -> dict[str, Any]:
+    """config.json of the checkpoint; empty where it has none."""
+    folder = Path(weights)
+    path = folder / CONFIG_FILE if folder.is_dir() else download(weights, CONFIG_FILE, revision, required=required)
+    return (read_json(path) if path is not None else None) or {}
 
 
 # -- names ---------------------------------------------------------------------------------------------------------
@@ -252,8 +257,7 @@ def check_files(weights: str, owns: Callable[[str], bool], revision: str | None 
     if Path(weights).is_dir() or hub_problem() is not None:
         _files(weights, owns, revision)
         return
-    config = download(weights, CONFIG_FILE, revision, required=True)
-    named = ((read_json(config) if config else None) or {}).get("transformers_weights")
+    named = _config(weights, revision, required=True).get("transformers_weights")
     names = [SINGLE_FILE, INDEX_FILE] if named is None else [_checked_name(weights, named)]
     try:
         has_one = any(file_exists(weights, name, revision=revision) for name in names)
@@ -280,8 +284,7 @@ def _files(weights: str, owns: Callable[[str], bool], revision: str | None) -> d
             raise ModelError(f"{folder} lacks {name}, a file of its weights; copy the checkpoint again")
         return None
 
-    config_path = find(CONFIG_FILE)
-    named = ((read_json(config_path) if config_path else None) or {}).get("transformers_weights")
+    named = _config(weights, revision).get("transformers_weights")
     if named is not None:
         chosen = find(_checked_name(weights, named), required=True)
     else:

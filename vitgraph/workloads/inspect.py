@@ -27,82 +27,18 @@ _LOG_SPAN = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class ModelTokens:
-    """What one model makes of the items of a workload.
-
-    Attributes:
-        model: Preset, hub id or folder.
-        row: Row of the model table.
-        tokens_per_item: Output tokens of each item that the model takes, in order.
-        tokens_per_request: Output tokens of each request that has such an item.
-        segments_per_item: Attention segments of each item.
-        refused: How many items the model's processor does not take, by its reason.
-    """
-
-    model: str
-    row: str
-    tokens_per_item: tuple[int, ...]
-    tokens_per_request: tuple[int, ...]
-    segments_per_item: tuple[int, ...]
-    refused: Mapping[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, with percentiles in place of the items."""
-        return {
-            "model": self.model,
-            "row": self.row,
-            "tokens_per_item": describe_numbers(self.tokens_per_item),
-            "tokens_per_request": describe_numbers(self.tokens_per_request),
-            "segments_per_item": describe_numbers(self.segments_per_item),
-            "distinct_tokens": len(set(self.tokens_per_item)),
-            "common_tokens": common_values(self.tokens_per_item),
-            "histogram": histogram(self.tokens_per_item),
-            "refused": dict(self.refused),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class WorkloadFacts:
     """What a workload is made of.
 
     Attributes:
-        workload: The requests.
+        facts: Plain values, for `--json` and for the tables.
         sizes: How many items have each (width, height, frames).
-        models: Tokens by model.
+        tokens: By model, output tokens of each item that it takes, in order.
     """
 
-    workload: Workload
+    facts: Mapping[str, Any]
     sizes: Mapping[tuple[int, int, int], int]
-    models: tuple[ModelTokens, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json` and for the table."""
-        items = self.workload.num_items
-        sizes = np.array([*self.sizes], dtype=np.int64).reshape(-1, 3)
-        width, height, frames = np.repeat(sizes, np.fromiter(self.sizes.values(), int), axis=0).T
-        images = int((frames == 1).sum())
-        return {
-            "name": self.workload.name,
-            "fingerprint": self.workload.fingerprint(),
-            "requests": len(self.workload.requests),
-            "items": items,
-            "images": images,
-            "videos": items - images,
-            "skipped": [{"source": item.source, "reason": item.reason} for item in self.workload.skipped],
-            "provenance": dict(self.workload.provenance),
-            "items_per_request": describe_numbers([len(request.items) for request in self.workload.requests]),
-            "width": describe_numbers(width),
-            "height": describe_numbers(height),
-            "megapixels": describe_numbers(width * height / 1e6),
-            "aspect_ratio": describe_numbers(width / height),
-            "frames_per_video": describe_numbers(frames[frames > 1]),
-            "distinct_sizes": len(self.sizes),
-            "common_sizes": [
-                {"width": width, "height": height, "frames": frames, "items": count, "share": count / items}
-                for (width, height, frames), count in Counter(self.sizes).most_common(COMMON_SIZES)
-            ],
-            "models": [model.as_dict() for model in self.models],
-        }
+    tokens: Mapping[str, Sequence[int]]
 
 
 def inspect_workload(workload: Workload, rules: Mapping[str, tuple[str, GeometryRule]]) -> WorkloadFacts:
@@ -113,12 +49,39 @@ def inspect_workload(workload: Workload, rules: Mapping[str, tuple[str, Geometry
         rules: For each model's name, its row and its size rule.
     """
     items = [item for request in workload.requests for item in request.items]
-    sizes = Counter((item.width, item.height, item.frames) for item in items)
-    return WorkloadFacts(workload, sizes, tuple(count_tokens(workload, *pair, name) for name, pair in rules.items()))
+    found = Counter((item.width, item.height, item.frames) for item in items)
+    sizes = np.array([*found], dtype=np.int64).reshape(-1, 3)
+    width, height, frames = np.repeat(sizes, np.fromiter(found.values(), int), axis=0).T
+    images = int((frames == 1).sum())
+    models = {name: _model_facts(workload, rule) for name, (_, rule) in rules.items()}
+    facts = {
+        "name": workload.name,
+        "fingerprint": workload.fingerprint(),
+        "requests": len(workload.requests),
+        "items": len(items),
+        "images": images,
+        "videos": len(items) - images,
+        "skipped": [{"source": item.source, "reason": item.reason} for item in workload.skipped],
+        "provenance": dict(workload.provenance),
+        "items_per_request": describe_numbers([len(request.items) for request in workload.requests]),
+        "width": describe_numbers(width),
+        "height": describe_numbers(height),
+        "megapixels": describe_numbers(width * height / 1e6),
+        "aspect_ratio": describe_numbers(width / height),
+        "frames_per_video": describe_numbers(frames[frames > 1]),
+        "distinct_sizes": len(found),
+        "common_sizes": [
+            {"width": width, "height": height, "frames": frames, "items": count, "share": count / len(items)}
+            for (width, height, frames), count in found.most_common(COMMON_SIZES)
+        ],
+        "models": [{"model": name, "row": rules[name][0], **own} for name, (own, _) in models.items()],
+    }
+    return WorkloadFacts(facts, found, {name: tokens for name, (_, tokens) in models.items()})
 
 
-def count_tokens(workload: Workload, row: str, rule: GeometryRule, model: str) -> ModelTokens:
-    """Tokens and segments of a workload's items under one model's size rule."""
+def _model_facts(workload: Workload, rule: GeometryRule) -> tuple[dict[str, Any], list[int]]:
+    """What one model's size rule makes of a workload's items, those that its processor refuses by the reason, and the
+    tokens of each."""
     tokens: list[int] = []
     segments: list[int] = []
     per_request: list[int] = []
@@ -140,7 +103,16 @@ def count_tokens(workload: Workload, row: str, rule: GeometryRule, model: str) -
         segments += [count for _, count in taken]
         if any(count for count, _ in taken):
             per_request.append(sum(count for count, _ in taken))
-    return ModelTokens(model, row, tuple(tokens), tuple(per_request), tuple(segments), dict(refused.most_common()))
+    facts = {
+        "tokens_per_item": describe_numbers(tokens),
+        "tokens_per_request": describe_numbers(per_request),
+        "segments_per_item": describe_numbers(segments),
+        "distinct_tokens": len(set(tokens)),
+        "common_tokens": common_values(tokens),
+        "histogram": histogram(tokens),
+        "refused": dict(refused.most_common()),
+    }
+    return facts, tokens
 
 
 def describe_numbers(values: Numbers) -> dict[str, float | int | None]:

@@ -13,7 +13,7 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder, Qwen3VLRule
 from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
-from vitgraph.models.loading import randomize, set_attention
+from vitgraph.models.loading import randomize, set_implementation
 from vitgraph.models.registry import ROWS, resolve_model
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import EncoderItemSpec
@@ -42,7 +42,7 @@ def make_encoder(encoder_class=Qwen3VLEncoder):
     attention = create_backend("TORCH_SDPA", CPU)
     modules = Qwen3VLEncoder.build_modules(source.vision_config, source.extra, torch.float32, CPU)
     randomize(modules, 0)
-    set_attention(modules, attention)
+    set_implementation(modules, attention.transformers_name)
     rule = encoder_class.rule_class(source.vision_config, source.processor, source.extra)
     return encoder_class(modules.eval().requires_grad_(False), rule, attention)
 

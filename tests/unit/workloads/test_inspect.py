@@ -21,7 +21,7 @@ def workload() -> Workload:
 
 
 def test_sizes_and_requests_are_counted(workload: Workload) -> None:
-    facts = inspect_workload(workload, {}).as_dict()
+    facts = inspect_workload(workload, {}).facts
     assert (facts["requests"], facts["items"], facts["images"], facts["videos"]) == (4, 5, 3, 2)
     assert facts["fingerprint"] == workload.fingerprint()
     assert facts["distinct_sizes"] == 3
@@ -35,29 +35,28 @@ def test_sizes_and_requests_are_counted(workload: Workload) -> None:
 
 
 def test_tokens_are_those_of_each_models_own_rule(workload: Workload) -> None:
-    found = {model.model: model for model in inspect_workload(workload, RULES).models}
+    found = inspect_workload(workload, RULES)
     rule = RULES[QWEN][1]
     # 8 s of video at 2 frames a second are 8 temporal steps of 15 x 20 tokens.
     video = rule.item_spec(rule.geometry(640, 480, 240, 30.0)).output_tokens
     assert video == 2400
-    assert found[QWEN].tokens_per_item == (100, 100, 880, video, video)
-    assert found[QWEN].tokens_per_request == (200, 880 + video, video)
-    assert found[QWEN].segments_per_item == (1, 1, 1, 8, 8)
-    assert found[QWEN].refused == {}
-    assert found[GEMMA].tokens_per_item == (256, 256, 256)
-    assert list(found[GEMMA].refused.values()) == [2]
-    assert "images only" in next(iter(found[GEMMA].refused))
-    facts = found[QWEN].as_dict()
-    assert (facts["row"], facts["distinct_tokens"]) == ("qwen3_vl", 3)
-    assert facts["common_tokens"][0] == {"tokens": 100, "items": 2, "share": 0.4}
+    assert found.tokens == {QWEN: [100, 100, 880, video, video], GEMMA: [256, 256, 256]}
+    qwen, gemma = found.facts["models"]
+    assert qwen["tokens_per_item"] == describe_numbers(found.tokens[QWEN])
+    assert qwen["tokens_per_request"] == describe_numbers([200, 880 + video, video])
+    assert qwen["segments_per_item"] == describe_numbers([1, 1, 1, 8, 8])
+    assert qwen["refused"] == {}
+    assert list(gemma["refused"].values()) == [2]
+    assert "images only" in next(iter(gemma["refused"]))
+    assert (qwen["model"], qwen["row"], qwen["distinct_tokens"]) == (QWEN, "qwen3_vl", 3)
+    assert qwen["common_tokens"][0] == {"tokens": 100, "items": 2, "share": 0.4}
 
 
 def test_the_shipped_trace_counts_as_the_bench_does() -> None:
     workload = build_workload(WorkloadSpec("trace", dataset_path="mixed-chat", num_prompts=50, num_warmups=0))
-    (model,) = inspect_workload(workload, {QWEN: RULES[QWEN]}).models
     rule = RULES[QWEN][1]
     items = [item for request in workload.requests for item in request.items]
-    assert list(model.tokens_per_item) == [
+    assert inspect_workload(workload, {QWEN: RULES[QWEN]}).tokens[QWEN] == [
         rule.item_spec(rule.geometry(item.width, item.height)).output_tokens for item in items
     ]
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.family import CHANNELS, QKV, Tower, given, own_fields
 from vitgraph.models.geometry import ItemGeometry, TowerShape
 from vitgraph.models.lazy_torch import nn, torch
-from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.models.tiles import nearest_layout, tile_layouts
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
-
-if TYPE_CHECKING:
-    from vitgraph.attention.base import AttentionBackend
 
 WIDTH_FIELDS = (
     *(("width", "hidden_size"), ("layers", "num_hidden_layers"), ("heads", "num_attention_heads")),
@@ -150,14 +147,12 @@ class DeepseekOCREncoder(TwoPathEncoder):
     )
     patch_convolutions = ("visual.sam_encoder.patch_embed.projection",)
 
-    def __init__(self, modules: nn.ModuleDict, rule: DeepseekOCRRule, attention: AttentionBackend) -> None:
+    def prepare(self) -> None:
         from vitgraph.models.families.deepseek_ocr_modules import position_tables
 
-        super().__init__(modules, rule, attention)
-        tower: Any = modules["visual"]
-        self._positions = {}
+        tower, self._positions = self.visual, {}
         for path in (GLOBAL, LOCAL):
-            grid = rule.side_of(path) // rule.patch
+            grid = self.rule.side_of(path) // self.rule.patch
             self._positions[path] = position_tables(tower.sam_encoder, tower.vision_encoder, grid)
             for layer in tower.sam_encoder.layers:
                 layer.attn.prepare(layer.window_size or grid)

@@ -20,7 +20,7 @@ from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 

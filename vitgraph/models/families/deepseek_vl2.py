@@ -16,7 +16,7 @@ from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS, QKV
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
 from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.models.tiles import TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE

@@ -34,14 +34,8 @@ class Ernie45VLRule(MergedGridRule):
         if frames != MERGED_FRAMES:
             raise ModelError(f"temporal_merge_size is {frames}; the resampler merges {MERGED_FRAMES} frames only")
 
-    @property
-    def video_pixel_range(self) -> tuple[int, int]:
-        """Fewest and most pixels of one video frame."""
-        video = self.processor["video"]
-        return int(video["shortest_edge"]), int(video["longest_edge"])
-
     def most_frames(self) -> int:
-        most = int(self.processor["video"]["max_frames"])
+        most = int(self.video["max_frames"])
         return most + most % MERGED_FRAMES
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
@@ -53,9 +47,8 @@ class Ernie45VLRule(MergedGridRule):
 
     def sampled_frames(self, frames: int, file_fps: float) -> int:
         """Frames that the processor takes from a file: `fps` a second where set, else all, within its limits."""
-        video = self.processor["video"]
-        wanted = frames / file_fps * video["fps"] if video.get("fps") else frames
-        wanted = min(max(wanted, video["min_frames"]), video["max_frames"], frames)
+        wanted = frames / file_fps * self.video["fps"] if self.video.get("fps") else frames
+        wanted = min(max(wanted, self.video["min_frames"]), self.video["max_frames"], frames)
         # The processor steps through the file by a float; a part of a frame still gives a frame.
         return len(np.arange(0, frames, frames / wanted))
 

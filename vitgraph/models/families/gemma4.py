@@ -79,7 +79,7 @@ class Gemma4Rule(MergedGridRule):
 
     def row_tokens(self, modality: str) -> int:
         """Most soft tokens of one row (an image, or a frame of a video)."""
-        settings = self.processor["video"] if modality == VIDEO else self.processor
+        settings = self.video if modality == VIDEO else self.processor
         return int(settings["max_soft_tokens"])
 
     @property
@@ -91,7 +91,7 @@ class Gemma4Rule(MergedGridRule):
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
         # The loader spreads a fixed number of frames over a file of any rate.
-        kept = frames if fps is None else fixed_frames(frames, int(self.processor["video"]["num_frames"]))
+        kept = frames if fps is None else fixed_frames(frames, int(self.video["num_frames"]))
         return self._row_geometry(VIDEO, width, height, kept)
 
     def _row_geometry(self, modality: str, width: int, height: int, rows: int) -> GridGeometry:
@@ -121,7 +121,7 @@ class Gemma4Rule(MergedGridRule):
         return min(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
 
     def most_segments(self) -> int:
-        return int(self.processor["video"]["num_frames"])
+        return int(self.video["num_frames"])
 
     def min_tokens_per_segment(self) -> int:
         # The worst rounding is one cell by half of the tokens: the short side drops from just below two cells to one.

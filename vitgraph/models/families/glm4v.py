@@ -91,9 +91,8 @@ class Glm4vRule(MergedGridRule):
         return self._sized(IMAGE, width, height, self.temporal, self.image_pixel_range)
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
-        video = self.processor["video"]
         kept = frames if fps is None else self._sampled(frames, fps)
-        return self._sized(VIDEO, width, height, kept, (int(video["shortest_edge"]), int(video["longest_edge"])))
+        return self._sized(VIDEO, width, height, kept, self.video_pixel_range)
 
     def _sized(self, modality: str, width: int, height: int, frames: int, bounds: tuple[int, int]) -> GridGeometry:
         return self.sized_grid(
@@ -105,16 +104,14 @@ class Glm4vRule(MergedGridRule):
         )
 
     def _sampled(self, frames: int, file_fps: float) -> int:
-        video = self.processor["video"]
-        if video["sampling"] == FALLING_RATE:
+        if self.video["sampling"] == FALLING_RATE:
             return falling_rate_frames(frames, file_fps, self.temporal)
-        return constant_rate_frames(frames, file_fps, video["fps"], video["max_duration"])
+        return constant_rate_frames(frames, file_fps, self.video["fps"], self.video["max_duration"])
 
     def most_frames(self) -> int:
-        video = self.processor["video"]
-        if video["sampling"] == FALLING_RATE:
+        if self.video["sampling"] == FALLING_RATE:
             return FALLING_RATE_MOST_FRAMES
-        return int(video["fps"] * video["max_duration"])
+        return int(self.video["fps"] * self.video["max_duration"])
 
     @property
     def table_side(self) -> int:

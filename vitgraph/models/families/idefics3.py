@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitgraph.errors import ModelError
 from vitgraph.models.family import CHANNELS, Tower
-from vitgraph.models.lazy_torch import nn, torch
+from vitgraph.models.lazy_torch import torch
 from vitgraph.models.tiles import TileEncoder, TileRule
-
-if TYPE_CHECKING:
-    from vitgraph.attention.base import AttentionBackend
 
 LONGEST_SIDE = 4096
 """Pixels above which the processor never enlarges."""
@@ -93,10 +90,9 @@ class Idefics3Encoder(TileEncoder):
     blocks = "visual.encoder.layers"
     checkpoint_keys = ((r"vision_model\.", "visual."), (r"connector\.", "projector."))
 
-    def __init__(self, modules: nn.ModuleDict, rule: Idefics3Rule, attention: AttentionBackend) -> None:
-        super().__init__(modules, rule, attention)
+    def prepare(self) -> None:
         # transformers finds each patch's position by its fraction of the side, in float32: a rounding can move it.
-        side = rule.patches_per_side
+        side = self.rule.patches_per_side
         edges = torch.arange(1 / side, 1.0, 1 / side)
         cells = torch.bucketize(
             (torch.arange(side) * (1.0 / torch.tensor(side))).clamp(max=1 - 1e-6), edges, right=True

@@ -31,7 +31,7 @@ class InternVLRule(TileRule):
     @property
     def most_video_frames(self) -> int:
         """Frames that a loader takes from a video file."""
-        return int(self.processor["video"]["num_frames"])
+        return int(self.video["num_frames"])
 
     def most_segments(self) -> int:
         return max(int(self.setting("max_dynamic_patch")) + 1, self.most_video_frames)

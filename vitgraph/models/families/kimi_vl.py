@@ -19,7 +19,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis, linear_axis
 from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 

@@ -23,7 +23,7 @@ from vitgraph.models.family import own_fields
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.grid_metadata import block_positions
 from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.pixels import cut_patches, normalized
+from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 

@@ -101,8 +101,7 @@ class MiniCPMVRule(GeometryRule):
         return SliceGeometry(IMAGE, tuple(grids))
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> SliceGeometry:
-        video = self.processor["video"]
-        kept = sampled_frames(frames, fps, video["fps"], 1, video["max_frames"])
+        kept = sampled_frames(frames, fps, self.video["fps"], 1, self.video["max_frames"])
         return SliceGeometry(VIDEO, (self._patch_grid(self.slice_size(width, height, upscale=True)),) * kept)
 
     def _patch_grid(self, size: tuple[int, int]) -> PatchGrid:

@@ -16,9 +16,8 @@ class FrameSizedVideos(MergedGridRule):
     """Videos whose pixel range counts each frame, and whose frames are sampled as Qwen2-VL's processor does."""
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
-        video = self.processor["video"]
+        video, (low, high) = self.video, self.video_pixel_range
         kept = frames if fps is None else self._sampled(frames, fps)
-        low, high = int(video["shortest_edge"]), int(video["longest_edge"])
         if video.get("cap_pixels_per_frame"):
             total = int(video.get("max_video_tokens", 128000) * self.factor**2 * 0.9)
             high = max(min(high, total * self.temporal // kept), int(low * 1.05))
@@ -28,7 +27,7 @@ class FrameSizedVideos(MergedGridRule):
 
     def _sampled(self, frames: int, file_fps: float) -> int:
         """Frames that the processor samples from a file, its rounding included."""
-        video, temporal = self.processor["video"], self.temporal
+        video, temporal = self.video, self.temporal
         if frames < temporal:
             raise InputError(
                 f"a video of {frames} frame cannot be sampled: the processor takes a multiple of {temporal} frames and "

@@ -21,9 +21,8 @@ class Qwen3VLRule(MergedGridRule):
     """Images: 32-pixel tokens within the processor's pixel range. Videos: the range counts all frames."""
 
     def video_geometry(self, width: int, height: int, frames: int, fps: float | None) -> GridGeometry:
-        video = self.processor["video"]
+        video, (low, high) = self.video, self.video_pixel_range
         kept = sampled_frames(frames, fps, video["fps"], video["min_frames"], video["max_frames"])
-        low, high = int(video["shortest_edge"]), int(video["longest_edge"])
         if video.get("cap_pixels_per_frame"):
             frame = int(video.get("max_video_tokens", 768)) * self.factor**2
             high = kept * max(min(frame, high // kept), int(low * 1.05))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.family import CHANNELS, QKV, Tower, given
 from vitgraph.models.geometry import TowerShape
 from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.pixels import normalized
+from vitgraph.models.resizing import normalized
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
-
-if TYPE_CHECKING:
-    from vitgraph.attention.base import AttentionBackend
 
 VISION_DEFAULTS: Mapping[str, Any] = {
     "num_channels": 3,
@@ -201,11 +198,10 @@ class Step3VLEncoder(TwoPathEncoder):
         *(("max_image_size", "max_image_side"), "max_image_side", *CHANNELS),
     )
 
-    def __init__(self, modules: nn.ModuleDict, rule: Step3VLRule, attention: AttentionBackend) -> None:
+    def prepare(self) -> None:
         from vitgraph.models.families.step3_vl_modules import perception_positions
 
-        super().__init__(modules, rule, attention)
-        tower: Any = modules["visual"]
+        tower, rule = self.visual, self.rule
         make = perception_positions if rule.is_perception else lambda tower, grid: (tower.embeddings.positions(grid),)
         self._positions: dict[str, tuple[Any, ...]] = {
             path: make(tower, grid) for path, grid in rule.patches_per_side.items()

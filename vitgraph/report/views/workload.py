@@ -69,7 +69,7 @@ def workload_document(
     """The report of a workload.
 
     Args:
-        facts: `WorkloadFacts.as_dict()`.
+        facts: `WorkloadFacts.facts`.
         sizes: How many items have each (width, height, frames), for the chart; None draws none.
         tokens: Output tokens of every item, by model; for the chart.
     """
