@@ -8,19 +8,14 @@ from typing import Annotated
 import typer
 
 from vitgraph import __version__
-from vitgraph.commands.bench import bench
-from vitgraph.commands.calibrate import calibrate
-from vitgraph.commands.compare_backends import compare_backends
 from vitgraph.commands.export import export
 from vitgraph.commands.machine import doctor, import_line, models
+from vitgraph.commands.measure import bench, compare_backends, profile, profiled_call, verify
 from vitgraph.commands.options import add_command, options_page
 from vitgraph.commands.plan import plan
-from vitgraph.commands.profile import profile, profiled_call
-from vitgraph.commands.recommend import recommend
 from vitgraph.commands.shell import first_look
 from vitgraph.commands.sweep import sweep
-from vitgraph.commands.tune_budgets import tune_budgets
-from vitgraph.commands.verify import verify
+from vitgraph.commands.tuning import calibrate, recommend, tune_budgets
 from vitgraph.commands.workload import calls, convert, inspect, make
 
 app = typer.Typer(

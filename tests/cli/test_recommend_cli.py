@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import vitgraph
 from vitgraph.cli import app
-from vitgraph.commands import recommend, tune_budgets
+from vitgraph.commands import tuning
 from vitgraph.predict import targets
 from vitgraph.predict.profile import load_profile
 from vitgraph.records.record import TuneRecord, VerifyRecord
@@ -52,8 +52,7 @@ def test_without_a_gpu_the_page_names_the_profile_and_claims_no_measurement(tmp_
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("recommended") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        for module in (recommend, tune_budgets):
-            patch.setattr(module, "is_on_gpu", lambda device: True)
+        patch.setattr(tuning, "is_on_gpu", lambda device: True)
         # A graph of 4,864 tokens takes a CPU longer than all the rest.
         patch.setattr(targets, "SEED_BUDGETS", (64, 96))
         return folder, run(*SMALL, "--output-dir", str(folder))

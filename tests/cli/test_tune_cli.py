@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
-from vitgraph.commands import tune_budgets
+from vitgraph.commands import tuning
 from vitgraph.predict.find_profile import shipped_profiles
 from vitgraph.predict.profile import load_profile
 from vitgraph.records import store
@@ -76,8 +76,8 @@ def test_a_stop_before_the_measuring_leaves_the_prediction(tmp_path: Path, monke
     def stop(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tune_budgets, "is_on_gpu", lambda device: True)
-    monkeypatch.setattr(tune_budgets, "_measure", stop)
+    monkeypatch.setattr(tuning, "is_on_gpu", lambda device: True)
+    monkeypatch.setattr(tuning, "_measure", stop)
     arguments = ["tune-budgets", "--model", "qwen3-vl-30b-a3b", "--num-prompts", "40", "--quiet", "--json"]
     result = run(*arguments, "--output-dir", str(tmp_path / "tuned"))
     assert result.exit_code == 130

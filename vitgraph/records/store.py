@@ -83,13 +83,8 @@ class ResultFolder:
         Raises:
             RecordFileError: It could not be written; the message says what is saved.
         """
-        path, content = self.path / RUN_FILE, f"{record.model_dump_json(indent=1)}\n".encode()
-        try:
-            write_file(path, content, "settings and results", self._what_is_saved, makes_folder=False)
-        except RecordFileError as error:
-            self.failure = error
-            raise
-        self._is_saved, self.failure = True, None
+        path = self._write(RUN_FILE, f"{record.model_dump_json(indent=1)}\n".encode(), "settings and results")
+        self.failure = None
         return path
 
     def write(self, name: str, content: bytes) -> Path:
@@ -98,7 +93,14 @@ class ResultFolder:
         Raises:
             RecordFileError: It could not be written.
         """
-        path = write_file(self.path / name, content, name, self._what_is_saved)
+        return self._write(name, content, name, makes_folder=True)
+
+    def _write(self, name: str, content: bytes, not_saved: str, makes_folder: bool = False) -> Path:
+        try:
+            path = write_file(self.path / name, content, not_saved, self._what_is_saved, makes_folder)
+        except RecordFileError as error:
+            self.failure = error
+            raise
         self._is_saved = True
         return path
 
