@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from vitgraph.records.sections import Count, DroppedGraph, Finite, GraphKey, Number, Section, Share, Time
 
 
 class PartUse(Section):
     """The rows of one of a model's paths in replays; of two paths also inside monolithic graphs."""
 
-    path: str
-    """Encoder path."""
-    tokens_replayed: Count
-    """Real output rows of its replays."""
-    budget_tokens_replayed: Count
-    """Rows that its replays computed, padding included."""
-    waste: Number | None
-    """Share of the rows of its replays that was padding."""
+    path: str = Field(description="Encoder path.")
+    tokens_replayed: Count = Field(description="Real output rows of its replays.")
+    budget_tokens_replayed: Count = Field(description="Rows that its replays computed, padding included.")
+    waste: Number | None = Field(description="Share of the rows of its replays that was padding.")
 
 
 class PathUse(PartUse):
     """How one encoder path was used."""
 
-    items: Count
-    """Items that have rows on the path."""
-    hits: Count
-    """Items whose rows on the path were replayed."""
-    runs: Count
-    """Executions of it, replayed or eager."""
-    replays: Count
-    """Executions of the path that were replayed."""
+    items: Count = Field(description="Items that have rows on the path.")
+    hits: Count = Field(description="Items whose rows on the path were replayed.")
+    runs: Count = Field(description="Executions of it, replayed or eager.")
+    replays: Count = Field(description="Executions of the path that were replayed.")
     replay_ms: Time | None = None
     """Its graphs' replays alone, in ms a request; null unless each of them was timed."""
 
@@ -38,24 +32,15 @@ class PathUse(PartUse):
 class GraphUse(GraphKey):
     """How one graph was used; times are of a replay alone."""
 
-    replays: Count
-    """Replays of the graph."""
-    items: Count
-    """Items in its replays."""
-    tokens: Count
-    """Real output rows of its replays."""
-    segments: Count
-    """Real segments in them."""
-    waste: Number | None
-    """Share of the rows of its replays that was padding."""
-    replay_ms: Time | None = None
-    """Wall time of a replay, in ms."""
-    gpu_busy_ms: Time | None = None
-    """Time in it in which the GPU computed, in ms."""
-    kernels: Count | None = None
-    """GPU kernels of a replay."""
-    launch_gap: Time | None = None
-    """`replay_ms` over `gpu_busy_ms`."""
+    replays: Count = Field(description="Replays of the graph.")
+    items: Count = Field(description="Items in its replays.")
+    tokens: Count = Field(description="Real output rows of its replays.")
+    segments: Count = Field(description="Real segments in them.")
+    waste: Number | None = Field(description="Share of the rows of its replays that was padding.")
+    replay_ms: Time | None = Field(default=None, description="Wall time of a replay, in ms.")
+    gpu_busy_ms: Time | None = Field(default=None, description="Time in it in which the GPU computed, in ms.")
+    kernels: Count | None = Field(default=None, description="GPU kernels of a replay.")
+    launch_gap: Time | None = Field(default=None, description="`replay_ms` over `gpu_busy_ms`.")
     break_even_tokens: Count | None = None
     """Fewest tokens of a single image from which on a replay is predicted to be no slower than eager."""
 
@@ -63,34 +48,21 @@ class GraphUse(GraphKey):
 class Counters(Section):
     """Hits, misses and replays of one round over the workload."""
 
-    items: Count = 0
-    """Items seen."""
-    hits: Count = 0
-    """Items all of whose non-empty paths were replayed."""
-    misses: Count = 0
-    """Items with an eager path; hits and misses are all items."""
-    hit_rate: Share | None = None
-    """`hits` over `items`; null of no items."""
-    misses_by_reason: dict[str, Count] = {}
-    """Misses by reason; they add up to `misses`."""
-    partial_hits: Count = 0
-    """Misses of which some path was replayed."""
-    replays: Count = 0
-    """Graph replays."""
-    path_runs: Count = 0
-    """Executions of a path, replayed or eager."""
-    path_replays: Count = 0
-    """Executions of a path that were replayed."""
-    tokens_replayed: Count = 0
-    """Real output rows of the replays."""
-    budget_tokens_replayed: Count = 0
-    """Rows that the replays computed, padding included."""
+    items: Count = Field(default=0, description="Items seen.")
+    hits: Count = Field(default=0, description="Items all of whose non-empty paths were replayed.")
+    misses: Count = Field(default=0, description="Items with an eager path; hits and misses are all items.")
+    hit_rate: Share | None = Field(default=None, description="`hits` over `items`; null of no items.")
+    misses_by_reason: dict[str, Count] = Field(default={}, description="Misses by reason; they add up to `misses`.")
+    partial_hits: Count = Field(default=0, description="Misses of which some path was replayed.")
+    replays: Count = Field(default=0, description="Graph replays.")
+    path_runs: Count = Field(default=0, description="Executions of a path, replayed or eager.")
+    path_replays: Count = Field(default=0, description="Executions of a path that were replayed.")
+    tokens_replayed: Count = Field(default=0, description="Real output rows of the replays.")
+    budget_tokens_replayed: Count = Field(default=0, description="Rows that the replays computed, padding included.")
     waste: Number | None = None
     """Share of the rows of the replays that was padding; null where nothing was replayed."""
-    per_path: tuple[PathUse, ...] = ()
-    """One entry an encoder path."""
-    per_budget: tuple[GraphUse, ...] = ()
-    """One entry a graph that was replayed."""
+    per_path: tuple[PathUse, ...] = Field(default=(), description="One entry an encoder path.")
+    per_budget: tuple[GraphUse, ...] = Field(default=(), description="One entry a graph that was replayed.")
     parts: tuple[PartUse, ...] = ()
     """The rows of each of the model's paths inside monolithic graphs; else empty."""
 
@@ -108,29 +80,20 @@ class Counters(Section):
 class CapturedGraph(GraphKey):
     """A graph that was captured."""
 
-    capture_ms: Time
-    """Time of its capture, warm-up included, in ms."""
-    pool_bytes: Count | None = None
-    """What it added to the pool, in bytes."""
-    buffer_bytes: Count | None = None
-    """Static buffers that it uses, in bytes; graphs share them."""
+    capture_ms: Time = Field(description="Time of its capture, warm-up included, in ms.")
+    pool_bytes: Count | None = Field(default=None, description="What it added to the pool, in bytes.")
+    buffer_bytes: Count | None = Field(default=None, description="Static buffers that it uses, which graphs share.")
 
 
 class CallOverhead(Section):
     """What a call takes beside its replays."""
 
-    items: Count
-    """Items of the call."""
-    tokens: Count
-    """Its output tokens."""
-    replays: Count
-    """Its replays."""
-    call_ms: Time
-    """The whole call, in ms."""
-    replays_ms: Time
-    """Its replays alone, in ms."""
-    overhead_ms: Finite
-    """The difference, in ms."""
+    items: Count = Field(description="Items of the call.")
+    tokens: Count = Field(description="Its output tokens.")
+    replays: Count = Field(description="Its replays.")
+    call_ms: Time = Field(description="The whole call, in ms.")
+    replays_ms: Time = Field(description="Its replays alone, in ms.")
+    overhead_ms: Finite = Field(description="The difference, in ms.")
 
 
 class GraphFacts(Counters):
@@ -138,26 +101,17 @@ class GraphFacts(Counters):
 
     mode: Literal["cuda", "cpu-replay"] | None = None
     """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches; null before capturing."""
-    policy: str
-    """Packing policy."""
-    graphs: Count = 0
-    """Graphs that were captured."""
+    policy: str = Field(description="Packing policy.")
+    graphs: Count = Field(default=0, description="Graphs that were captured.")
     captured: tuple[CapturedGraph, ...] = ()
     """They, in the order of capture; empty in kinds that keep their number only."""
-    dropped: tuple[DroppedGraph, ...] = ()
-    """Graphs that were planned and could not be captured."""
-    pool_bytes: Count | None = None
-    """Memory of the graphs' pool, in bytes."""
-    buffer_bytes: Count | None = None
-    """Memory of the static buffers, in bytes."""
-    capture_s: Time | None = None
-    """Time of all captures, warm-up included, in s."""
-    launch_gap: Time | None = None
-    """Wall time of a replay over the GPU's busy time in it, averaged by use."""
-    replay_ms: Time | None = None
-    """Wall time of a replay, averaged over the most used graphs by use, in ms."""
-    gpu_busy_ms: Time | None = None
-    """GPU-busy time of a replay, averaged in the same way, in ms."""
+    dropped: tuple[DroppedGraph, ...] = Field(default=(), description="Planned graphs that could not be captured.")
+    pool_bytes: Count | None = Field(default=None, description="Memory of the graphs' pool, in bytes.")
+    buffer_bytes: Count | None = Field(default=None, description="Memory of the static buffers, in bytes.")
+    capture_s: Time | None = Field(default=None, description="Time of all captures, warm-up included, in s.")
+    launch_gap: Time | None = Field(default=None, description="Wall over GPU-busy time of a replay, averaged by use.")
+    replay_ms: Time | None = Field(default=None, description="Wall time of the most used replays, by use, in ms.")
+    gpu_busy_ms: Time | None = Field(default=None, description="GPU-busy time of a replay, averaged alike, in ms.")
     call_overheads: tuple[CallOverhead, ...] | None = None
     """What some whole calls take beside their replays."""
     host_steps_ms: dict[str, Time] | None = None

@@ -28,16 +28,11 @@ Status = Literal["complete", "interrupted", "error"]
 class Record(Section):
     """What a command leaves behind: who measured what, when, with what settings and on what, and what came out."""
 
-    kind: str
-    """What the record is of."""
-    format: Literal[2] = 2
-    """Version of this format; readers refuse any other."""
-    status: Status = "error"
-    """How the run ended. Whatever was measured until then is in the record."""
-    status_reason: str | None = NOTHING_MEASURED
-    """Why the run is not complete; null where it is."""
-    vitgraph_version: str = __version__
-    """Version that measured."""
+    kind: str = Field(description="What the record is of.")
+    format: Literal[2] = Field(default=2, description="Version of this format; readers refuse any other.")
+    status: Status = Field(default="error", description="How the run ended; what was measured until then is kept.")
+    status_reason: str | None = Field(default=NOTHING_MEASURED, description="Why it is not complete; null where it is.")
+    vitgraph_version: str = Field(default=__version__, description="Version that measured.")
     created_at: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     """Start of the run, ISO 8601 in UTC."""
     command: tuple[str, ...] = Field(default_factory=lambda: ("vitgraph", *sys.argv[1:]))
@@ -48,10 +43,8 @@ class Record(Section):
     """What the settings came to; null where each row of the result says it of itself."""
     environment: Environment | None = None
     """What was measured on and with; null where the run ended before it was known."""
-    workload: Workload | None = None
-    """The requests; null in kinds without."""
-    samples_file: str | None = None
-    """Name of the samples file beside the record; null in kinds without."""
+    workload: Workload | None = Field(default=None, description="The requests; null in kinds without.")
+    samples_file: str | None = Field(default=None, description="Samples file beside the record; null in kinds without.")
 
     if TYPE_CHECKING:
         result: Any
@@ -69,8 +62,7 @@ class BenchRecord(Record):
     """A run of `vitgraph bench`."""
 
     kind: Literal["bench"] = "bench"
-    result: BenchResult
-    """What came out."""
+    result: BenchResult = Field(description="What came out.")
 
     def model_post_init(self, context: Any) -> None:
         """Refuses a complete run that measured nothing."""
@@ -83,48 +75,42 @@ class CompareRecord(Record):
     """A run of `vitgraph compare-backends`."""
 
     kind: CompareKind = "compare-backends"
-    result: CompareResult
-    """What came out."""
+    result: CompareResult = Field(description="What came out.")
 
 
 class MicroRecord(Record):
     """A run of `vitgraph compare-backends --micro`."""
 
     kind: Literal["compare-backends-micro"] = "compare-backends-micro"
-    result: MicroResult
-    """What came out."""
+    result: MicroResult = Field(description="What came out.")
 
 
 class TuneRecord(Record):
     """A run of `vitgraph tune-budgets`."""
 
     kind: Literal["tune-budgets"] = "tune-budgets"
-    result: TuneResult
-    """What came out."""
+    result: TuneResult = Field(description="What came out.")
 
 
 class CalibrateRecord(Record):
     """A run of `vitgraph calibrate`."""
 
     kind: Literal["calibrate"] = "calibrate"
-    result: CalibrateResult
-    """What came out."""
+    result: CalibrateResult = Field(description="What came out.")
 
 
 class VerifyRecord(Record):
     """A run of `vitgraph verify`."""
 
     kind: Literal["verify"] = "verify"
-    result: VerifyResult
-    """What came out."""
+    result: VerifyResult = Field(description="What came out.")
 
 
 class ProfileRecord(Record):
     """A run of `vitgraph profile`."""
 
     kind: Literal["profile"] = "profile"
-    result: ProfileResult | None
-    """What came out; null where the run ended before it."""
+    result: ProfileResult | None = Field(description="What came out; null where the run ended before it.")
 
 
 RECORDS: dict[str, type[Record]] = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.latency import Compared, Latency, Pair, Verdict
 from vitgraph.records.sections import Count, Number, Section
@@ -12,16 +14,12 @@ from vitgraph.records.sections import Count, Number, Section
 class Correctness(Section):
     """Graph against eager before anything was timed."""
 
-    checked: Count
-    """Calls whose outputs were compared."""
-    status: Literal["ok", "incorrect", "unchecked"]
-    """How it ended; a run whose outputs were wrong has no latency."""
-    tolerance: Number
-    """Largest distance that passes."""
+    checked: Count = Field(description="Calls whose outputs were compared.")
+    status: Literal["ok", "incorrect", "unchecked"] = Field(description="How it ended; `incorrect` has no latency.")
+    tolerance: Number = Field(description="Largest distance that passes.")
     max_rel_l2: Number | None = None
     """Largest relative L2 distance of any output; null where none was compared."""
-    monolithic_max_rel_l2: Number | None = None
-    """The same of the monolithic graphs."""
+    monolithic_max_rel_l2: Number | None = Field(default=None, description="The same of the monolithic graphs.")
 
 
 class BenchComparison(Compared):
@@ -29,10 +27,8 @@ class BenchComparison(Compared):
 
     pairs: tuple[Pair, ...] = ()
     """Graph against eager first; with monolithic graphs, those against eager and graph against those."""
-    verdict: Verdict = "undecided"
-    """The verdict on the mean of the first pair."""
-    verdict_reason: str = "nothing was measured"
-    """Why, in words."""
+    verdict: Verdict = Field(default="undecided", description="The verdict on the mean of the first pair.")
+    verdict_reason: str = Field(default="nothing was measured", description="Why, in words.")
 
     def pair(self, base: str, series: str) -> Pair | None:
         """Two series compared; None where they were not."""
@@ -44,11 +40,8 @@ class BenchResult(Section):
 
     latency: dict[str, Latency] = {}
     """Latency by series: `eager`, `graph`, `monolithic` and `hf`; empty where nothing was measured."""
-    comparison: BenchComparison = BenchComparison()
-    """The series against one another."""
-    graph: GraphFacts
-    """The graphs of the series `graph`."""
-    monolithic: GraphFacts | None = None
-    """The graphs that hold both paths; null where none were measured."""
+    comparison: BenchComparison = Field(default=BenchComparison(), description="The series against one another.")
+    graph: GraphFacts = Field(description="The graphs of the series `graph`.")
+    monolithic: GraphFacts | None = Field(default=None, description="Graphs of both paths; null without any.")
     correctness: Correctness | None = None
     """Graph against eager before anything was timed; null where nothing was checked."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, JsonValue, PlainSerializer, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, TypeAdapter, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
 from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
@@ -59,140 +59,98 @@ Items = Annotated[
 class Timing:
     """A repeated measurement of wall clock."""
 
-    ms: Time
-    """Median, in ms."""
-    low_ms: Time
-    """10th percentile, in ms."""
-    high_ms: Time
-    """90th percentile, in ms."""
-    repeats: Count
-    """How many there were."""
+    ms: Time = Field(description="Median, in ms.")
+    low_ms: Time = Field(description="10th percentile, in ms.")
+    high_ms: Time = Field(description="90th percentile, in ms.")
+    repeats: Count = Field(description="How many there were.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class ReplayPoint:
     """One graph replayed alone, with a batch in its buffers."""
 
-    path: str
-    """Encoder path."""
-    axis_key: tuple[Count, ...]
-    """Capture-axis values of the graph."""
-    token_budget: Count
-    """Its budget, in tokens."""
-    segment_slots: Count
-    """Its segment slots."""
-    items: Items
-    """The batch."""
-    time: Timing
-    """Wall clock of a replay between two synchronisations."""
+    path: str = Field(description="Encoder path.")
+    axis_key: tuple[Count, ...] = Field(description="Capture-axis values of the graph.")
+    token_budget: Count = Field(description="Its budget, in tokens.")
+    segment_slots: Count = Field(description="Its segment slots.")
+    items: Items = Field(description="The batch.")
+    time: Timing = Field(description="Wall clock of a replay between two synchronisations.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class EagerPoint:
     """One call run eagerly."""
 
-    items: Items
-    """The call."""
-    time: Timing
-    """Wall clock of it."""
+    items: Items = Field(description="The call.")
+    time: Timing = Field(description="Wall clock of it.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class CallPoint:
     """One call through the graph manager, beside the sum of what it is made of."""
 
-    items: Items
-    """The call."""
-    replays: Count
-    """Replays in it."""
-    misses: Count
-    """Items that ran eagerly."""
-    time: Timing
-    """Wall clock of the whole call."""
-    parts_ms: Time
-    """Its replays alone in ms, each between two synchronisations; the eager call for a call without replays."""
+    items: Items = Field(description="The call.")
+    replays: Count = Field(description="Replays in it.")
+    misses: Count = Field(description="Items that ran eagerly.")
+    time: Timing = Field(description="Wall clock of the whole call.")
+    parts_ms: Time = Field(description="Its replays alone in ms, each synchronised; without any, the eager call.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class CopyPoint:
     """What moving output rows' worth of data costs on the device."""
 
-    tokens: Count
-    """Rows."""
-    copy_in_ms: Time
-    """Copying them in, in ms."""
-    clear_ms: Time
-    """Clearing them, in ms."""
-    clone_out_ms: Time
-    """Cloning them, in ms."""
+    tokens: Count = Field(description="Rows.")
+    copy_in_ms: Time = Field(description="Copying them in, in ms.")
+    clear_ms: Time = Field(description="Clearing them, in ms.")
+    clone_out_ms: Time = Field(description="Cloning them, in ms.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class CapturePoint:
     """One captured graph."""
 
-    path: str
-    """Encoder path."""
-    token_budget: Count
-    """Its budget, in tokens."""
-    segment_slots: Count
-    """Its segment slots."""
-    capture_ms: Time
-    """Time to capture it, in ms."""
-    buffer_bytes: Count
-    """Static buffers that it uses, in bytes."""
+    path: str = Field(description="Encoder path.")
+    token_budget: Count = Field(description="Its budget, in tokens.")
+    segment_slots: Count = Field(description="Its segment slots.")
+    capture_ms: Time = Field(description="Time to capture it, in ms.")
+    buffer_bytes: Count = Field(description="Static buffers that it uses, in bytes.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class MemoryPoint:
     """The memory of one manager's graphs, which share a pool and buffers."""
 
-    max_budget: Count
-    """The largest budget, in tokens."""
-    graphs: Count
-    """Graphs captured."""
-    pool_bytes: Count
-    """The shared pool, in bytes."""
-    first_pool_bytes: Count
-    """What the first graph, the largest, added to the pool, in bytes."""
-    buffer_bytes: Count
-    """The shared buffers, in bytes."""
+    max_budget: Count = Field(description="The largest budget, in tokens.")
+    graphs: Count = Field(description="Graphs captured.")
+    pool_bytes: Count = Field(description="The shared pool, in bytes.")
+    first_pool_bytes: Count = Field(description="What the first graph, the largest, added to the pool, in bytes.")
+    buffer_bytes: Count = Field(description="The shared buffers, in bytes.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class HoldoutPoint:
     """A random call that no fit has seen, measured in both modes."""
 
-    items: Items
-    """The call."""
-    plan: Count
-    """Place in `holdout_plans` of the graphs that it met."""
-    packing: str
-    """Packing policy."""
-    graph: Timing
-    """The call through the manager."""
-    eager: Timing
-    """The call run eagerly."""
+    items: Items = Field(description="The call.")
+    plan: Count = Field(description="Place in `holdout_plans` of the graphs that it met.")
+    packing: str = Field(description="Packing policy.")
+    graph: Timing = Field(description="The call through the manager.")
+    eager: Timing = Field(description="The call run eagerly.")
     predicted_graph_ms: Time | None = None
     """The cost model's prediction when the profile was made, in ms; null before it is known."""
-    predicted_eager_ms: Time | None = None
-    """The same for eager."""
+    predicted_eager_ms: Time | None = Field(default=None, description="The same for eager.")
 
 
 @dataclass(frozen=True, slots=True, config=_POINT)
 class EncoderFacts:
     """What planning needs to know of the encoder."""
 
-    path_minimums: dict[str, Count]
-    """Smallest budget of each path, in tokens."""
-    segment_free_paths: tuple[str, ...]
-    """Paths whose attention has no segment list."""
-    modalities: tuple[str, ...]
-    """`image`, `video`."""
-    min_tokens_per_segment: Count
-    """Fewest output tokens of a segment."""
-    max_frames_per_video: Count
-    """Most frames of a video."""
+    path_minimums: dict[str, Count] = Field(description="Smallest budget of each path, in tokens.")
+    segment_free_paths: tuple[str, ...] = Field(description="Paths whose attention has no segment list.")
+    modalities: tuple[str, ...] = Field(description="`image`, `video`.")
+    min_tokens_per_segment: Count = Field(description="Fewest output tokens of a segment.")
+    max_frames_per_video: Count = Field(description="Most frames of a video.")
     axes: tuple[CaptureAxis, ...] = ()
     """Capture axes of the model, each with its keys from the cheapest to the most expensive."""
 
@@ -207,44 +165,32 @@ class HostCheck(Section):
 
     launch_us: Time | None = None
     """Host time a kernel of a short eager call, in µs; null where it was not measured or the host does not bind."""
-    reference_launch_us: Time
-    """The same on usual hosts, in µs."""
-    looks: Count
-    """How often the same small layer was timed between the measurements."""
+    reference_launch_us: Time = Field(description="The same on usual hosts, in µs.")
+    looks: Count = Field(description="How often the same small layer was timed between the measurements.")
     layer_us: Time | None = None
     """What it takes the host, in µs: the median of the looks that nothing slowed down."""
     slowed_layer_us: Time | None = None
     """Median of the others, in µs; null where they are so few that the host is steady."""
-    slowed_share: Share | None = None
-    """Their share."""
+    slowed_share: Share | None = Field(default=None, description="Their share.")
 
 
 class SlotTiers(Section):
     """The segment-slot counts that one budget of a path is captured with."""
 
-    path: str
-    """Encoder path."""
-    token_budget: Count
-    """The budget, in tokens."""
-    slots: tuple[Count, ...]
-    """The counts, ascending."""
+    path: str = Field(description="Encoder path.")
+    token_budget: Count = Field(description="The budget, in tokens.")
+    slots: tuple[Count, ...] = Field(description="The counts, ascending.")
 
 
 class PlannedGraphs(Section):
     """The graphs that calls met."""
 
-    path_budgets: dict[str, tuple[Count, ...]]
-    """Ascending budgets of each path, in tokens."""
-    max_items: Count
-    """Items that a replay may hold."""
-    max_frames: Count
-    """Segments that a replay may hold when videos take part; 0 sends videos to eager."""
-    slot_tiers: tuple[SlotTiers, ...]
-    """Segment-slot counts of each path and budget."""
-    axes: tuple[CaptureAxis, ...] = ()
-    """Capture axes; graphs multiply by their keys."""
-    segment_free_paths: tuple[str, ...] = ()
-    """Paths of equal tiles, which tokens alone limit."""
+    path_budgets: dict[str, tuple[Count, ...]] = Field(description="Ascending budgets of each path, in tokens.")
+    max_items: Count = Field(description="Items that a replay may hold.")
+    max_frames: Count = Field(description="Segments that a replay may hold where videos are; 0 sends videos to eager.")
+    slot_tiers: tuple[SlotTiers, ...] = Field(description="Segment-slot counts of each path and budget.")
+    axes: tuple[CaptureAxis, ...] = Field(default=(), description="Capture axes; graphs multiply by their keys.")
+    segment_free_paths: tuple[str, ...] = Field(default=(), description="Paths of equal tiles, limited by tokens.")
 
     @classmethod
     def of(cls, plan: BudgetPlan) -> PlannedGraphs:
@@ -265,39 +211,22 @@ class PlannedGraphs(Section):
 class CalibrateResult(Section):
     """Everything that `calibrate` measured."""
 
-    name: str
-    """Model that was measured."""
-    row: str | None = None
-    """Row of the table of supported models."""
-    weights: str = "random"
-    """`random`, or where they come from."""
+    name: str = Field(description="Model that was measured.")
+    row: str | None = Field(default=None, description="Row of the table of supported models.")
+    weights: str = Field(default="random", description="`random`, or where they come from.")
     tower: dict[str, JsonValue] = {}
     """Fields of its vision config that decide its times: a profile serves every model whose tower has the same."""
-    encoder: EncoderFacts
-    """What planning needs to know of it."""
-    max_tokens: Count
-    """Most tokens of a call that was measured."""
-    replays: tuple[ReplayPoint, ...] = ()
-    """Graphs replayed alone."""
-    eager: tuple[EagerPoint, ...] = ()
-    """Calls run eagerly."""
-    calls: tuple[CallPoint, ...] = ()
-    """Calls through the graph manager."""
-    copies: tuple[CopyPoint, ...] = ()
-    """What moving data costs."""
-    captures: tuple[CapturePoint, ...] = ()
-    """Captures."""
-    memory: tuple[MemoryPoint, ...] = ()
-    """Memory of graphs."""
-    holdout: tuple[HoldoutPoint, ...] = ()
-    """Calls that no fit has seen."""
-    holdout_plans: tuple[PlannedGraphs, ...] = ()
-    """The graphs that these met."""
-    host: HostCheck | None = None
-    """The host; null in profiles of before it was watched."""
-    notes: tuple[str, ...] = ()
-    """What was left out or adjusted, in words."""
-    is_synthetic: bool = False
-    """Its numbers are made up, for tests."""
-    elapsed_s: Time = 0.0
-    """How long the measuring took, in s."""
+    encoder: EncoderFacts = Field(description="What planning needs to know of it.")
+    max_tokens: Count = Field(description="Most tokens of a call that was measured.")
+    replays: tuple[ReplayPoint, ...] = Field(default=(), description="Graphs replayed alone.")
+    eager: tuple[EagerPoint, ...] = Field(default=(), description="Calls run eagerly.")
+    calls: tuple[CallPoint, ...] = Field(default=(), description="Calls through the graph manager.")
+    copies: tuple[CopyPoint, ...] = Field(default=(), description="What moving data costs.")
+    captures: tuple[CapturePoint, ...] = Field(default=(), description="Captures.")
+    memory: tuple[MemoryPoint, ...] = Field(default=(), description="Memory of graphs.")
+    holdout: tuple[HoldoutPoint, ...] = Field(default=(), description="Calls that no fit has seen.")
+    holdout_plans: tuple[PlannedGraphs, ...] = Field(default=(), description="The graphs that these met.")
+    host: HostCheck | None = Field(default=None, description="The host; null in profiles of before it was watched.")
+    notes: tuple[str, ...] = Field(default=(), description="What was left out or adjusted, in words.")
+    is_synthetic: bool = Field(default=False, description="Its numbers are made up, for tests.")
+    elapsed_s: Time = Field(default=0.0, description="How long the measuring took, in s.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
+from pydantic import Field
+
 from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.latency import Compared, Improvement, Latency, Pair, Verdict
 from vitgraph.records.sections import (
@@ -26,10 +28,8 @@ RowStatus = Literal["ok", "unavailable", "unsupported", "capture_failed", "incor
 class Outcome(Section):
     """How something ended."""
 
-    status: RowStatus
-    """`ok`, or what went wrong."""
-    reason: str | None = None
-    """Why, in words; null exactly where the status is `ok`."""
+    status: RowStatus = Field(description="`ok`, or what went wrong.")
+    reason: str | None = Field(default=None, description="Why, in words; null exactly where the status is `ok`.")
 
     def model_post_init(self, context: Any) -> None:
         """Refuses a failure without a reason, and a reason without a failure."""
@@ -40,25 +40,18 @@ class Outcome(Section):
 class BusyTime(Section):
     """GPU-busy time of some whole calls."""
 
-    calls: Count
-    """Calls that were traced."""
-    gpu_busy_ms: Time
-    """Mean time in which the GPU computed, in ms a request."""
-    wall_ms: Time
-    """Mean wall time of the same calls, in ms a request."""
-    share: Finite
-    """`gpu_busy_ms` over `wall_ms`."""
+    calls: Count = Field(description="Calls that were traced.")
+    gpu_busy_ms: Time = Field(description="Mean time in which the GPU computed, in ms a request.")
+    wall_ms: Time = Field(description="Mean wall time of the same calls, in ms a request.")
+    share: Finite = Field(description="`gpu_busy_ms` over `wall_ms`.")
 
 
 class CandidateMode(Outcome):
     """One mode of a candidate."""
 
-    latency: Latency | None = None
-    """Its latency; null unless its status is `ok`."""
-    error_vs_float32: Number | None = None
-    """Largest relative L2 distance from the reference in float32."""
-    busy: BusyTime | None = None
-    """GPU-busy time of some whole calls; null where it was not traced."""
+    latency: Latency | None = Field(default=None, description="Its latency; null unless its status is `ok`.")
+    error_vs_float32: Number | None = Field(default=None, description="Largest relative L2 distance from float32.")
+    busy: BusyTime | None = Field(default=None, description="GPU-busy time of some whole calls; null where untraced.")
 
     def model_post_init(self, context: Any) -> None:
         """Refuses a latency of a mode that is not `ok`."""
@@ -70,28 +63,19 @@ class CandidateMode(Outcome):
 class Candidate(Outcome):
     """One attention backend, or the tower compiled or not, in both modes; its status is its first failed mode's."""
 
-    name: str
-    """Backend asked for; `compiled` or `eager` with `--compile-rows`."""
-    used: str | None = None
-    """Attention backend that ran."""
-    implementation: str | None = None
-    """What stands behind it: package and version."""
-    eager: CandidateMode
-    """Eager mode."""
-    graph: CandidateMode
-    """Graph mode."""
-    gain: Pair | None = None
-    """Graph against its own eager; null unless both were measured."""
-    graphs: GraphFacts | None = None
-    """Its graphs; null where none were captured."""
+    name: str = Field(description="Backend asked for; `compiled` or `eager` with `--compile-rows`.")
+    used: str | None = Field(default=None, description="Attention backend that ran.")
+    implementation: str | None = Field(default=None, description="What stands behind it: package and version.")
+    eager: CandidateMode = Field(description="Eager mode.")
+    graph: CandidateMode = Field(description="Graph mode.")
+    gain: Pair | None = Field(default=None, description="Graph against its own eager; null unless both were measured.")
+    graphs: GraphFacts | None = Field(default=None, description="Its graphs; null where none were captured.")
     dropped: tuple[DroppedGraph, ...] = ()
     """Graphs that could not be captured, where that ended its graph mode."""
     choices: tuple[AttentionChoice, ...] | None = None
     """Of `auto`: which backend each shape of a call went to, in graphs and eagerly."""
-    plan_build_ms: Time | None = None
-    """Time that the backend spent building plans, in ms."""
-    compiled: Compiled | None = None
-    """What compilation did; null where nothing was compiled."""
+    plan_build_ms: Time | None = Field(default=None, description="Time that the backend spent building plans, in ms.")
+    compiled: Compiled | None = Field(default=None, description="What compilation did; null without it.")
 
     def mode(self, name: str) -> CandidateMode:
         """One of its modes."""
@@ -113,38 +97,28 @@ class Candidate(Outcome):
 class Reference(Section):
     """What outputs were checked against before anything was timed."""
 
-    backend: str
-    """Attention backend of the reference."""
-    dtype: str
-    """Its dtype."""
-    calls: Count
-    """Calls compared."""
-    items: Count
-    """Items in them."""
+    backend: str = Field(description="Attention backend of the reference.")
+    dtype: str = Field(description="Its dtype.")
+    calls: Count = Field(description="Calls compared.")
+    items: Count = Field(description="Items in them.")
     own_error: Number | None = None
     """Distance of the reference in the run's dtype from the same in float32."""
-    limit: Number
-    """Largest distance that passes."""
+    limit: Number = Field(description="Largest distance that passes.")
 
 
 class NoiseFloor(Section):
     """What a mode differs from itself, in percent."""
 
-    mean: Number | None = None
-    """Of the mean."""
-    p99: Number | None = None
-    """Of the 99th percentile."""
+    mean: Number | None = Field(default=None, description="Of the mean.")
+    p99: Number | None = Field(default=None, description="Of the 99th percentile.")
 
 
 class Standing(Section):
     """One candidate and mode against the fastest."""
 
-    name: str
-    """The candidate."""
-    mode: Literal["eager", "graph"]
-    """Its mode."""
-    mean_ms: Time
-    """Its mean, in ms a request."""
+    name: str = Field(description="The candidate.")
+    mode: Literal["eager", "graph"] = Field(description="Its mode.")
+    mean_ms: Time = Field(description="Its mean, in ms a request.")
     against_best: Improvement | None = None
     """What it gains over the fastest: negative is slower. Null for the fastest itself."""
 
@@ -159,14 +133,10 @@ class CandidateComparison(Compared):
 
     mode: Literal["cuda", "cpu-replay"] | None = None
     """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches."""
-    isolated: bool = False
-    """Each candidate was measured in a process of its own."""
-    reference: Reference | None = None
-    """What outputs were checked against."""
-    noise_floor: dict[str, NoiseFloor] = {}
-    """What a mode differs from itself, by mode."""
-    standings: tuple[Standing, ...] = ()
-    """Every measured candidate and mode, the fastest first."""
+    isolated: bool = Field(default=False, description="Each candidate was measured in a process of its own.")
+    reference: Reference | None = Field(default=None, description="What outputs were checked against.")
+    noise_floor: dict[str, NoiseFloor] = Field(default={}, description="What a mode differs from itself, by mode.")
+    standings: tuple[Standing, ...] = Field(default=(), description="Measured candidates and modes, fastest first.")
     contrasts: tuple[Pair, ...] = ()
     """With `--compile-rows`: graphs on either tower, compilation in either mode, and both together."""
     speed_of_light_ms: Time | None = None
@@ -176,24 +146,16 @@ class CandidateComparison(Compared):
 class Recommendation(Section):
     """Which candidate and mode to use."""
 
-    name: str | None = None
-    """The candidate; null where there is no advice."""
-    mode: str | None = None
-    """Its mode."""
-    sure: Literal["clear", "undecided"] = "undecided"
-    """Whether everything else is slower beyond the noise."""
-    fastest_in_share: Share | None = None
-    """Share of the bootstrap's resamples in which it is the fastest."""
-    text: str
-    """The advice in a sentence or two."""
+    name: str | None = Field(default=None, description="The candidate; null where there is no advice.")
+    mode: str | None = Field(default=None, description="Its mode.")
+    sure: Literal["clear", "undecided"] = Field(default="undecided", description="Whether it is beyond the noise.")
+    fastest_in_share: Share | None = Field(default=None, description="Share of the resamples in which it is fastest.")
+    text: str = Field(description="The advice in a sentence or two.")
 
 
 class CompareResult(Section):
     """The candidates, how they compare, and which to use."""
 
-    candidates: tuple[Candidate, ...]
-    """One entry a backend, or the tower compiled and not."""
-    comparison: CandidateComparison = CandidateComparison()
-    """The candidates against one another."""
-    recommendation: Recommendation
-    """Which to use."""
+    candidates: tuple[Candidate, ...] = Field(description="One entry a backend, or the tower compiled and not.")
+    comparison: CandidateComparison = Field(default=CandidateComparison(), description="How they compare.")
+    recommendation: Recommendation = Field(description="Which to use.")
