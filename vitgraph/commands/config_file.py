@@ -26,7 +26,6 @@ def read_config(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
 
     Args:
         path: A YAML mapping; keys are option names without the leading dashes, with underscores or dashes.
-        options: What may be set, by key.
 
     Returns:
         Values of fields by key. A key without a value (null) is left out.
@@ -40,11 +39,6 @@ def read_config(path: Path, options: Mapping[str, Option]) -> dict[str, Any]:
 
 def read_mapping(path: Path, option: str, example: str) -> dict[Any, Any]:
     """The mapping in a YAML or JSON file.
-
-    Args:
-        path: The file.
-        option: What names it, for errors.
-        example: A line of such a file.
 
     Raises:
         UsageError: It cannot be read, or holds something else, or a key twice.

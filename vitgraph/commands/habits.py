@@ -48,7 +48,6 @@ def as_here(args: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], 
     """A command line in this program's spelling.
 
     Args:
-        args: Words after the command.
         flags: The command's options, and whether each takes no value.
 
     Returns:

@@ -67,10 +67,8 @@ class ServerLine:
     Known options are taken out of `given` one after the other; what is left at the end is left out.
 
     Attributes:
-        server: `vLLM` or `SGLang`.
         given: Values of its options that were not taken.
         options: vitgraph option to its value as text, in the order of printing; an empty text is a switch.
-        notes: What a reader must know before comparing.
         left_out: Options of the line that do not shape the encoder here, as typed.
         extra: Words behind the values of options that were taken.
     """
@@ -124,9 +122,6 @@ class ServerLine:
 
 def import_settings(text: str) -> ServerLine:
     """Reads a server's command line, a part of one, or the JSON of vLLM's `--compilation-config`.
-
-    Args:
-        text: One command, with the line continuations and quotes of a shell.
 
     Raises:
         UsageError: Not a line of a known server, or a value in it cannot be read.
@@ -305,8 +300,6 @@ def _add_ranks(line: ServerLine, size: str | None, shares_items: bool, split_by:
     """Several GPUs as ranks that share the items, where the server does so too.
 
     Args:
-        line: Filled.
-        size: Value of the option that says how many GPUs; None where it is not given.
         shares_items: Each GPU of the server has a whole encoder.
         split_by: Why it has not, in the server's words.
     """

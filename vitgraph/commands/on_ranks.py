@@ -43,7 +43,6 @@ def ran_on_ranks(
     """Runs this command line again on several ranks of this host, where they are wanted and not there yet.
 
     Args:
-        spec: What is asked; a dry run launches nothing.
         folder: Where rank 0 saves; decided here, so that the user can be told whatever happens.
         progress: That of this process; rank 0 tells of its own.
         launches: Run it; else only what stands in the way is refused.
@@ -108,9 +107,6 @@ def measured(
     """What a command does around its measuring, and what it shows of the record; None on a rank that has none.
 
     Args:
-        bench: What was prepared.
-        folder: Where the record goes.
-        progress: Told of the work.
         describe: What a dry run shows.
         measure: Measures, and saves the record in the folder.
         failure: What the command must end with.

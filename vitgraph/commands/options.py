@@ -31,11 +31,8 @@ def add_command(
     """Adds a command.
 
     Args:
-        app: Gets it.
-        name: Its name.
         function: What it does with its spec, the type of its first argument, and with what takes its progress where it
             has a second one; its docstring is the help.
-        defaults: Chooses defaults that depend on the machine.
     """
     taken = list(inspect.signature(function).parameters)
     spec: type[Spec] = get_type_hints(function)[taken[0]]

@@ -40,10 +40,8 @@ class Shown:
     """What the command line shows of a finished command.
 
     Attributes:
-        data: For `--json`.
         view: Its document, or what prints it.
         folder: Where the record is; None where there is none.
-        kept_as: What that place holds.
         is_interrupted: The user stopped the run; what was measured is saved and shown.
         failure: What the command must end with after showing it all; None where it went well.
     """
@@ -62,8 +60,6 @@ def shown_record(
     """What is shown of a record.
 
     Args:
-        record: The record.
-        folder: Where it is.
         failure: What the command must end with, unless the run was stopped.
         document: Its report, where it says more than the record alone.
     """
@@ -75,12 +71,7 @@ def shown_record(
 
 
 def show(shown: Shown, *, as_json: bool) -> None:
-    """Prints what a command found, and ends it as that asks for.
-
-    Raises:
-        Exit: The run was stopped.
-        VitgraphError: `Shown.failure`.
-    """
+    """Prints what a command found, and ends it as that asks for."""
     try:
         _print(shown, as_json=as_json)
     except BrokenPipeError:
@@ -114,11 +105,7 @@ def _print(shown: Shown, *, as_json: bool) -> None:
 
 @contextmanager
 def reported_errors(*, debug: bool = False) -> Iterator[None]:
-    """Turns whatever ends a command into one message on stderr and an exit status.
-
-    Args:
-        debug: Let an unexpected error through, with its traceback.
-    """
+    """Turns whatever ends a command into one message on stderr and an exit status."""
     be_stoppable()
     _print_anywhere()
     try:
@@ -192,11 +179,7 @@ def told(*, quiet: bool) -> Iterator[Progress]:
 
 
 def is_on_gpu(device: str) -> bool:
-    """Whether `--device` means a GPU here.
-
-    Raises:
-        UsageError: Not a device, or not there.
-    """
+    """Whether `--device` means a GPU here."""
     from vitgraph.measure.setup import resolve_device
 
     return resolve_device(device).type == "cuda"
@@ -209,13 +192,8 @@ def check_run(model: ModelSpec, source: ModelSource | None, folder: Path | None,
     """Refuses a run that could not start or could not save; leaves nothing behind.
 
     Args:
-        model: Which encoder, and how it runs.
         source: The model; None where it is checked already.
         folder: Where the record goes; None where none is kept.
-        overwrite: A record there may be replaced.
-
-    Raises:
-        VitgraphError: The first reason that is found.
     """
     from vitgraph.ranks.launch import is_follower
 

@@ -50,13 +50,9 @@ class SweepRun:
 
     Attributes:
         name: What sets it apart from the others, and of its folder.
-        options: Its settings.
-        folder: Where its result goes.
-        result: The file of its result.
         status: `complete`, `failed`, `interrupted` or `not run`.
         exit_status: Of its process; None where none ended.
         seconds: How long it took; None where it was there.
-        reason: Why it failed.
     """
 
     name: str
@@ -101,11 +97,7 @@ def sweep(spec: SweepSpec, progress: Progress) -> Shown:
 
 
 def read_sweep(file: Path, root: Path) -> tuple[str, list[SweepRun]]:
-    """The command of a sweep, and its runs, each checked as far as its options go.
-
-    Raises:
-        UsageError: The file, or a setting in it, is not what it must be.
-    """
+    """The command of a sweep, and its runs, each checked as far as its options go."""
     given = read_mapping(file, "sweep", EXAMPLE)
     names = ("command", "settings", "axes", "runs")
     for name in given:

@@ -14,7 +14,6 @@ def costs_ms(choices: Iterable[AttentionChoice], is_graph: bool) -> dict[str, fl
     """Attention time of a layer over the calls that were expected, in ms, the least first.
 
     Args:
-        choices: The choices.
         is_graph: Of the graphs' replays; else of calls run eagerly.
 
     Returns:
@@ -33,7 +32,6 @@ def for_calls(choices: Iterable[AttentionChoice], rows: Mapping[int, int]) -> tu
     """The choices of graphs with the calls that each would have: a call goes to the smallest graph that holds it.
 
     Args:
-        choices: The choices.
         rows: How many calls there are, by their packed rows; those above the largest graph count as its own.
     """
     graphs = sorted((one for one in choices if one.is_graph and one.milliseconds), key=lambda one: one.rows)

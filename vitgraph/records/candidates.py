@@ -75,10 +75,6 @@ def derive_results(
     Args:
         result: The candidates, of which each mode whose status is not `ok` gets no figures, and the comparison, whose
             `isolated` and `invalid_reasons` are read: any reason makes every verdict `invalid`.
-        samples: All samples of the run.
-        seed: Seed of the bootstraps.
-        ranks: Processes that shared every call.
-        margin_pct: Within which `same` is claimed.
     """
     series = measured_series(result.candidates)
     wall, gpu = samples.paired(series), samples.paired(series, "gpu_ms")
@@ -162,7 +158,6 @@ def fastest_shares(times: Sequence[FloatArray], requests: IntArray, seed: int) -
     Args:
         times: Milliseconds a request, one value a call for each series; `[n]` each, of the same calls.
         requests: Requests of each call; `[n]`.
-        seed: Seed of the resampling.
     """
     n = int(times[0].size)
     rng = np.random.default_rng(seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.sections import value_at
 
 Facts = Mapping[str, str | Callable[[BenchRecord], Any]]
 """What is compared under one name: facts in words, each by its place in the record or what reads it."""
@@ -14,13 +15,7 @@ Facts = Mapping[str, str | Callable[[BenchRecord], Any]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something in which two runs are not equal.
-
-    Attributes:
-        name: Name of the requirement or factor.
-        first: What the first run has, in words.
-        second: What the second run has.
-    """
+    """Something in which two runs are not equal."""
 
     name: str
     first: str
@@ -47,7 +42,10 @@ def join_differences(differences: Sequence[Difference]) -> str:
 
 
 def _difference(name: str, facts: Facts, first: BenchRecord, second: BenchRecord) -> Difference | None:
-    found = {fact: (_read(first, where), _read(second, where)) for fact, where in facts.items()}
+    found = {
+        fact: tuple(where(one) if callable(where) else value_at(one, where) for one in (first, second))
+        for fact, where in facts.items()
+    }
     unequal = {fact: values for fact, values in found.items() if values[0] != values[1]}
     if not unequal:
         return None
@@ -56,16 +54,6 @@ def _difference(name: str, facts: Facts, first: BenchRecord, second: BenchRecord
     return Difference(
         name, ", ".join(fact + one for fact, one, _ in named), ", ".join(fact + other for fact, _, other in named)
     )
-
-
-def _read(record: BenchRecord, where: str | Callable[[BenchRecord], Any]) -> Any:
-    """What stands in one place of a record; None where it is not recorded."""
-    if not isinstance(where, str):
-        return where(record)
-    found: Any = record
-    for step in where.split("/"):
-        found = found.get(step) if isinstance(found, Mapping) else getattr(found, step, None)
-    return found
 
 
 def _words(value: Any) -> str:
@@ -82,60 +70,57 @@ def _words(value: Any) -> str:
     return str(value)
 
 
-def _skipped(record: BenchRecord) -> int | None:
-    return None if record.workload is None else len(record.workload.skipped)
+def _driver(name: str, unit: str = "") -> Callable[[BenchRecord], str | None]:
+    """Reads what the driver said before the run."""
 
+    def read(record: BenchRecord) -> str | None:
+        states = record.environment.gpu_states if record.environment is not None else ()
+        found = states[0].values.get(name) if states else None
+        return None if found is None else f"{found}{unit}"
 
-def _dtype(record: BenchRecord) -> Any:
-    return _read(record, "environment/encoder/dtype") or _read(record, "resolved/dtype")
-
-
-def _driver(record: BenchRecord, name: str) -> str | None:
-    states = record.environment.gpu_states if record.environment is not None else ()
-    return states[0].values.get(name) if states else None
-
-
-def _power_limit(record: BenchRecord) -> str | None:
-    limit = _driver(record, "power.limit")
-    return None if limit is None else f"{limit} W"
+    return read
 
 
 REQUIRED: dict[str, Facts] = {
-    "device": {"device": "environment/device"},
-    "graph mode": {"graph mode": "result/graph/mode"},
-    "workload fingerprint": {"workload fingerprint": "workload/fingerprint"},
-    "measured items": {"requests": "workload/requests", "items": "workload/items", "skipped": _skipped},
-    "requests per call": {"requests per call": "resolved/requests_per_call"},
+    "device": {"device": "environment.device"},
+    "graph mode": {"graph mode": "result.graph.mode"},
+    "workload fingerprint": {"workload fingerprint": "workload.fingerprint"},
+    "measured items": {
+        "requests": "workload.requests",
+        "items": "workload.items",
+        "skipped": lambda one: one.workload and len(one.workload.skipped),
+    },
+    "requests per call": {"requests per call": "resolved.requests_per_call"},
 }
 """What must be equal in two runs, by the name that messages give it."""
 
 FACTORS: dict[str, Facts] = {
-    "model": {"model": "resolved/model"},
-    "weights": {"load format": "resolved/load_format", "revision": "resolved/revision"},
-    "processor": {"processor": "resolved/processor"},
-    "dtype": {"dtype": _dtype},
+    "model": {"model": "resolved.model"},
+    "weights": {"load format": "resolved.load_format", "revision": "resolved.revision"},
+    "processor": {"processor": "resolved.processor"},
+    "dtype": {"dtype": lambda one: value_at(one, "environment.encoder.dtype") or value_at(one, "resolved.dtype")},
     "backend": {
-        "backend": "environment/encoder/attn_backend",
-        "implementation": "environment/encoder/attn_implementation",
+        "backend": "environment.encoder.attn_backend",
+        "implementation": "environment.encoder.attn_implementation",
     },
-    "compile": {"compile": "resolved/compile"},
+    "compile": {"compile": "resolved.compile"},
     "budgets": {
-        "token budgets": "resolved/token_budgets",
-        "max vision items per batch": "resolved/max_vision_items_per_batch",
-        "max frames per batch": "resolved/max_frames_per_batch",
-        "slot tiers": "resolved/slot_tiers",
-        "video pruning rate": "resolved/video_pruning_rate",
+        "token budgets": "resolved.token_budgets",
+        "max vision items per batch": "resolved.max_vision_items_per_batch",
+        "max frames per batch": "resolved.max_frames_per_batch",
+        "slot tiers": "resolved.slot_tiers",
+        "video pruning rate": "resolved.video_pruning_rate",
     },
-    "packing": {"packing": "resolved/packing"},
-    "ranks": {"ranks": "resolved/ranks"},
-    "assignment": {"assignment": "resolved/assignment"},
+    "packing": {"packing": "resolved.packing"},
+    "ranks": {"ranks": "resolved.ranks"},
+    "assignment": {"assignment": "resolved.assignment"},
     "software": {
-        **{name: f"environment/libraries/{name}" for name in ("torch", "transformers", "triton")},
-        "CUDA": "environment/cuda",
-        "cuDNN": "environment/cudnn",
-        "driver": lambda record: _driver(record, "driver_version"),
+        **{name: f"environment.libraries.{name}" for name in ("torch", "transformers", "triton")},
+        "CUDA": "environment.cuda",
+        "cuDNN": "environment.cudnn",
+        "driver": _driver("driver_version"),
     },
     "vitgraph": {"vitgraph": "vitgraph_version"},
-    "power-limit": {"power-limit": _power_limit},
+    "power-limit": {"power-limit": _driver("power.limit", " W")},
 }
 """What two runs can be compared across, by the name that `--across` takes."""

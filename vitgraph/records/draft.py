@@ -52,8 +52,6 @@ class Draft(Generic[Kind]):
         """Gives the result folder to the block, and saves the record in it however that ends; raises what ended it.
 
         Args:
-            folder: Where it goes.
-            overwrite: An older result may be replaced.
             stopped: Says what the run had come to where the user stops it.
 
         Raises:

@@ -49,7 +49,6 @@ class Improvement:
 
     Attributes:
         improvement_pct: 100 x (base - other) / base; positive means the second is faster. None where it is undefined.
-        ci95: Lower and upper end of its 95 % interval; None where there are too few calls for one.
         without_few_pct: Of a mean, what is left of it without few calls, which alone are no reason for a claim: the
             trimmed mean or the mean without the ten calls that speak most for it. None for the other metrics.
     """
@@ -269,8 +268,6 @@ def compare_samples(
         first: Times of the base, `[runs, n]`, milliseconds a request of each call.
         second: The same of the other, of the same calls.
         requests: Requests of each call, `[n]`.
-        metric: `mean`, `p50` or `p99`.
-        seed: Seed of the resampling.
 
     Returns:
         What the second gains, and the standard deviation of the metric between runs of a side in percent.

@@ -101,19 +101,10 @@ def _cell(value: Any) -> str:
 
 
 class SampleWriter:
-    """Appends samples to a folder's samples file while measuring; each row is handed to the system at once.
-
-    Attributes:
-        path: The file.
-        rows: Samples that are in it.
-    """
+    """Appends samples to a folder's samples file while measuring; each row is handed to the system at once."""
 
     def __init__(self, folder: ResultFolder) -> None:
-        """Opens the file and writes its header; an older record of the folder goes.
-
-        Raises:
-            RecordFileError: It cannot be written.
-        """
+        """Opens the file and writes its header; an older record of the folder goes."""
         self._folder = folder
         self.path = folder.begin(SAMPLES_FILE)
         self.rows = 0
@@ -127,11 +118,7 @@ class SampleWriter:
             ) from error
 
     def write(self, sample: Sample) -> None:
-        """Appends one sample.
-
-        Raises:
-            RecordFileError: It could not be written; the message gives the number of samples that were.
-        """
+        """Appends one sample."""
         self._write(_row(sample), f"call {sample.call} of round {sample.round} ({sample.series})")
 
     def _write(self, row: str, name: str) -> None:
@@ -146,11 +133,7 @@ class SampleWriter:
         self._folder.samples_saved = self.rows
 
     def write_table(self, samples: Samples) -> None:
-        """Appends the rows of a table.
-
-        Raises:
-            RecordFileError: They could not be written.
-        """
+        """Appends the rows of a table."""
         whole = {column.name: "Int64" for column in fields(Sample) if column.type == "int | None"}
         text = samples.frame[list(COLUMNS)].astype(whole).to_csv(header=False, index=False, float_format="%.6f")
         for line in text.splitlines():
@@ -251,7 +234,6 @@ class Samples:
         An interrupted run ends in the middle of a round; a call counts only where it can be compared.
 
         Args:
-            series: The series to be compared with one another.
             clock: Which time; rows without it are left out.
         """
         rows = self.calls[self.calls["series"].isin(list(series))]
@@ -328,9 +310,6 @@ def _rank_part(rank: int, rows: pd.DataFrame, requests: float) -> RankPart:
 
 def read_samples(path: Path) -> Samples:
     """Reads a samples file, packed with gzip or not; a last line that a crash cut off is left out and reported.
-
-    Args:
-        path: The file.
 
     Raises:
         UsageError: The file is missing, has other columns, or a line before the last is damaged.

@@ -20,7 +20,6 @@ class SavedRun:
 
     Attributes:
         name: Shortest end of its path that no other of the opened runs has.
-        record: The record.
         samples: Its samples; None where the file is missing.
         notes: What had to be left out, in words.
     """

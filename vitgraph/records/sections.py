@@ -8,6 +8,7 @@ Gains have one sign everywhere: an improvement is positive where the second of t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
@@ -29,17 +30,20 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
 
 
+def value_at(thing: Any, path: str) -> Any:
+    """What stands at names with dots between; None where one of them is missing."""
+    for name in path.split("."):
+        thing = thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
+    return thing
+
+
 class Section(BaseModel):
     """A part of a record. Fields that it does not have are refused, so that a misspelt one is not lost."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     def but(self, **changes: Any) -> Self:
-        """The section with other values in some fields, checked as a whole.
-
-        Raises:
-            pydantic.ValidationError: The values break a rule of the section.
-        """
+        """The section with other values in some fields, checked as a whole."""
         return self.model_validate({**dict(self), **changes})
 
 

@@ -2,7 +2,8 @@
 
 A series is one value a call: its milliseconds a request, in the order in which the calls were measured. `requests`
 says how many requests each call had (one each where it is left out) and weighs the call; resampling draws calls, since
-the requests of a call share one measurement. No call is removed from any figure that describes a series.
+the requests of a call share one measurement. No call is removed from any figure that describes a series. Two series
+have the same calls in the same order; a ValueError says where they differ in length.
 
 An improvement is (base - other) / base in percent, so positive is faster; `vitgraph.records.resampling` says how its
 95 % interval is made. What the rules below are worth is measured by `tests/drills/simulate_verdicts.py`.
@@ -49,11 +50,9 @@ class Judgement:
     """An improvement with what it is worth.
 
     Attributes:
-        improvement: The improvement.
         noise_floor_pct: What the same thing differs by when it is measured twice; None where it is not known.
         margin_pct: Within which `same` is claimed.
         calls: Calls compared.
-        verdict: `faster`, `slower`, `same` or `undecided`.
     """
 
     improvement: Improvement
@@ -130,11 +129,7 @@ class Noise:
         metrics: Iterable[Metric] = METRICS + ROBUST_METRICS,
         seed: int = 0,
     ) -> Noise:
-        """The noise of a series against its repeat.
-
-        Raises:
-            ValueError: The series differ in length.
-        """
+        """The noise of a series against its repeat."""
         calls = Calls.of(first, second, requests)
         floors: dict[Metric, float | None] = {}
         for metric in metrics:
@@ -164,11 +159,7 @@ class Noise:
         margin_pct: float = MARGIN_PCT,
         seed: int = 0,
     ) -> Judgement:
-        """Compares two series of the same calls in one metric.
-
-        Raises:
-            ValueError: The series differ in length.
-        """
+        """Compares two series of the same calls in one metric."""
         found = improvement(base, other, metric, requests, seed)
         return Judgement(found, self.floors.get(metric), margin_pct, np.size(base))
 
@@ -212,22 +203,18 @@ def conclude(mean: Judgement, trimmed: Judgement) -> tuple[Verdict, str]:
 def improvement(
     base: Values, other: Values, metric: Metric = "mean", requests: Values | None = None, seed: int = 0
 ) -> Improvement:
-    """Improvement of `other` over `base` in one metric, with its interval.
+    """Improvement of `other` over `base` in one metric, with its interval; the same seed gives the same interval.
+
+    The interval needs `MIN_PAIRS` calls; that of P99 needs three calls above it, so 300.
 
     Args:
-        base: Milliseconds a request, one value a call.
-        other: The same calls in the same order.
+        base: Milliseconds a request, `[calls]`.
+        other: The same of the other series.
         metric: `mean` (ratio of the means), `p50`, `p99` (of either series), `trimmed_mean` (ratio of the means without
             the calls whose own ratio is among the outer `TRIMMED_SHARE`) or `median_difference` (the median of the
             calls' own improvements).
         requests: Requests of each call.
-        seed: Seed of the resampling; the same seed gives the same interval.
-
-    Returns:
-        The interval needs `MIN_PAIRS` calls; that of P99 needs three calls above it, so 300.
-
-    Raises:
-        ValueError: The series differ in length.
+        seed: Seed of the resampling.
     """
     return improvement_of(Calls.of(base, other, requests), metric, seed)
 
@@ -235,13 +222,8 @@ def improvement(
 def summarize(values: Values, requests: Values | None = None) -> Latency:
     """Describes a series; nothing is removed and nothing is invented for an empty one.
 
-    Args:
-        values: Milliseconds a request, one value a call; `[n]`.
-        requests: Requests of each call, each of which counts the call's value; `[n]`.
-
-    Returns:
-        Percentiles are linear between neighbours, the deviation divides by one less than there are values, and outliers
-        are those of Tukey.
+    Percentiles are linear between neighbours, the deviation divides by one less than there are values, and outliers are
+    those of Tukey.
     """
     array = np.asarray(values, dtype=np.float64)
     calls = int(array.size)
@@ -263,9 +245,6 @@ def request_noise_pct(first: Values, second: Values, requests: Values | None = N
     """95th percentile over requests of how far a repeat of the same call was from it, in percent.
 
     None with fewer than `MIN_PAIRS` calls, which may all lie close together by chance.
-
-    Raises:
-        ValueError: The series differ in length.
     """
     calls = Calls.of(first, second, requests)
     if calls.n < MIN_PAIRS:
@@ -277,17 +256,7 @@ def request_noise_pct(first: Values, second: Values, requests: Values | None = N
 def count_slower(
     base: Values, other: Values, noise_pct: float | None, requests: Values | None = None
 ) -> SlowerRequests:
-    """Counts requests that `other` made slower by more than the request noise, and by more than 2 %.
-
-    Args:
-        base: Milliseconds a request, one value a call.
-        other: The same calls in the same order.
-        noise_pct: Threshold in percent, from `request_noise_pct`; None where too few repeats were measured.
-        requests: Requests of each call.
-
-    Raises:
-        ValueError: The series differ in length.
-    """
+    """Counts requests that `other` made slower by more than the `request_noise_pct`, and by more than 2 %."""
     calls = Calls.of(base, other, requests)
     n = int(calls.requests.sum())
 

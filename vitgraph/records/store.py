@@ -1,6 +1,7 @@
 """The one place that writes and opens result folders: checked before anything is measured, locked, whole or not at all.
 
-Every error of the system becomes one line that says what is saved and what is not.
+Every error of the system becomes one line that says what is saved and what is not: RecordFileError where something
+could not be written, UsageError where a path will not do.
 """
 
 from __future__ import annotations
@@ -41,8 +42,6 @@ class ResultFolder:
     A folder that was made for it and that nothing was saved in is removed again, so that a refused run leaves nothing.
 
     Attributes:
-        path: The folder.
-        overwrite: An older result may be replaced.
         samples_saved: Samples that are in the samples file.
         failure: Why the newest state of the record is not saved; None where it is.
     """
@@ -78,21 +77,13 @@ class ResultFolder:
             raise
 
     def save(self, record: Record) -> Path:
-        """Writes the record as `run.json`, over an earlier state of it that this run saved.
-
-        Raises:
-            RecordFileError: It could not be written; the message says what is saved.
-        """
+        """Writes the record as `run.json`, over an earlier state of it that this run saved."""
         path = self._write(RUN_FILE, f"{record.model_dump_json(indent=1)}\n".encode(), "settings and results")
         self.failure = None
         return path
 
     def write(self, name: str, content: bytes) -> Path:
-        """Writes a further file of the run, for example a trace; `name` may lie in a folder of its own.
-
-        Raises:
-            RecordFileError: It could not be written.
-        """
+        """Writes a further file of the run, for example a trace; `name` may lie in a folder of its own."""
         return self._write(name, content, name, makes_folder=True)
 
     def _write(self, name: str, content: bytes, not_saved: str, makes_folder: bool = False) -> Path:
@@ -107,9 +98,6 @@ class ResultFolder:
     def begin(self, name: str) -> Path:
         """Path of a file that is written row by row; an older record goes first, so that it is not taken for the new
         rows' own.
-
-        Raises:
-            RecordFileError: The older record cannot be removed.
         """
         try:
             (self.path / RUN_FILE).unlink(missing_ok=True)
@@ -154,7 +142,6 @@ def read_record(path: Path, *kinds: str) -> Record:
     """Reads and checks a record.
 
     Args:
-        path: Its folder, or its file.
         kinds: The kinds that will do; any where none is named.
 
     Raises:
@@ -187,11 +174,7 @@ def record_file(path: Path) -> Path:
 
 
 def beside(file: Path, name: str) -> Path:
-    """A file of the record's own folder.
-
-    Raises:
-        UsageError: The name leads out of the folder.
-    """
+    """A file of the record's own folder."""
     try:
         check_file_name(name)
     except ValueError as error:
@@ -260,11 +243,8 @@ def write_file(
     """Writes a file, whole or not at all.
 
     Args:
-        path: The file.
-        content: What it is to hold.
         not_saved: What that is, in words.
         saved: Says what is saved of the same result all the same.
-        makes_folder: Its folder may be missing.
 
     Raises:
         RecordFileError: It could not be written.
@@ -318,12 +298,7 @@ def os_reason(error: OSError) -> str:
 
 
 def _lock(folder: Path) -> int | None:
-    """Locks a folder against other processes that write results; None where its file system has no locks.
-
-    Raises:
-        UsageError: Another process has locked it.
-        OSError: It cannot be opened.
-    """
+    """Locks a folder against other processes that write results; None where its file system has no locks."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -337,12 +312,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Makes and removes a file, and looks for room.
-
-    Raises:
-        UsageError: The disk is full.
-        OSError: No file can be made.
-    """
+    """Makes and removes a file, and looks for room."""
     probe = folder / f".vitgraph.{os.getpid()}.tmp"
     try:
         probe.write_bytes(b"vitgraph")

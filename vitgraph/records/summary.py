@@ -36,10 +36,6 @@ def latencies(samples: Samples, ranks: int = 1) -> dict[str, Latency]:
     """Latency of each measured series of a bench, each call being the mean of its rounds.
 
     Eager, graph and monolithic count the calls and rounds in which all were measured, so that they can be compared.
-
-    Args:
-        samples: All samples of the run.
-        ranks: Processes that shared every call.
     """
     measured = samples.series
     compared = [name for name in compared_series(samples) if name in measured]
@@ -73,10 +69,8 @@ class Judge:
     """Compares series on the calls that all of them have, by one rule.
 
     Attributes:
-        times: Of all series.
         is_invalid: The times must not be compared.
         margin_pct: Within which `same` is claimed.
-        seed: Seed of the bootstrap.
     """
 
     times: PairedTimes
@@ -120,11 +114,8 @@ def compare_bench(
     """Graph against eager, and with monolithic graphs those against eager and graph against those.
 
     Args:
-        samples: All samples of the run.
-        seed: Seed of the bootstrap.
         invalid_reasons: Why the times must not be compared (clock drop, throttling, another process on the device,
             `CPU_REPLAY_REASON`); any reason makes every verdict `invalid`.
-        margin_pct: Within which `same` is claimed.
     """
     series, reasons = compared_series(samples), tuple(invalid_reasons)
     judge = Judge(samples.paired(series), bool(reasons), margin_pct, seed)

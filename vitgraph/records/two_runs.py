@@ -35,8 +35,6 @@ class DeltaRow:
     """One metric of one mode on both sides.
 
     Attributes:
-        mode: `eager`, `graph` or `hf`.
-        metric: `mean`, `p50` or `p99`.
         n: Requests that were measured in all runs.
         first_ms: The metric on the first side over these requests, milliseconds a request; a mean over its runs.
         second_ms: The same on the second side.
@@ -68,7 +66,6 @@ class RunComparison:
         seconds: The runs that are judged.
         differing: The factors in which they differ: what is compared. Empty for a repeat.
         requests: Requests that were measured in eager and graph mode in all runs.
-        rows: Deltas by mode and metric.
         noise_source: Where the noise floors come from, in words.
         verdict_reason: Why the verdict on the mean latency in graph mode, in words.
     """
@@ -112,11 +109,7 @@ def compare_sides(
     Several runs a side measure the noise between processes; of one run a side, only that within it is known.
 
     Args:
-        firsts: The runs that percentages refer to, all of the same settings.
-        seconds: The runs to judge.
         across: Factors that may differ between the sides, by name; empty allows any one of them.
-        seed: Seed of the bootstrap.
-        margin_pct: Within which `same` is claimed.
 
     Raises:
         UsageError: Runs of one side differ in something, or the sides are unlike; the message names every difference
@@ -138,13 +131,15 @@ def compare_sides(
         )
     is_controlled = {difference.name for difference in differing} <= GRAPH_ONLY_FACTORS
     noise = None if is_repeated else _noise([table for side in tables for table in side], common, is_controlled, seed)
-    invalid = _invalid_reasons(*runs)
+    said = ((run.name, run.record.result.comparison) for run in runs)
+    invalid = [f"{name}: {found.verdict_reason}" for name, found in said if found.verdict == "invalid"]
     rows, reason = [], "; ".join(invalid)
     for mode, both in {EAGER: common, GRAPH: common, **({HF: stock} if stock.requests.size else {})}.items():
         for metric in METRICS:
             found, why = _judge(both, mode, metric, noise, bool(invalid), margin_pct, seed)
             first, second = (
-                float(np.mean([_value(times, both.requests, metric) for times in side])) for side in both.times[mode]
+                float(np.mean([getattr(stats.summarize(times, both.requests), f"{metric}_ms") for times in side]))
+                for side in both.times[mode]
             )
             is_control = is_controlled and mode != GRAPH
             rows.append(DeltaRow(mode, metric, int(both.requests.sum()), first, second, found, is_control))
@@ -189,11 +184,6 @@ def _judge(
     return judged.section(is_invalid).model_copy(update={"noise_floor_pct": spread}), reason
 
 
-def _value(times: FloatArray, requests: IntArray, metric: Metric) -> float:
-    found: float = getattr(stats.summarize(times, requests), f"{metric}_ms")
-    return found
-
-
 def _refuse_unlike(first: SavedRun, other: SavedRun) -> None:
     ruled_out, differing = find_differences(first.record, other.record)
     if ruled_out or differing:
@@ -226,15 +216,6 @@ def _allowed_differences(first: SavedRun, second: SavedRun, across: Sequence[str
             f"one, or name all that you compare: --across {','.join(names)}"
         )
     return differing
-
-
-def _invalid_reasons(*runs: SavedRun) -> tuple[str, ...]:
-    reasons = []
-    for run in runs:
-        comparison = run.record.result.comparison
-        if comparison.verdict == "invalid":
-            reasons.append(f"{run.name}: {comparison.verdict_reason}")
-    return tuple(reasons)
 
 
 def _in_all(tables: Sequence[Sequence[Samples]], series: Sequence[str]) -> _InAll:

@@ -106,7 +106,6 @@ def page_svg(chart: Chart, prefix: str) -> str:
     """A chart as an SVG element of a page, whose text is text and whose colours are variables of the page.
 
     Args:
-        chart: The chart.
         prefix: Goes before its ids, which must be its own in the page.
     """
     with _style(**{"svg.fonttype": "none"}):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
+from vitgraph.records.sections import value_at
 from vitgraph.report import say
 
 if TYPE_CHECKING:
@@ -71,13 +72,6 @@ class Column:
         return Cell(("no", "yes")[value] if self.kind == "truth" else str(value))
 
 
-def value_at(thing: Any, path: str) -> Any:
-    """What stands at names with dots between; None where one of them is missing."""
-    for name in path.split("."):
-        thing = thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
-    return thing
-
-
 _UNITS = (
     ("ms|milliseconds", "ms"),
     ("bytes", "bytes"),
@@ -112,7 +106,6 @@ def fields(
     """Columns of a record's fields, with the meaning, kind and unit that the record gives them.
 
     Args:
-        section: The part of a record.
         at: Where it is in what a row is of: names with dots between; empty where the row is of it.
         unseen: Fields for files alone.
         headers: By the field's name, the header for readers, or it and `Column.text`.
@@ -167,7 +160,6 @@ class Cell:
     """What stands in a cell, or for a fact.
 
     Attributes:
-        text: Its text.
         note: What stands beneath it, smaller.
         tone: A word of `vitgraph.report.document.TONES` that colours it, or empty.
     """

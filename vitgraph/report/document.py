@@ -38,8 +38,6 @@ class Verdict:
 
     Attributes:
         word: A tone: `faster`, `slower`, `same`, `undecided`, `invalid`, `none`, `ok` or `failed`.
-        headline: One short sentence.
-        reason: Why, in words.
         figure: The figure that it rests on; may be empty.
         lines: What else must be known before it is acted on.
     """
@@ -80,13 +78,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure.
-
-    Attributes:
-        name: Name of its files.
-        title: What it shows, in words.
-        draw: Draws it.
-    """
+    """A figure."""
 
     name: str
     title: str
@@ -101,8 +93,6 @@ class Section:
     """Blocks under a heading.
 
     Attributes:
-        title: The heading; empty for none.
-        blocks: What stands under it.
         is_detail: It is for the page alone, where there is room.
         is_folded: The page lets the reader open it.
     """
@@ -153,13 +143,7 @@ class Document:
 
 
 def section(title: str, *blocks: Block | str | None, **how: bool) -> Section:
-    """A section of those blocks that there are; a string is a paragraph, and facts or rows that are none are left out.
-
-    Args:
-        title: The heading.
-        blocks: What may stand under it.
-        how: `is_detail`, `is_folded`.
-    """
+    """A section of those blocks that there are; a string is a paragraph, and facts or rows that are none go."""
     found = (Text(block) if isinstance(block, str) else block for block in blocks if block)
     kept = (
         one for one in found if (one.pairs if isinstance(one, Facts) else one.rows if isinstance(one, Table) else True)

@@ -51,8 +51,6 @@ def document_of(
     """The report of a record.
 
     Args:
-        record: A record of any kind.
-        samples: The samples of a bench run, for its charts.
         notes: What had to be left out when it was read.
         sharing: What assigning by cost would change, as predicted.
     """
@@ -96,7 +94,6 @@ def write_derived(folder: Path, say: Callable[[str], None]) -> list[Path]:
     """Writes (again) the tables and charts of a saved record into its folder; a failure there loses no measurement.
 
     Args:
-        folder: Folder of the record; nothing is written where there is none.
         say: Told why the files were not written.
     """
     if not (folder / RUN_FILE).exists():

@@ -1,4 +1,7 @@
-"""The charts: budgets, paths, backends, where time goes, latency over tokens, distributions, gains, settings, sizes."""
+"""The charts: budgets, paths, backends, where time goes, latency over tokens, distributions, gains, settings, sizes.
+
+The subtitle of each says what was measured on what.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +59,6 @@ def draw_budgets(
     """What each token budget replays and wastes, a row a budget, beneath hits and misses.
 
     Args:
-        title: What it shows.
-        subtitle: What was measured on what.
-        counted: What the column `count` counts.
         uses: A row a budget, ascending, with its `name`, `count` and `waste_pct`, the share of the computed rows that
             is padding; of very many the most used are drawn.
         outcomes: Name, items, and whether they are misses; those that are part of others are for the text.
@@ -102,7 +102,6 @@ def draw_paths(
     """Waste of each encoder path, and the time of its replays where that was measured.
 
     Args:
-        subtitle: What was measured on what.
         waste: Share of padding by path, by how the paths are captured: `two paths`, `monolithic`.
         replay_ms: Milliseconds a request in replays of a path; a path that was not timed has None.
     """
@@ -137,9 +136,6 @@ def draw_backends(
     """Mean and tail latency of every backend, a bar a mode; a bar that one request moves is marked.
 
     Args:
-        subtitle: What was measured on what.
-        names: Backends, a row each.
-        latencies: Latency by backend and mode.
         words: Why a backend and mode has none, or what its bars must be marked with: that one request moves them.
         tail: `p99_ms`, or `max_ms` where there are too few requests for one.
     """
@@ -178,15 +174,7 @@ def _label_bar(axes: Axes, value: float, place: float, mark: str, end: float) ->
 def draw_parts(
     title: str, subtitle: str, xlabel: str, parts: Sequence[str], bars: Mapping[str, Mapping[str, float]]
 ) -> Figure:
-    """Stacked bars, a row each, of the same parts in the same order and look.
-
-    Args:
-        title: What it shows.
-        subtitle: What was measured on what.
-        xlabel: What their length is.
-        parts: All parts that a bar may have, in the order of their looks.
-        bars: Milliseconds by part, by bar.
-    """
+    """Stacked bars, a row each, of the same parts in the same order and look."""
     figure, (axes,) = charts.new_axes(title, subtitle, 2.6 + 0.75 * len(bars))
     longest = max(sum(bar.values()) for bar in bars.values())
     for place, bar in enumerate(bars.values()):
@@ -214,11 +202,9 @@ def draw_by_tokens(
     """Scatter of latency over output tokens, with the token budgets as vertical lines.
 
     Args:
-        subtitle: What was measured on what.
         tokens: Output tokens; shape `[n]`, as of all that follow.
         times_ms: Milliseconds by series; `graph` is drawn apart where something missed.
         misses: Items that ran eagerly in graph mode.
-        budgets: Token budgets that were captured.
     """
     figure, (axes,) = charts.new_axes("Latency by tokens", subtitle, 4.6)
     axes.set(xlabel="Output tokens of a call", ylabel="Latency of a call (ms)")
@@ -249,11 +235,6 @@ def draw_distribution(
     """Cumulative share over a value, a line a series, with its mean and P99 (or the maximum) marked.
 
     Args:
-        title: What is distributed.
-        subtitle: What was measured on what.
-        xlabel: The value.
-        share_of: What the share is of.
-        series: Values by name.
         unit: Unit of the figures in the legend; empty for whole numbers.
     """
     figure, (axes,) = charts.new_axes(title, subtitle, 4.2 + 0.3 * len(series))
@@ -313,11 +294,7 @@ def draw_pareto(
     """Mean latency over graphs, and over their memory: the best found, the choice, the baselines, eager, the oracle.
 
     Args:
-        subtitle: The workload and what predicts its times.
-        found: Settings that no other beats in graphs, memory and latency at once.
-        named: The choice and the baselines.
         eager: Mean latency of eager, and the ends of what it is in doubt by.
-        oracle_ms: Mean latency that no setting can beat.
     """
     figure, both = charts.new_axes("Predicted mean latency by graphs and memory", subtitle, 8.2, 2)
     mean, low, high = eager
@@ -342,12 +319,7 @@ def draw_pareto(
 
 
 def draw_sizes(subtitle: str, sizes: Mapping[tuple[int, int, int], int]) -> Figure:
-    """Height over width of every distinct size; the area of a mark grows with the items that have it.
-
-    Args:
-        subtitle: The workload.
-        sizes: How many items have each (width, height, frames).
-    """
+    """Height over width of every distinct (width, height, frames); the area of a mark grows with its items."""
     figure, (axes,) = charts.new_axes("Sizes of the items", f"{subtitle} · a larger mark: more of them", 6.2)
     axes.set(xlabel="Width (pixels)", ylabel="Height (pixels)")
     marks: Counter[tuple[bool, int, int]] = Counter()
@@ -375,7 +347,6 @@ def draw_attention(
     """Time of attention over the rows of a segment, a line a backend; where one overtakes another is marked.
 
     Args:
-        subtitle: What was measured.
         lines: `(rows of a segment, ms)` by the calls' segments and the backend.
         marks: Rows at which the fastest backend changes, by the calls' segments.
     """

@@ -27,12 +27,7 @@ PREPARING = "preparing"
 
 
 class Pulse:
-    """What a command is doing, as plain lines: one when a phase begins, and one whenever nothing was said for a while.
-
-    Args:
-        write: Takes a line.
-        clock: Seconds.
-    """
+    """What a command is doing, as plain lines: one when a phase begins, and one after every long silence."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write, self._clock = write, clock
@@ -82,11 +77,7 @@ class Pulse:
 
 
 class ConsoleProgress:
-    """Shows phases and notes; silent but for the notes where it is not enabled.
-
-    Args:
-        enabled: Show the phases.
-    """
+    """Shows phases and notes; silent but for the notes where it is not enabled."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._console = Console(stderr=True)

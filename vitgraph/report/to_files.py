@@ -64,12 +64,8 @@ def write(
     """Writes a document into `folder`.
 
     Args:
-        document: What to write.
-        folder: Where the files go; created if needed.
-        formats: Which of `FORMATS`.
         stem: Name of its Markdown and LaTeX file, and of the page where it is another than `table`.
         describes: Whether `columns.csv` describes the columns of the CSV files.
-        overwrite: Whether files of the same names may be replaced.
 
     Returns:
         The written files.

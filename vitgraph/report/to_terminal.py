@@ -23,12 +23,7 @@ _LONGEST_WORD = 30
 
 
 def render(document: Document, console: Console) -> None:
-    """Prints a document.
-
-    Args:
-        document: What to print; its charts and what is marked as a detail are for other media.
-        console: Where to print.
-    """
+    """Prints a document."""
     console.print(line(document.headline, "bold"))
     if document.what:
         console.print(line(" · ".join(document.what), "dim"))

@@ -1,4 +1,4 @@
-"""Reads the size buckets and the limits of the random-mm workload, in vLLM's spelling."""
+"""Reads the size buckets and the limits of the random-mm workload, in vLLM's spelling; UsageError for anything else."""
 
 from __future__ import annotations
 
@@ -33,10 +33,6 @@ def parse_buckets(value: str | Mapping[Any, Any]) -> Buckets:
 
     Returns:
         Probability by (height, width, frames), as given: not scaled, zeros kept.
-
-    Raises:
-        UsageError: If the text is not such a mapping, a size is not three positive integers or occurs twice, or a
-            probability is negative, not finite, or all are zero.
     """
     buckets: Buckets = {}
     for key, probability in _mapping_pairs(value, _BUCKET_OPTION, _BUCKET_EXAMPLE):
@@ -68,15 +64,8 @@ def parse_buckets(value: str | Mapping[Any, Any]) -> Buckets:
 def parse_limits(value: str | Mapping[Any, Any]) -> dict[str, int]:
     """Reads the most items of each modality in a request.
 
-    Args:
-        value: `{"image": 3, "video": 0}` as text or as a mapping.
-
     Returns:
         Limit by modality.
-
-    Raises:
-        UsageError: If the text is no such mapping, a modality is unknown or named twice, or a limit is not an integer
-            of at least 0.
     """
     limits: dict[str, int] = {}
     for key, limit in _mapping_pairs(value, LIMIT_OPTION, LIMIT_EXAMPLE):

@@ -1,7 +1,8 @@
 """A field of a spec is an option: its name, type, default, help, panel, parser and rule are written there and once.
 
 Commands (`vitgraph.commands.options`), config files, Python calls, the settings in a record and the reference page of
-options are made from what `options_of` finds in a spec class.
+options are made from what `options_of` finds in a spec class. A name that is unknown, a value that a parser or a rule
+does not take, and values that contradict each other are a UsageError.
 """
 
 from __future__ import annotations
@@ -86,11 +87,7 @@ class Option:
         return self.default() if callable(self.default) else self.default
 
     def read(self, value: Any) -> Any:
-        """The field's value for one of a command line or a file.
-
-        Raises:
-            UsageError: A value that its parser does not take.
-        """
+        """The field's value for one of a command line or a file."""
         if self.turns_off:
             return not value
         if self.is_repeatable:
@@ -132,9 +129,6 @@ def option(default: Any, help_text: str, *names: str, panel: str | None = None, 
 
     Args:
         default: Its default; `dataclasses.MISSING` for one that must be given, a function to call for a new value.
-        help_text: `Option.help`.
-        names: `Option.names`.
-        panel: `Option.panel`.
         how: The other attributes of `Option`.
     """
     metadata = {_OPTION: Option(help_text, panel, names, default=default, **how)}
@@ -218,11 +212,7 @@ def _kind(annotation: Any) -> type:
 
 
 def build(spec: type[SpecType], values: Mapping[str, Any], chosen: _Part = _WHOLE) -> SpecType:
-    """A spec from the values of its options by key; those that are left out keep their defaults.
-
-    Raises:
-        UsageError: A value that a rule does not take, or an option that must be given.
-    """
+    """A spec from the values of its options by key; those that are left out keep their defaults."""
     kinds, made = _type_hints(spec), {}
     for each in dataclasses.fields(spec):  # type: ignore[arg-type]
         if _PART in each.metadata:
@@ -260,12 +250,7 @@ def read_values(options: Mapping[str, Option], given: Mapping[str, Any], place: 
     """Values of fields by key, with what stands for several options spelled out; an option of its own wins over it.
 
     Args:
-        options: What may be set, by key.
         given: Values by key, as a command line or a file has them.
-        place: Where they come from, for errors.
-
-    Raises:
-        UsageError: A value that its parser does not take, or one that stands for an option that the command lacks.
     """
     found: dict[str, Any] = {}
     own: dict[str, Any] = {}
@@ -293,12 +278,7 @@ def read_named(place: str, given: Mapping[Any, Any], options: Mapping[str, Optio
     """Values of fields by key, from those of a file or a Python call by the names of their options.
 
     Args:
-        place: Where they come from, for errors.
         given: The values by name, with dashes or underscores; one that is None is left out.
-        options: What may be set, by key.
-
-    Raises:
-        UsageError: A name or a value that the command does not take.
     """
     keys = {_key(name): key for key, entry in options.items() for name in entry.names}
     values: dict[str, Any] = {}
@@ -338,12 +318,7 @@ def make_spec(spec: type[SpecType], asked: Mapping[str, Any], defaults: ChooseDe
     """A spec of what was asked for, with the defaults that depend on it.
 
     Args:
-        spec: Its class.
-        asked: Values of fields by key.
         defaults: Chooses further defaults, which the machine decides.
-
-    Raises:
-        UsageError: Values that contradict each other or a rule.
     """
     options, found = options_of(spec), dict(asked)
     for choose in (lambda given: _defaults_for(spec, given), defaults):
@@ -362,11 +337,7 @@ def _defaults_for(spec: type[Spec], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spec_from(spec: type[SpecType], given: Mapping[str, Any], place: str) -> SpecType:
-    """A spec of options by name, as a Python call has them; how a command talks is none of them.
-
-    Raises:
-        UsageError: A name or a value that is not taken, or values that contradict each other.
-    """
+    """A spec of options by name, as a Python call has them; how a command talks is none of them."""
     entries = options_of(spec)
     options = {key: entry for key, entry in entries.items() if not any("shell" in path for path in entry.fields)}
     return make_spec(spec, read_named(place, given, options))

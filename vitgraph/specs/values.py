@@ -1,4 +1,7 @@
-"""Reads the values of options that are more than a number or a name (lists, JSON, sizes), and the rules of values."""
+"""Reads the values of options that are more than a number or a name (lists, JSON, sizes), and the rules of values.
+
+What a reader does not take is a UsageError that says what to give.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +65,7 @@ class IgnoredSetting(UserWarning):
 
 
 def read_json(option: str, value: Any) -> dict[str, Any]:
-    """A JSON object, or the mapping that a file holds.
-
-    Raises:
-        UsageError: Something else.
-    """
+    """A JSON object, or the mapping that a file holds."""
     found = value
     if isinstance(value, str):
         found = parse_json(value, f"{option} {_short(value)}")
@@ -77,11 +76,7 @@ def read_json(option: str, value: Any) -> dict[str, Any]:
 
 
 def parse_processor_kwargs(value: Any) -> dict[str, Any]:
-    """Overrides of a processor's settings.
-
-    Raises:
-        UsageError: Not a JSON object, or a number in it that no setting of a processor can have.
-    """
+    """Overrides of a processor's settings."""
     settings = read_json("--mm-processor-kwargs", value)
     for name, entry in settings.items():
         numbers = entry.values() if isinstance(entry, Mapping) else entry if isinstance(entry, list) else [entry]
@@ -94,14 +89,8 @@ def parse_processor_kwargs(value: Any) -> dict[str, Any]:
 def parse_compilation_config(value: Any) -> dict[str, Any]:
     """Reads the encoder-graph fields of vLLM's `--compilation-config`.
 
-    Args:
-        value: Its JSON, or the mapping.
-
     Returns:
         Those of `ENCODER_FIELDS` and of `ENABLED_FIELD` that are given.
-
-    Raises:
-        UsageError: Not a JSON object, a field that vLLM does not have, or one of the wrong type.
     """
     config = read_json("--compilation-config", value)
     known = {ENABLED_FIELD, *ENCODER_FIELDS}
@@ -127,11 +116,7 @@ def parse_compilation_config(value: Any) -> dict[str, Any]:
 
 
 def options_of_compilation_config(value: Any) -> dict[str, Any]:
-    """The options that a compilation config stands for, by name.
-
-    Raises:
-        UsageError: See `parse_compilation_config`.
-    """
+    """The options that a compilation config stands for, by name."""
     fields = parse_compilation_config(value)
     is_off = fields.pop(ENABLED_FIELD, True) is False
     found = {ENCODER_FIELDS[name]: entry for name, entry in fields.items()}
@@ -152,11 +137,7 @@ def parse_video_limit(value: Any) -> int | None:
 
 
 def parse_tokens(value: Any, option: str = "a number of tokens") -> int:
-    """A number of tokens as vLLM reads it: 32k is 32,000 and 32K is 32,768.
-
-    Raises:
-        UsageError: Something else.
-    """
+    """A number of tokens as vLLM reads it: 32k is 32,000 and 32K is 32,768."""
     match = _HUMAN_NUMBER.fullmatch(str(value).strip())
     if match is None or isinstance(value, bool):
         raise UsageError(f"{option} is {value!r}; it must be a number of tokens, for example 32768 or 32k")
@@ -164,11 +145,7 @@ def parse_tokens(value: Any, option: str = "a number of tokens") -> int:
 
 
 def parse_percent(value: Any) -> float:
-    """Reads `2%` or `2`.
-
-    Raises:
-        UsageError: Something else, or not from 0 to 100.
-    """
+    """Reads `2%` or `2`."""
     try:
         found = float(str(value).strip().removesuffix("%"))
     except ValueError:
@@ -179,11 +156,7 @@ def parse_percent(value: Any) -> float:
 
 
 def parse_token_budgets(value: Any) -> tuple[int, ...]:
-    """Reads `512,1024,2k`, `[512, 1024]`, `512 1024`, or a list of integers.
-
-    Raises:
-        UsageError: Something in the list is not a number of tokens.
-    """
+    """Reads `512,1024,2k`, `[512, 1024]`, `512 1024`, or a list of integers."""
     if isinstance(value, str):
         parts: Sequence[Any] = value.strip().strip("[]").replace(",", " ").split()
     else:
@@ -208,11 +181,7 @@ _CALLS_RULE = "it must be a number of requests, or numbers with their shares of 
 
 
 def call_shares(text: str) -> dict[int, float]:
-    """Reads `4`, or a mix such as `1:0.6,2:0.3,4:0.1`: the share of the calls with so many requests; they sum to 1.
-
-    Raises:
-        UsageError: Not numbers, a number below 1, one named twice, or shares that are not positive.
-    """
+    """Reads `4`, or a mix such as `1:0.6,2:0.3,4:0.1`: the share of the calls with so many requests; they sum to 1."""
     parts = [part.strip().partition(":") for part in text.split(",")]
     shares: dict[int, float] = {}
     for number, colon, share in parts:
@@ -232,11 +201,7 @@ def call_shares(text: str) -> dict[int, float]:
 
 
 def parse_requests_per_call(value: Any) -> str:
-    """The text of `call_shares`, out of a command line or a file, checked.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """The text of `call_shares`, out of a command line or a file, checked."""
     text = str(value).strip()
     call_shares(text)
     return text
@@ -247,9 +212,6 @@ def parse_items(value: Any) -> tuple[Size, ...]:
 
     Args:
         value: Width x height in pixels, x frames of a video, each with how often before a star; separated by commas.
-
-    Raises:
-        UsageError: Something else.
     """
     items: list[Size] = []
     for each in str(value).split(","):
@@ -268,11 +230,7 @@ def parse_items(value: Any) -> tuple[Size, ...]:
 
 
 def parse_names(value: Any) -> tuple[str, ...]:
-    """Reads `a,b`, or a list of texts.
-
-    Raises:
-        UsageError: No name in it.
-    """
+    """Reads `a,b`, or a list of texts."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     names = tuple(str(each).strip() for each in parts if str(each).strip())
     if not names:

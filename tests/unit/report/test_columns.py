@@ -6,7 +6,8 @@ import pytest
 
 from vitgraph.records.graph_facts import Counters, GraphUse
 from vitgraph.records.latency import Latency
-from vitgraph.report.columns import Column, fields, table_of, value_at
+from vitgraph.records.sections import value_at
+from vitgraph.report.columns import Column, fields, table_of
 
 USE = GraphUse(path="default", token_budget=64, segment_slots=4, replays=3, items=5, tokens=90, segments=5, waste=0.5)
 

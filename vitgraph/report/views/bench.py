@@ -81,7 +81,6 @@ def bench_document(record: BenchRecord, samples: Samples | None = None, notes: S
     Args:
         record: The run; an incomplete one shows what it has and why it ended.
         samples: Its samples; without them there are no charts of latency.
-        notes: What had to be left out when it was read.
     """
     result = record.result
     settings = Code(json.dumps(record.settings, indent=1, ensure_ascii=False))

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from vitgraph.records.latency import Compared, Improvement, Latency, Pair
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.sections import value_at
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
-from vitgraph.report.columns import Cell, Column, column, fields, value_at
+from vitgraph.report.columns import Cell, Column, column, fields
 from vitgraph.report.document import NO_VERDICT
 
 TAIL_OF_FEW = f"max (n<{P99_MIN_SAMPLES})"
@@ -34,8 +35,6 @@ class Claim:
     Attributes:
         label: What was compared: `mean`, `P50`, `P99`, or the maximum where there are too few requests for a P99.
         improvement_pct: Percent, positive = faster; None where it is not known.
-        base_ms: The metric of the series that percentages refer to.
-        series_ms: The metric of the series that is judged.
         verdict: A verdict, or `none` where nothing may be claimed.
         ci95: The interval; None where nothing may be claimed.
     """
@@ -106,13 +105,7 @@ def claims_of(record: BenchRecord, base: str = "eager", series: str = "graph") -
 
 
 def headline_of(verdict: str, subject: str, both: str) -> str:
-    """A verdict in a sentence.
-
-    Args:
-        verdict: The word.
-        subject: Who is judged, with its verb: `Graphs are`.
-        both: Who is compared: `Graphs and eager`.
-    """
+    """A verdict in a sentence of a subject with its verb, `Graphs are`, or of both sides, `Graphs and eager`."""
     return {
         "faster": f"{subject} faster",
         "slower": f"{subject} slower",
@@ -160,7 +153,6 @@ def improvement_columns(at: str, of: str = "", suffix: str = "") -> tuple[Column
     """The columns of an improvement in a tidy table.
 
     Args:
-        at: Where it is in what a row is of: names with dots between.
         of: What it is of, in words.
         suffix: Goes after their names where a row has several improvements.
     """

@@ -8,9 +8,9 @@ from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.kinds.compare import CandidateMode
 from vitgraph.records.latency import Improvement, Pair
 from vitgraph.records.record import CompareRecord, Record
-from vitgraph.records.sections import Compiled
+from vitgraph.records.sections import Compiled, value_at
 from vitgraph.report import say
-from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts, value_at
+from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Document, Facts, Text, Verdict, document, section
 from vitgraph.report.views.claims import GAP_MEANING, TAIL_OF_FEW, headline_of, latency_columns
 from vitgraph.report.views.compare import backends_table, reasons_of, reference_text, status_text

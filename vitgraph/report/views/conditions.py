@@ -9,9 +9,8 @@ from typing import Any
 
 from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.record import Record
-from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey
+from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey, value_at
 from vitgraph.report import say
-from vitgraph.report.columns import value_at
 from vitgraph.report.document import Document, Facts, Section, document, section
 
 GRAPHS_LISTED = 8
@@ -21,12 +20,8 @@ class Ran:
     """What the run of a record was, each fact as a phrase, which is empty where it is not known.
 
     Attributes:
-        record: The record.
-        ranks: Processes that shared every call.
         device: The device, and how many of them shared the calls.
         is_cpu: True where graphs were stood in for on a CPU, where there are no launches to save.
-        model: The model as given.
-        workload: Short name of the workload.
         backend_used: The attention backend that ran; None where there is not one for all.
         backend: The attention backend that ran, and the one asked for where that is another.
         chosen: Where `auto` had a choice: what it took for which calls, and what one backend alone would have cost.
@@ -74,11 +69,7 @@ class Ran:
         return value_at(self.record, path)
 
     def conditions(self, *without: str) -> tuple[str, ...]:
-        """What was run: device, backend, compiled or not, packing, budgets, requests a call, weights, workload.
-
-        Args:
-            without: Names of those that are left out, as each row of the report has its own.
-        """
+        """What was run: device, backend, compiled or not, packing, budgets, requests a call, weights, workload."""
         names = ["device", "backend", "compiled", "packing", "budgets", "per_call", "weights", "measured"]
         if self.record.workload is None:
             names.remove("per_call")
@@ -97,10 +88,8 @@ class Ran:
         """The report of the record: its title, conditions, command and environment, unless `more` says otherwise.
 
         Args:
-            name: What made it.
             found: Its sections; those without a block are left out.
             after: Sections behind that of the environment.
-            more: Further parts of the document.
         """
         environment = section("Environment", environment_facts(self), is_detail=True)
         title = f"{self.model} on {self.device}, workload {self.workload}"

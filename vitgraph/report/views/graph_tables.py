@@ -148,17 +148,7 @@ def shown_paths(graph: Counters) -> Table | None:
 def budgets_chart(
     name: str, alt: str, title: str, subtitle: str, counted: str, graph: Counters, monolithic: Counters | None = None
 ) -> Chart:
-    """What each token budget replays and wastes, its slots and axis keys together, beneath hits and misses if known.
-
-    Args:
-        name: Name of its files.
-        alt: What it shows, in words.
-        title: Its title.
-        subtitle: What was measured on what.
-        counted: `Items replayed` or `Replays`.
-        graph: The graphs.
-        monolithic: The monolithic graphs beside them.
-    """
+    """What each token budget replays and wastes, its slots and axis keys together, beneath hits and misses if known."""
     import pandas as pd
 
     summed = ["replays", "items", "tokens"]

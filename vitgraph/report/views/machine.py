@@ -26,11 +26,7 @@ BACKENDS = table_of(
 
 
 def doctor_document(facts: Mapping[str, Any]) -> Document:
-    """What a machine can run.
-
-    Args:
-        facts: What `doctor` examined.
-    """
+    """What a machine can run."""
     problem, can_run = facts["backends_problem"], facts["can_run"]
     word, headline = ("ok", f"Can run: {can_run[0]}") if can_run else ("failed", "Can run: nothing; see below")
     backends = BACKENDS.filled(_backends(facts["backends"] or ()))
@@ -127,11 +123,7 @@ ROWS = table_of("models", *texts(tower="Tower", row="Row", **_FACTS))
 
 
 def models_document(entries: Sequence[Entry]) -> Document:
-    """One row a supported row of models, and its models, class and presets beneath.
-
-    Args:
-        entries: The facts of each, from the model catalog.
-    """
+    """One row a supported row of models, and its models, class and presets beneath."""
     rows: list[dict[str, str]] = []
     for tower, group in groupby(entries, key=itemgetter("tower")):
         rows += [{"tower": "" if place else tower, **_row(entry)} for place, entry in enumerate(group)]

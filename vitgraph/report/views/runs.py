@@ -121,11 +121,7 @@ def join_tables(named: Mapping[str, Sequence[Table]]) -> list[Table]:
 
 
 def runs_document(runs: Sequence[SavedRun]) -> Document:
-    """One table of runs, with what all have in common above it and what a reader must know of single ones beneath.
-
-    Args:
-        runs: The runs, in the order of the table's rows; of a single one its own report with the tables of an export.
-    """
+    """One table of runs, with what all have in common above it and what a reader must know of single ones beneath."""
     parts = {run.name: run_document(run) for run in runs}
     tables = join_tables({run.name: [_run_table(run), *parts[run.name].tables, _sample_table(run)] for run in runs})
     scaled, scaling_sections = scaling(runs)
@@ -243,7 +239,6 @@ def sweep_document(
     """The report of a sweep.
 
     Args:
-        command: What was run.
         runs: Each run by field.
         verdicts: What each run found.
         figures: The report of the runs together; None where they are of a kind that does not go into one table.

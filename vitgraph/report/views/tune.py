@@ -20,9 +20,10 @@ from vitgraph.records.kinds.tune import (
 )
 from vitgraph.records.latency import Improvement
 from vitgraph.records.record import TuneRecord, VerifyRecord
+from vitgraph.records.sections import value_at
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
-from vitgraph.report.columns import Cell, Table, column, fields, table_of, value_at
+from vitgraph.report.columns import Cell, Table, column, fields, table_of
 from vitgraph.report.document import Chart, Code, Document, Facts, Section, Text, Verdict, document, section
 from vitgraph.report.draw import draw_pareto
 from vitgraph.report.views.conditions import Ran, compiled_text, limits_text, misses_text
@@ -310,7 +311,6 @@ def recommend_document(record: TuneRecord, verified: VerifyRecord | None, *, is_
     """The report of a recommendation: what to do and to paste, what it gains, how sure that is, what would change it.
 
     Args:
-        record: The tuning.
         verified: The comparison of replay with eager; None where none was made.
         is_shipped: The profile is one that comes with vitgraph.
     """
