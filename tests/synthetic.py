@@ -152,8 +152,7 @@ def two_path_cost(launch: float) -> TargetCost:
     ]
     return TargetCost(
         CostModel(
-            replace(
-                profile,
+            profile.but(
                 encoder=replace(profile.encoder, path_minimums=dict.fromkeys(paths, 64)),
                 replays=[replace(point, path=path) for path in paths for point in profile.replays],
                 eager=eager,
@@ -195,8 +194,8 @@ def with_facts(profile: CalibrationProfile, facts: EncoderFacts) -> CalibrationP
         ]
         some_path = next(iter(facts.path_minimums))
         eager = [replace(p, items=tuple(_on_path(item, some_path) for item in p.items)) for p in profile.eager]
-        profile = replace(profile, replays=replays, eager=eager)
-    return replace(profile, encoder=facts, holdout=[])
+        profile = profile.but(replays=replays, eager=eager)
+    return profile.but(encoder=facts, holdout=[])
 
 
 def _on_path(item: EncoderItemSpec, path: str) -> EncoderItemSpec:

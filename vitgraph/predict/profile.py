@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ConfigDict
 
 from vitgraph.errors import UsageError
 from vitgraph.records.attention_choices import AUTO, best_alone, costs_ms, for_calls
-from vitgraph.records.kinds.calibrate import (
-    CalibrateResult,
-    CallPoint,
-    CapturePoint,
-    CopyPoint,
-    EagerPoint,
-    EncoderFacts,
-    HoldoutPoint,
-    HostCheck,
-    MemoryPoint,
-    PlannedGraphs,
-    ReplayPoint,
-)
+from vitgraph.records.kinds.calibrate import CalibrateResult, CallPoint, EagerPoint, ReplayPoint
 from vitgraph.records.record import CalibrateRecord
 from vitgraph.records.sections import Encoder, Environment
 from vitgraph.records.store import read_record, refuse_to_replace, write_file
@@ -36,37 +25,17 @@ class ProfileError(UsageError):
     """A calibration file that cannot be read, or that does not hold what a cost model needs."""
 
 
-@dataclass(slots=True)
-class CalibrationProfile:
-    """Everything that `calibrate` measured; beside what is said here, the fields of `CalibrateResult`.
+class CalibrationProfile(CalibrateResult):
+    """Everything that `calibrate` measured, while it is measured too."""
 
-    Attributes:
-        environment: Device, driver, libraries, and the encoder that ran.
-        created_at: When, as ISO 8601.
-        stopped: Why it is not complete; None where it is.
-    """
+    model_config = ConfigDict(frozen=False)
 
-    name: str
     environment: Environment
-    encoder: EncoderFacts
-    max_tokens: int
-    row: str | None = None
-    weights: str = "random"
-    tower: dict[str, Any] = field(default_factory=dict)
-    replays: list[ReplayPoint] = field(default_factory=list)
-    eager: list[EagerPoint] = field(default_factory=list)
-    calls: list[CallPoint] = field(default_factory=list)
-    copies: list[CopyPoint] = field(default_factory=list)
-    captures: list[CapturePoint] = field(default_factory=list)
-    memory: list[MemoryPoint] = field(default_factory=list)
-    holdout: list[HoldoutPoint] = field(default_factory=list)
-    holdout_plans: list[PlannedGraphs] = field(default_factory=list)
-    host: HostCheck | None = None
-    notes: list[str] = field(default_factory=list)
-    is_synthetic: bool = False
-    elapsed_s: float = 0.0
+    """Device, driver, libraries, and the encoder that ran."""
     created_at: str = ""
+    """When, as ISO 8601."""
     stopped: str | None = None
+    """Why it is not complete; None where it is."""
 
     @property
     def is_cpu(self) -> bool:
@@ -222,12 +191,8 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
     """
     if record.environment is None:
         raise ProfileError("it does not say what it was measured on; calibrate again")
-    measured: dict[str, Any] = {
-        name: list(value) if isinstance(value, tuple) else value for name, value in record.result
-    }
-    profile = CalibrationProfile(
-        environment=record.environment, created_at=record.created_at, stopped=record.status_reason, **measured
-    )
+    when = {"created_at": record.created_at, "stopped": record.status_reason}
+    profile = CalibrationProfile(**dict(record.result), environment=record.environment, **when)
     check_profile(profile)
     return profile
 

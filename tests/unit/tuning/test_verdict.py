@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -152,7 +151,7 @@ def test_a_measurement_that_compared_nothing_leaves_the_prediction() -> None:
 def with_blocks_compiled(profile: CalibrationProfile) -> CalibrationProfile:
     assert profile.ran is not None
     encoder = profile.ran.model_copy(update={"compiled": Compiled(blocks=27)})
-    return replace(profile, environment=profile.environment.model_copy(update={"encoder": encoder}))
+    return profile.but(environment=profile.environment.but(encoder=encoder))
 
 
 def test_a_compiled_profile_is_found_only_for_a_compiled_tower_and_its_line_compiles(
