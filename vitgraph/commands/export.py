@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitgraph.commands.shell import Shown, tell
 from vitgraph.errors import IncomparableRunsError, SlowerError, VitgraphError
@@ -96,21 +96,15 @@ def _written(document: Document, folder: Path, formats: Sequence[str], spec: Exp
 
         render(document, console)
         console.print()
-        _list_files(written)
+        folders: dict[Path, list[str]] = {}
+        for path in written:
+            folders.setdefault(path.parent, []).append(path.name)
+        for folder, names in folders.items():
+            print(f"{folder}: {', '.join(names)}")
 
-    data: Any = [str(path) for path in written]
-    return Shown(data, show_all)
+    return Shown([str(path) for path in written], show_all)
 
 
 def _print_notes(notes: Sequence[str]) -> None:
     for note in notes:
         tell(f"note: {note}")
-
-
-def _list_files(written: Sequence[Path]) -> None:
-    """Files by folder, one line a folder."""
-    folders: dict[Path, list[str]] = {}
-    for path in written:
-        folders.setdefault(path.parent, []).append(path.name)
-    for folder, names in folders.items():
-        print(f"{folder}: {', '.join(names)}")

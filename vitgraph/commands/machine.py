@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,12 +84,7 @@ def models(spec: ModelsSpec) -> Shown:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `vitgraph doctor` reports, as plain values.
-
-    Returns:
-        `can_run` names what runs here and is empty where nothing does; `advice` says what to install or to change;
-        what could not be found out is None.
-    """
+    """Everything that `vitgraph doctor` reports, as plain values; what could not be found out is None."""
     hub_answer = start_hub_check()
     facts: dict[str, Any] = {
         "vitgraph": __version__,
@@ -116,12 +111,8 @@ def read_memory(path: Path = Path("/proc/meminfo")) -> dict[str, int | None]:
 
 
 def check_requirements() -> list[dict[str, Any]]:
-    """Each library that vitgraph needs or can use: what is wanted, what is installed, and whether that fits.
-
-    Returns:
-        Rows of `name`, `wanted` (a version range, or None for an optional one), `installed` (None where it is not)
-        and `fits` (None for an optional library that is not installed, or where ranges cannot be compared).
-    """
+    """Rows of each library that vitgraph needs or can use: `name`, `wanted` (a version range; None: optional),
+    `installed` (None where it is not) and `fits` (None where that cannot be said)."""
     try:
         lines = metadata.requires("vitgraph") or []
     except metadata.PackageNotFoundError:
@@ -157,7 +148,9 @@ def _examine_devices() -> dict[str, Any]:
     found |= {"torch": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
     if not has_gpu:
         built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else torch.version.hip and "ROCm"
-        found["torch_problem"] = _why_no_gpu(built_for, [str(warning.message) for warning in caught])
+        detail = f": {str(caught[0].message).splitlines()[0]}" if caught else ""
+        sees = f"this torch, built for {built_for}, sees no GPU{detail}"
+        found["torch_problem"] = sees if built_for else "this torch is built for CPUs only"
     else:
         found["gpus"] = [_examine_gpu(index) for index in range(torch.cuda.device_count())]
         found["driver"] = next((gpu["driver"] for gpu in found["gpus"] if gpu["driver"]), None)
@@ -169,13 +162,6 @@ def _examine_devices() -> dict[str, Any]:
     except Exception as error:  # a package that is built for something else fails in any way when it is imported
         found["backends_problem"] = f"{type(error).__name__}: {error}"
     return found
-
-
-def _why_no_gpu(built_for: str | None, warned: Sequence[str]) -> str:
-    if built_for is None:
-        return "this torch is built for CPUs only"
-    detail = f": {warned[0].splitlines()[0]}" if warned else ""
-    return f"this torch, built for {built_for}, sees no GPU{detail}"
 
 
 def _examine_gpu(index: int) -> dict[str, Any]:

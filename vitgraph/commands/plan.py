@@ -84,13 +84,13 @@ def _plan_ranks(spec: PlanSpec, prepared: PreparedBench) -> Shown:
                 batch["items"] = [own[index] for index in batch["items"]]
         explained.append({"rank": rank, "items": own, "explanation": found})
     data = {"sharing": prepared.sharing, "ranks": explained}
-    return Shown(data, lambda console: _render(data, console))
 
+    def show_all(console: Console) -> None:
+        from vitgraph.report.to_terminal import render
+        from vitgraph.report.views.plan import ranks_documents
 
-def _render(data: dict[str, Any], console: Console) -> None:
-    from vitgraph.report.to_terminal import render
-    from vitgraph.report.views.plan import ranks_documents
+        for document in ranks_documents(data):
+            render(document, console)
+            console.print()
 
-    for document in ranks_documents(data):
-        render(document, console)
-        console.print()
+    return Shown(data, show_all)

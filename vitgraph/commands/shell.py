@@ -107,7 +107,10 @@ def _print(shown: Shown, *, as_json: bool) -> None:
 def reported_errors(*, debug: bool = False) -> Iterator[None]:
     """Turns whatever ends a command into one message on stderr and an exit status."""
     be_stoppable()
-    _print_anywhere()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that lacks a character shows another one for it instead of ending the command.
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         yield
     except VitgraphError as error:
@@ -138,13 +141,6 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
         )
         _tell(f"error: {message}", VitgraphError(message))
         raise typer.Exit(EXIT_UNEXPECTED) from error
-
-
-def _print_anywhere() -> None:
-    """A terminal that lacks a character shows another one for it instead of ending the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
 
 
 def tell(text: str) -> None:

@@ -191,8 +191,8 @@ def profile_of(record: CalibrateRecord) -> CalibrationProfile:
     """
     if record.environment is None:
         raise ProfileError("it does not say what it was measured on; calibrate again")
-    when = {"created_at": record.created_at, "stopped": record.status_reason}
-    profile = CalibrationProfile(**dict(record.result), environment=record.environment, **when)
+    own = {"environment": record.environment, "created_at": record.created_at, "stopped": record.status_reason}
+    profile = CalibrationProfile.model_validate(dict(record.result) | own)
     check_profile(profile)
     return profile
 

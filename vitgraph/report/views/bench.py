@@ -17,20 +17,7 @@ from vitgraph.report import say
 from vitgraph.report.columns import Cell, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section
 from vitgraph.report.draw import draw_by_tokens, draw_distribution, draw_paths
-from vitgraph.report.views import graph_tables
-from vitgraph.report.views.claims import (
-    GAP_MEANING,
-    IMPROVEMENT_NOTE,
-    TAIL_OF_FEW,
-    claims_of,
-    floor_text,
-    headline_of,
-    improvement_columns,
-    latency_columns,
-    measured_text,
-    moved_by_one,
-    slower_text,
-)
+from vitgraph.report.views import claims, graph_tables
 from vitgraph.report.views.conditions import Ran, dropped_lines, list_graphs
 from vitgraph.report.views.graph_tables import MONOLITHIC
 from vitgraph.report.views.ranks import rank_section, ranks_table
@@ -56,7 +43,9 @@ IMPROVEMENTS = table_of(
 LATENCY = table_of(
     "latency",
     *texts(series="Series"),
-    *latency_columns(mean_ms="Mean", p50_ms="P50", p90_ms="P90", p99_ms="P99", max_ms="Max", gpu_mean_ms="GPU mean"),
+    *claims.latency_columns(
+        mean_ms="Mean", p50_ms="P50", p90_ms="P90", p99_ms="P99", max_ms="Max", gpu_mean_ms="GPU mean"
+    ),
     *fields(Latency, "of", times_speed_of_light="Of the limit", requests="Requests", outliers="Outliers kept"),
     title="Milliseconds a request",
     counts="requests",
@@ -68,7 +57,7 @@ SUMMARY = table_of(
     column("value", "the figure; a P99 of fewer than 300 requests is a maximum", kind="number", unit="see `unit`"),
     column("unit", "`ms` a request, or `requests`"),
     *fields(Latency, "of", "requests", "calls"),
-    *improvement_columns("found", " over eager; series of graphs only"),
+    *claims.improvement_columns("found", " over eager; series of graphs only"),
     *fields(Improvement, "found", "noise_floor_pct"),
     one_row="a series and metric",
     counts="requests",
@@ -135,17 +124,17 @@ def verdict_of(record: BenchRecord) -> Verdict:
     result, reason = record.result, record.result.comparison.verdict_reason
     if result.correctness is not None and result.correctness.status == "incorrect":
         return Verdict("failed", "Outputs are wrong: nothing was timed", str(record.status_reason or ""))
-    claims = claims_of(record)
-    if not claims:
+    found = claims.claims_of(record)
+    if not found:
         return Verdict(NO_VERDICT, "Nothing was compared", record.status_reason or reason)
     if Ran(record).is_cpu:
         return Verdict(NO_VERDICT, "No verdict: replayed on a CPU", CPU_REPLAY_REASON)
-    word, mean, tail = result.comparison.verdict, claims["mean"], claims["p99"]
-    slower = slower_text(result.comparison.pair("eager", "graph"))
+    word, mean, tail = result.comparison.verdict, found["mean"], found["p99"]
+    slower = claims.slower_text(result.comparison.pair("eager", "graph"))
     tail_line = f"{tail.name} latency {tail.headline}: {tail.verdict}{say.ci95(tail.ci95, ', ')}"
     return Verdict(
         word,
-        headline_of(word, "Graphs are", "Graphs and eager"),
+        claims.headline_of(word, "Graphs are", "Graphs and eager"),
         reason + (_cause_of_slower(record) if word == "slower" else ""),
         f"mean latency {mean.headline}{say.ci95(mean.ci95, ', ')}",
         tuple(f"{line}." for line in ("" if word == "invalid" else tail_line, slower) if line),
@@ -168,17 +157,17 @@ def _cause_of_slower(record: BenchRecord) -> str:
 
 
 def _latency_section(record: BenchRecord) -> Section:
-    latency, claims = record.result.latency, claims_of(record)
+    latency, found = record.result.latency, claims.claims_of(record)
     blocks: list[Any] = []
-    if claims:
-        row = {"backend": Ran(record).backend, "mean": claims["mean"].cell, "p99": claims["p99"].cell}
-        blocks.append(IMPROVEMENTS.filled([row], notes=(IMPROVEMENT_NOTE,)))
+    if found:
+        row = {"backend": Ran(record).backend, "mean": found["mean"].cell, "p99": found["p99"].cell}
+        blocks.append(IMPROVEMENTS.filled([row], notes=(claims.IMPROVEMENT_NOTE,)))
     elif not latency:
         blocks.append("No request was measured in both modes, so there is nothing to compare.")
     rows = ({"series": SERIES_NAMES.get(series, series), "of": of} for series, of in latency.items())
     table = LATENCY.of(rows, notes=tuple(_latency_notes(record)))
     blocks.append(table.without_empty("p99_ms", "gpu_mean_ms", "times_speed_of_light"))
-    for series, text in moved_by_one(latency).items():
+    for series, text in claims.moved_by_one(latency).items():
         blocks.append(Text(f"{series}: {text}, which alone moves its mean.", "warning"))
     return section("Latency", *blocks, Facts.of(_measured_facts(record)))
 
@@ -189,19 +178,19 @@ def _latency_notes(record: BenchRecord) -> Iterable[str]:
         limit = next(entry.speed_of_light_ms for entry in latency.values() if entry.speed_of_light_ms is not None)
         yield f"The limit: {say.ms(limit)} ms for the arithmetic of a mean request at the measured matrix rate."
     if any(not entry.p99_supported for entry in latency.values()):
-        yield f"A P99 takes more requests than were measured; claims of it are of the {TAIL_OF_FEW}."
+        yield f"A P99 takes more requests than were measured; claims of it are of the {claims.TAIL_OF_FEW}."
 
 
 def _measured_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
     comparison = record.result.comparison
     if not comparison.requests:
         return
-    yield "Measured", measured_text(comparison, "series interleaved")
+    yield "Measured", claims.measured_text(comparison, "series interleaved")
     pair = comparison.pair("eager", "graph")
     if pair is not None:
-        yield "Slower requests", slower_text(pair)
+        yield "Slower requests", claims.slower_text(pair)
         found = (("mean", pair.mean), ("P99", pair.p99))
-        floors = ", ".join(f"{name} {floor_text(of.noise_floor_pct if of else None)}" for name, of in found)
+        floors = ", ".join(f"{name} {claims.floor_text(of.noise_floor_pct if of else None)}" for name, of in found)
         yield "Noise floor", f"{floors} (eager against eager)"
 
 
@@ -235,7 +224,7 @@ def _graph_facts(record: BenchRecord) -> Iterable[tuple[str, str | None]]:
         return
     yield from graph_tables.counter_facts(graph, graph.policy)
     gap = graph.launch_gap
-    yield "Launch gap", say.NOT_MEASURED if gap is None else f"{say.gap(gap)} ({GAP_MEANING})"
+    yield "Launch gap", say.NOT_MEASURED if gap is None else f"{say.gap(gap)} ({claims.GAP_MEANING})"
     if graph.host_steps_ms:
         steps = (f"{say.words(name)} {say.ms(value)}" for name, value in graph.host_steps_ms.items())
         yield "Host steps", f"{', '.join(steps)} ms"

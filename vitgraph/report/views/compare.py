@@ -15,22 +15,14 @@ from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section
 from vitgraph.report.draw import draw_backends
-from vitgraph.report.views.claims import (
-    NOT_A_GPU,
-    TAIL_OF_FEW,
-    claim_of,
-    floor_text,
-    improvement_columns,
-    measured_text,
-    moved_by_one,
-)
+from vitgraph.report.views import claims
 from vitgraph.report.views.conditions import Ran, dropped_lines
 from vitgraph.report.views.graph_tables import capture_text
 from vitgraph.report.views.ranks import ranks_table
 
 _NOTE = "Positive = graph faster than the same backend's eager; milliseconds a request, eager→graph."
 _BEST_NOTE = "Against the best: negative = slower than the fastest backend and mode."
-_P99_NOTE = f"P99 latency improvement: of the {TAIL_OF_FEW}, of which nothing is claimed."
+_P99_NOTE = f"P99 latency improvement: of the {claims.TAIL_OF_FEW}, of which nothing is claimed."
 
 CANDIDATES = table_of(
     "candidates",
@@ -48,9 +40,9 @@ BACKENDS = table_of(
     *fields(Candidate, "candidate", "implementation"),
     *fields(Latency, "state.latency", "requests", "mean_ms", "p50_ms", "p90_ms", "p99_ms", "max_ms"),
     *fields(Latency, "state.latency", "gpu_mean_ms"),
-    *improvement_columns("gain.mean", " of the mean over the same backend's eager; graph rows only", "_mean"),
-    *improvement_columns("gain.p99", " of the P99", "_p99"),
-    *improvement_columns("best", " of the mean over the fastest of all, negative = slower", "_best"),
+    *claims.improvement_columns("gain.mean", " of the mean over the same backend's eager; graph rows only", "_mean"),
+    *claims.improvement_columns("gain.p99", " of the P99", "_p99"),
+    *claims.improvement_columns("best", " of the mean over the fastest of all, negative = slower", "_best"),
     column("call_busy_ms", "GPU-busy time of some whole calls", of="state.busy.gpu_busy_ms"),
     column("call_busy_share", "its share of their latency", of="state.busy.share"),
     *fields(GraphFacts, "graphs", "replay_ms"),
@@ -69,7 +61,7 @@ def compare_document(record: CompareRecord) -> Document:
     candidates, advice, ran = record.result.candidates, record.result.recommendation, Ran(record)
     latencies = {(one.name, mode): of for one in candidates for mode, of in _latencies(one).items()}
     has_p99 = any(latency.p99_supported for latency in latencies.values())
-    moved = moved_by_one(latencies)
+    moved = claims.moved_by_one(latencies)
     word = NO_VERDICT if advice.name is None else "best" if advice.sure == "clear" else "undecided"
     ranks = [table for one in candidates if (table := ranks_table(_latencies(one), f"{one.name}, ")).rows]
     rows = (_candidate_row(record, one) for one in candidates)
@@ -144,14 +136,14 @@ def _gain_cell(record: CompareRecord, one: Candidate, metric: str) -> Cell:
         return Cell(f"{mode} {say.ms(value)} ms", note, "warning")
     if one.gain is None:
         return Cell(say.NO_VALUE)
-    claim = claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=Ran(record).is_cpu)
+    claim = claims.claim_of(one.gain, metric, latencies["eager"], latencies["graph"], is_cpu=Ran(record).is_cpu)
     return Cell(claim.headline) if claim.is_tail_of_few else claim.cell
 
 
 def _standing_cell(record: CompareRecord, one: Candidate) -> Cell:
     """The backend's faster mode against the fastest of all."""
     if Ran(record).is_cpu:
-        return Cell(NOT_A_GPU)
+        return Cell(claims.NOT_A_GPU)
     own = next((standing for standing in record.result.comparison.standings if standing.name == one.name), None)
     if own is None:
         return Cell(say.NO_VALUE)
@@ -194,9 +186,11 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
         ranks = f" on {Ran(record).ranks} ranks" if Ran(record).ranks > 1 else ""
         alone = f"each backend{ranks} of its own" if ranks else "each backend in a process of its own"
         how = alone if comparison.isolated else f"interleaved{ranks or ' in one process'}"
-        yield "Measured", measured_text(comparison, f"{say.count(len(measured), 'backend')}, {how}")
+        yield "Measured", claims.measured_text(comparison, f"{say.count(len(measured), 'backend')}, {how}")
         found = {mode: comparison.noise_floor.get(mode) for mode in MODES}
-        floors = ", ".join(f"{mode} {floor_text(floor.mean if floor else None)}" for mode, floor in found.items())
+        floors = ", ".join(
+            f"{mode} {claims.floor_text(floor.mean if floor else None)}" for mode, floor in found.items()
+        )
         yield "Noise floor", f"mean {floors} (calls measured twice by the same backend in the same mode)"
     yield "Checked", reference_text(record)
     yield "Hits", _per_backend(measured, _use_text)
@@ -204,7 +198,12 @@ def _facts(record: CompareRecord) -> Iterable[tuple[str, str | None]]:
     yield "GPU-busy share", f"{busy} of the latency of whole calls" if busy else None
     slower = _per_backend(measured, _slower_text)
     yield "Slower requests", f"{slower} slower than the backend's own eager by more than 2%" if slower else None
-    yield "Capture", _per_backend(measured, _capture_text)
+    yield (
+        "Capture",
+        _per_backend(
+            measured, lambda one: capture_text(one.graphs) if one.graphs and one.graphs.capture_s is not None else None
+        ),
+    )
     yield "Ran", "; ".join(f"{one.name}: {one.implementation}" for one in measured if one.implementation)
     yield "Chosen", "; ".join(choices_text(one.choices) for one in measured if one.choices)
     yield "Skipped inputs", Ran(record).skipped
@@ -231,10 +230,6 @@ def reference_text(record: CompareRecord) -> str:
         f"relative L2 up to {say.error(reference.limit)} passes ({reference.backend} in this dtype: "
         f"{say.error(reference.own_error)})"
     )
-
-
-def _capture_text(one: Candidate) -> str | None:
-    return capture_text(one.graphs) if one.graphs and one.graphs.capture_s is not None else None
 
 
 def _use_text(one: Candidate) -> str | None:
