@@ -15,8 +15,7 @@ from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
 from vitgraph.records.kinds.micro import MicroRow, crossings
 from vitgraph.records.record import BenchRecord, CompareRecord, MicroRecord, ProfileRecord, Record, VerifyRecord
-from vitgraph.records.saved_runs import SavedRun, open_runs
-from vitgraph.records.two_runs import compare_sides
+from vitgraph.records.two_runs import SavedRun, compare_sides, open_runs
 from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.bench import bench_document

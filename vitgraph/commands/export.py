@@ -46,8 +46,7 @@ def export(spec: ExportSpec) -> Shown:
 
 
 def _compare(spec: ExportSpec, sides: tuple[str, str], formats: Sequence[str]) -> Shown:
-    from vitgraph.records.saved_runs import open_runs
-    from vitgraph.records.two_runs import compare_sides
+    from vitgraph.records.two_runs import compare_sides, open_runs
     from vitgraph.report.views.runs import comparison_summary, two_runs_document
 
     paths = [_runs_of(side) for side in sides]

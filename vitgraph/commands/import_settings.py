@@ -11,6 +11,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -19,7 +20,6 @@ from vitgraph.commands.habits import set_field
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
-from vitgraph.reading import parse_json
 from vitgraph.specs import GraphSpec
 from vitgraph.specs.fields import build, options_of, read_values
 from vitgraph.specs.values import (
@@ -28,6 +28,7 @@ from vitgraph.specs.values import (
     IgnoredSetting,
     parse_compilation_config,
     parse_tokens,
+    parse_video_limit,
     read_json,
 )
 
@@ -247,8 +248,12 @@ def _import_sglang(given: dict[str, list[str]], environment: Sequence[str]) -> S
     line.take("-m")
     line.copy()
     backend = line.take("--mm-attention-backend")
-    if backend is not None:
-        _add_sglang_backend(line, backend)
+    if backend in _SGLANG_BACKENDS:
+        options["--mm-encoder-attn-backend"], version = _SGLANG_BACKENDS[backend]
+        options |= {} if version is None else {"--flash-attn-version": str(version)}
+    elif backend is not None:
+        known = ", ".join(_SGLANG_BACKENDS)
+        notes.append(f"--mm-attention-backend {backend} has no counterpart here; known are {known}")
     if budgets is not None:
         options["--token-budgets"] = ",".join(map(str, _integers("--vit-cuda-graph-token-budgets", budgets)))
     by_variable = [word for word in environment if word.startswith("SGLANG_VIT_ENABLE_CUDA_GRAPH=")]
@@ -318,25 +323,11 @@ def _add_ranks(line: ServerLine, size: str | None, shares_items: bool, split_by:
     )
 
 
-def _add_sglang_backend(line: ServerLine, backend: str) -> None:
-    if backend not in _SGLANG_BACKENDS:
-        known = ", ".join(_SGLANG_BACKENDS)
-        line.notes.append(f"--mm-attention-backend {backend} has no counterpart here; known are {known}")
-        return
-    name, version = _SGLANG_BACKENDS[backend]
-    line.options["--mm-encoder-attn-backend"] = name
-    if version is not None:
-        line.options["--flash-attn-version"] = str(version)
-
-
 def _allows_no_video(limit: str) -> bool:
-    try:
-        limits = parse_json(limit, "--limit-mm-per-prompt")
-    except UsageError:
-        # The older spelling, image=4,video=0.
-        limits = dict(part.partition("=")[::2] for part in limit.split(","))
-    video = limits.get("video") if isinstance(limits, dict) else None
-    return str(video.get("count") if isinstance(video, dict) else video) == "0"
+    with suppress(UsageError):
+        return parse_video_limit(limit) == 0
+    # The older spelling, image=4,video=0.
+    return "video=0" in limit.split(",")
 
 
 def _tokens(option: str, value: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitgraph.commands.config_file import NOT_IN_FILES, command_of_options
+from vitgraph.commands.options import NOT_IN_FILES, command_of_options
 from vitgraph.commands.shell import Shown, check_run, dry_run, is_on_gpu, shown_record
 from vitgraph.errors import SlowerError, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress

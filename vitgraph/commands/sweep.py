@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vitgraph.commands.config_file import command_of_options, read_mapping
+from vitgraph.commands.options import command_of_options, read_mapping
 from vitgraph.commands.shell import Shown
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNEXPECTED, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress

@@ -1,4 +1,4 @@
-"""Compares two saved bench runs, or several of either setting: what differs, improvements with intervals, a verdict.
+"""Opens saved bench runs, and compares two of them, or several of either setting: what differs, the gains, a verdict.
 
 Two runs are compared only where a difference in latency has a cause that can be named. What they were measured on and
 with must be equal; of the settings one may differ, or those that the user names. A positive
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from pathlib import Path
 
 import numpy as np
 
@@ -17,10 +18,69 @@ from vitgraph.errors import UsageError
 from vitgraph.records import stats
 from vitgraph.records.differences import FACTORS, Difference, find_differences, join_differences
 from vitgraph.records.latency import Improvement
+from vitgraph.records.record import BenchRecord
 from vitgraph.records.resampling import compare_samples
-from vitgraph.records.sample_table import EAGER, FIRST, GRAPH, HF, SECOND, FloatArray, IntArray, Samples
-from vitgraph.records.saved_runs import SavedRun
+from vitgraph.records.sample_table import EAGER, FIRST, GRAPH, HF, SECOND, FloatArray, IntArray, Samples, read_samples
 from vitgraph.records.stats import METRICS, Metric, Noise
+from vitgraph.records.store import SAMPLES_FILE, beside, read_record, record_file
+
+BENCH_KIND = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run with its samples.
+
+    Attributes:
+        name: Shortest end of its path that no other of the opened runs has.
+        samples: Its samples; None where the file is missing.
+        notes: What had to be left out, in words.
+    """
+
+    name: str
+    record: BenchRecord
+    samples: Samples | None
+    notes: tuple[str, ...] = ()
+
+
+def open_runs(paths: Sequence[Path]) -> list[SavedRun]:
+    """Opens runs by their folders or their `run.json` files.
+
+    Raises:
+        UsageError: A path is no record, is one of another command or of a newer version, or is given twice.
+    """
+    files = [record_file(path) for path in paths]
+    folders = [file.parent for file in files]
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise UsageError(f"{folder} is given {folders.count(folder)} times; give each run once")
+    names = _names(folders)
+    return [_open(name, file) for name, file in zip(names, files, strict=True)]
+
+
+def _open(name: str, file: Path) -> SavedRun:
+    record = read_record(file, BENCH_KIND)
+    assert isinstance(record, BenchRecord)
+    if record.samples_file is None or not beside(file, record.samples_file).exists():
+        note = (
+            f"{name}: {record.samples_file or SAMPLES_FILE} is missing, so there are no samples and no plots of latency"
+        )
+        return SavedRun(name, record, None, (note,))
+    samples = read_samples(beside(file, record.samples_file))
+    return SavedRun(name, record, samples, (f"{name}: {samples.warning}",) if samples.warning else ())
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, with as many parents before it as tell it from the others."""
+    depth = 1
+    while True:
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names) or depth >= max(len(folder.parts) for folder in folders):
+            return names
+        depth += 1
+
+
+# -- a comparison ------------------------------------------------------------------------------------------------------
 
 Side = Sequence[SavedRun]
 """Runs of the same settings, each a process of its own."""

@@ -10,8 +10,8 @@ from typing import Any
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.records.record import BenchRecord, CalibrateRecord, Record
 from vitgraph.records.sample_table import Samples
-from vitgraph.records.saved_runs import BENCH_KIND, open_runs
 from vitgraph.records.store import RUN_FILE, read_record, record_kind
+from vitgraph.records.two_runs import BENCH_KIND, open_runs
 from vitgraph.report.document import Document
 from vitgraph.report.to_files import write
 from vitgraph.report.views.bench import bench_document

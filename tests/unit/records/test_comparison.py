@@ -11,8 +11,7 @@ import pytest
 from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
 from vitgraph.errors import UsageError
-from vitgraph.records.saved_runs import open_runs
-from vitgraph.records.two_runs import RunComparison, compare_sides
+from vitgraph.records.two_runs import RunComparison, compare_sides, open_runs
 
 DEFER = set_field("resolved", "packing", value="greedy-defer")
 

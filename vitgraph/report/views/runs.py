@@ -15,10 +15,9 @@ from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.kinds.bench import Correctness
 from vitgraph.records.record import BenchRecord, Record
 from vitgraph.records.sample_table import MEANINGS
-from vitgraph.records.saved_runs import SavedRun
 from vitgraph.records.sections import Resolved, Workload
 from vitgraph.records.stats import P99_MIN_SAMPLES
-from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison
+from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison, SavedRun
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Text, Verdict, document, section
