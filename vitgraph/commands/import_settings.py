@@ -248,7 +248,7 @@ def _import_sglang(given: dict[str, list[str]], environment: Sequence[str]) -> S
     line.take("-m")
     line.copy()
     backend = line.take("--mm-attention-backend")
-    if backend in _SGLANG_BACKENDS:
+    if backend is not None and backend in _SGLANG_BACKENDS:
         options["--mm-encoder-attn-backend"], version = _SGLANG_BACKENDS[backend]
         options |= {} if version is None else {"--flash-attn-version": str(version)}
     elif backend is not None:
