@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from vitgraph.commands.process import keep_stdout
-from vitgraph.commands.shell import Shown, check_run, described, shown_record
+from vitgraph.commands.shell import Shown, check_run, shown_record
 from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, VitgraphError
 from vitgraph.ranks.launch import (
     check_ranks,
@@ -112,11 +112,13 @@ def measured(
         failure: What the command must end with.
     """
     from vitgraph.report.documents import document_of, write_derived
+    from vitgraph.report.views.plan import dry_run_document
 
     spec = bench.spec
     check_run(spec.model, bench.source, folder, overwrite=spec.run.overwrite)
     if spec.shell.dry_run:
-        return described(describe())
+        description = describe()
+        return Shown(description, dry_run_document(description))
     for warning in bench.warnings:
         progress.note(warning)
     try:

@@ -216,13 +216,6 @@ def dry_run(spec: Spec, does: str) -> Shown:
     return Shown({"settings": spec.as_dict()}, render)
 
 
-def described(description: Mapping[str, Any]) -> Shown:
-    """What `--dry-run` shows of a command with a plan."""
-    from vitgraph.report.views.plan import dry_run_document
-
-    return Shown(description, dry_run_document(description))
-
-
 FIRST_LOOK_GPU: Mapping[str, Any] = {"model": "qwen3-vl-30b-a3b", "load_format": "dummy", "num_prompts": 400}
 FIRST_LOOK_CPU: Mapping[str, Any] = {
     "model": "qwen3-vl-debug",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from vitgraph.records.sections import Count, DroppedGraph, Finite, GraphKey, Number, Section, Share, Time
+from vitgraph.records.sections import Count, DroppedGraph, Finite, GraphKey, Number, ReplayMode, Section, Share, Time
 
 
 class PartUse(Section):
@@ -25,8 +25,7 @@ class PathUse(PartUse):
     hits: Count = Field(description="Items whose rows on the path were replayed.")
     runs: Count = Field(description="Executions of it, replayed or eager.")
     replays: Count = Field(description="Executions of the path that were replayed.")
-    replay_ms: Time | None = None
-    """Its graphs' replays alone, in ms a request; null unless each of them was timed."""
+    replay_ms: Time | None = Field(default=None, description="Its replays alone, ms a request; null unless all timed.")
 
 
 class GraphUse(GraphKey):
@@ -59,12 +58,10 @@ class Counters(Section):
     path_replays: Count = Field(default=0, description="Executions of a path that were replayed.")
     tokens_replayed: Count = Field(default=0, description="Real output rows of the replays.")
     budget_tokens_replayed: Count = Field(default=0, description="Rows that the replays computed, padding included.")
-    waste: Number | None = None
-    """Share of the rows of the replays that was padding; null where nothing was replayed."""
+    waste: Number | None = Field(default=None, description="Padding among the replays' rows; null where none replayed.")
     per_path: tuple[PathUse, ...] = Field(default=(), description="One entry an encoder path.")
     per_budget: tuple[GraphUse, ...] = Field(default=(), description="One entry a graph that was replayed.")
-    parts: tuple[PartUse, ...] = ()
-    """The rows of each of the model's paths inside monolithic graphs; else empty."""
+    parts: tuple[PartUse, ...] = Field(default=(), description="Rows of each path in monolithic graphs; else empty.")
 
     def model_post_init(self, context: Any) -> None:
         """Refuses counters that contradict one another."""
@@ -99,12 +96,10 @@ class CallOverhead(Section):
 class GraphFacts(Counters):
     """The graphs of a series: what was captured, how it was used, and what a replay costs."""
 
-    mode: Literal["cuda", "cpu-replay"] | None = None
-    """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches; null before capturing."""
+    mode: ReplayMode | None = Field(default=None, description="`cpu-replay`: on a CPU; null before capturing.")
     policy: str = Field(description="Packing policy.")
     graphs: Count = Field(default=0, description="Graphs that were captured.")
-    captured: tuple[CapturedGraph, ...] = ()
-    """They, in the order of capture; empty in kinds that keep their number only."""
+    captured: tuple[CapturedGraph, ...] = Field(default=(), description="They, in order; empty where only counted.")
     dropped: tuple[DroppedGraph, ...] = Field(default=(), description="Planned graphs that could not be captured.")
     pool_bytes: Count | None = Field(default=None, description="Memory of the graphs' pool, in bytes.")
     buffer_bytes: Count | None = Field(default=None, description="Memory of the static buffers, in bytes.")
@@ -112,7 +107,6 @@ class GraphFacts(Counters):
     launch_gap: Time | None = Field(default=None, description="Wall over GPU-busy time of a replay, averaged by use.")
     replay_ms: Time | None = Field(default=None, description="Wall time of the most used replays, by use, in ms.")
     gpu_busy_ms: Time | None = Field(default=None, description="GPU-busy time of a replay, averaged alike, in ms.")
-    call_overheads: tuple[CallOverhead, ...] | None = None
-    """What some whole calls take beside their replays."""
+    call_overheads: tuple[CallOverhead, ...] | None = Field(default=None, description="What calls take beside replays.")
     host_steps_ms: dict[str, Time] | None = None
     """Host time of each step of a graph call, in ms; `call` is the whole."""

@@ -69,8 +69,7 @@ class Improvement(Section):
     improvement_pct: Number | None = Field(description="(first - second) / first, in percent; null where not known.")
     ci95: Interval | None = None
     """Lower and upper end of its 95 % interval in percent, from a bootstrap; null where there are too few calls."""
-    noise_floor_pct: Number | None = None
-    """What a series differs from itself in this run, in percent; null where it is not known."""
+    noise_floor_pct: Number | None = Field(default=None, description="What a series differs from itself, in percent.")
     verdict: Verdict
     """`faster` or `slower` where the whole interval lies beyond the noise floor, `same` where it lies within a margin,
     else `undecided`; `invalid` where the times must not be compared."""
@@ -80,8 +79,7 @@ class SlowerRequests(Section):
     """Requests that the second of two series made slower."""
 
     requests: Count = Field(description="Requests compared.")
-    threshold_pct: Number | None
-    """Request noise in percent: how far 95 % of the requests stay from themselves when eager is repeated."""
+    threshold_pct: Number | None = Field(description="Request noise: what 95 % of requests stay within, in percent.")
     count: Count | None = Field(description="Requests slower by more than the threshold; null where that is not known.")
     share: Share | None = Field(description="`count` over `requests`.")
     over_2pct_count: Count = Field(description="Requests slower by more than 2 %.")

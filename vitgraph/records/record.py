@@ -39,10 +39,8 @@ class Record(Section):
     """The command as it was given, one entry a word."""
     settings: dict[str, JsonValue] = {}
     """The command's options with their defaults, as the page of options describes them."""
-    resolved: Resolved | None = None
-    """What the settings came to; null where each row of the result says it of itself."""
-    environment: Environment | None = None
-    """What was measured on and with; null where the run ended before it was known."""
+    resolved: Resolved | None = Field(default=None, description="What the settings came to; null where rows say it.")
+    environment: Environment | None = Field(default=None, description="What was measured on and with; null if unknown.")
     workload: Workload | None = Field(default=None, description="The requests; null in kinds without.")
     samples_file: str | None = Field(default=None, description="Samples file beside the record; null in kinds without.")
 

@@ -28,6 +28,8 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
+ReplayMode = Literal["cuda", "cpu-replay"]
+"""The second where graphs were stood in for on a CPU, which saves no launches."""
 
 
 def value_at(thing: Any, path: str) -> Any:
@@ -79,13 +81,12 @@ class Resolved(Section):
     max_frames_per_batch: Count | None = Field(default=None, description="Frames that a replay holds; 0: image-only.")
     slot_tiers: bool = Field(default=True, description="Each budget has graphs of several numbers of segment slots.")
     video_pruning_rate: Share = 0.0
-    """Share of video tokens that the server prunes; above 0 videos run eagerly."""
+    """Pruned share of video tokens; above 0 they run eagerly."""
     graphs: Count | None = Field(default=None, description="Graphs to capture.")
     requests_per_call: Count | None = Field(default=1, description="Requests that are encoded together.")
     rounds: Count | None = Field(default=None, description="Times that every call is measured in every series.")
     ranks: Count = Field(default=1, description="Processes that share every call, each with a device and an encoder.")
-    assignment: str | None = None
-    """Who encodes what on several ranks: `size`, by pixel rows, or `cost`, by predicted latency."""
+    assignment: str | None = Field(default=None, description="Items shared by `size` (pixel rows) or predicted `cost`.")
     monolithic: MonolithicPlan | None = Field(default=None, description="Graphs of both paths in one, where measured.")
 
 
@@ -96,8 +97,7 @@ THROTTLE_REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown")
 class GpuState(Section):
     """One reading of the driver's tool."""
 
-    values: dict[str, str]
-    """Query name to text, as `nvidia-smi` prints it: power in W, temperature in °C, clocks in MHz."""
+    values: dict[str, str] = Field(description="Query name to what `nvidia-smi` prints, in W, °C and MHz.")
     other_processes: Count = Field(description="Processes of other programs that computed on the GPU.")
 
     @property
@@ -136,8 +136,7 @@ class AttentionChoice(Section):
     backend: str = Field(description="The fastest backend.")
     milliseconds: dict[str, Time]
     """Time of a mean call in ms, by backend, eagerly what it adds to a layer; empty where a near shape decided."""
-    calls: Count = 0
-    """Calls of this shape that were expected, of which the time is the mean; 0 where none were known."""
+    calls: Count = Field(default=0, description="Expected calls of this shape, whose mean the time is; 0: none known.")
 
 
 class Encoder(Section):
@@ -153,8 +152,7 @@ class Encoder(Section):
     """Where `auto` chose by measuring: what it found of each candidate."""
     attn_choices: tuple[AttentionChoice, ...] | None = None
     """Which backend each shape of a call went to, where there is a choice: in graphs, and eagerly."""
-    attn_plan_build_ms: Time | None = None
-    """Time that the backend spent building plans before anything was timed, in ms."""
+    attn_plan_build_ms: Time | None = Field(default=None, description="Time of building plans before timing, in ms.")
     compiled: Compiled | None = Field(default=None, description="What compilation did; null without it.")
 
     @property
@@ -191,8 +189,7 @@ class Rank(Section):
     pool_bytes: Count | None = Field(default=None, description="Memory of its graphs' pool, in bytes.")
     buffer_bytes: Count | None = Field(default=None, description="Memory of its static buffers, in bytes.")
     capture_s: Time | None = Field(default=None, description="Time of its captures, warm-up included, in s.")
-    problems: tuple[str, ...] = ()
-    """What makes its times invalid: throttling, other processes; empty in a sound run."""
+    problems: tuple[str, ...] = Field(default=(), description="What makes its times invalid; empty in a sound run.")
 
 
 class Environment(Section):
@@ -204,8 +201,7 @@ class Environment(Section):
     platform: str | None = Field(default=None, description="Operating system.")
     cpu: str | None = Field(default=None, description="Processor of the host.")
     cpu_count: Count | None = Field(default=None, description="Cores of the host.")
-    libraries: dict[str, str | None] = {}
-    """Version of each library that matters; null where it is not installed."""
+    libraries: dict[str, str | None] = Field(default={}, description="Versions of libraries; null where not installed.")
     gpu_memory_bytes: Count | None = Field(default=None, description="Memory of the GPU, in bytes.")
     multiprocessors: Count | None = Field(default=None, description="Streaming multiprocessors of the GPU.")
     compute_capability: str | None = Field(default=None, description="Compute capability of the GPU.")
@@ -234,8 +230,7 @@ class Workload(Section):
     """The requests, their sizes and where they come from."""
 
     name: str = Field(description="Short name.")
-    fingerprint: str
-    """Hash of the ordered sizes of the requests' items. Two runs are comparable only where it is equal."""
+    fingerprint: str = Field(description="Hash of the items' sizes in order; comparable runs have the same.")
     requests: Count = Field(description="Requests.")
     calls: Count = Field(description="Encoder calls that they make.")
     items: Count = Field(description="Images and videos in them.")
@@ -246,5 +241,4 @@ class Workload(Section):
     videos: Count = Field(description="Items of several frames.")
     skipped: tuple[SkippedItem, ...] = Field(default=(), description="Items that were left out.")
     provenance: dict[str, JsonValue] = Field(default={}, description="Where the requests come from: facts by name.")
-    tokens_per_request: dict[str, Time] = {}
-    """Percentiles of the output tokens of a request, by name (`p50`)."""
+    tokens_per_request: dict[str, Time] = Field(default={}, description="Percentiles of its output tokens, by name.")

@@ -17,16 +17,14 @@ class Correctness(Section):
     checked: Count = Field(description="Calls whose outputs were compared.")
     status: Literal["ok", "incorrect", "unchecked"] = Field(description="How it ended; `incorrect` has no latency.")
     tolerance: Number = Field(description="Largest distance that passes.")
-    max_rel_l2: Number | None = None
-    """Largest relative L2 distance of any output; null where none was compared."""
+    max_rel_l2: Number | None = Field(default=None, description="Largest relative L2 distance; null where uncompared.")
     monolithic_max_rel_l2: Number | None = Field(default=None, description="The same of the monolithic graphs.")
 
 
 class BenchComparison(Compared):
     """The series of a run against one another."""
 
-    pairs: tuple[Pair, ...] = ()
-    """Graph against eager first; with monolithic graphs, those against eager and graph against those."""
+    pairs: tuple[Pair, ...] = Field(default=(), description="Graph against eager first, then those of monolithic.")
     verdict: Verdict = Field(default="undecided", description="The verdict on the mean of the first pair.")
     verdict_reason: str = Field(default="nothing was measured", description="Why, in words.")
 
@@ -38,10 +36,8 @@ class BenchComparison(Compared):
 class BenchResult(Section):
     """Latencies by series, graph against eager, and the graphs."""
 
-    latency: dict[str, Latency] = {}
-    """Latency by series: `eager`, `graph`, `monolithic` and `hf`; empty where nothing was measured."""
+    latency: dict[str, Latency] = Field(default={}, description="By series: `eager`, `graph`, `monolithic`, `hf`.")
     comparison: BenchComparison = Field(default=BenchComparison(), description="The series against one another.")
     graph: GraphFacts = Field(description="The graphs of the series `graph`.")
     monolithic: GraphFacts | None = Field(default=None, description="Graphs of both paths; null without any.")
-    correctness: Correctness | None = None
-    """Graph against eager before anything was timed; null where nothing was checked."""
+    correctness: Correctness | None = Field(default=None, description="Graph against eager, first; null if unchecked.")

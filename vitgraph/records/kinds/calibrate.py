@@ -137,8 +137,7 @@ class HoldoutPoint:
     packing: str = Field(description="Packing policy.")
     graph: Timing = Field(description="The call through the manager.")
     eager: Timing = Field(description="The call run eagerly.")
-    predicted_graph_ms: Time | None = None
-    """The cost model's prediction when the profile was made, in ms; null before it is known."""
+    predicted_graph_ms: Time | None = Field(default=None, description="The cost model's prediction in ms, once known.")
     predicted_eager_ms: Time | None = Field(default=None, description="The same for eager.")
 
 
@@ -151,8 +150,7 @@ class EncoderFacts:
     modalities: tuple[str, ...] = Field(description="`image`, `video`.")
     min_tokens_per_segment: Count = Field(description="Fewest output tokens of a segment.")
     max_frames_per_video: Count = Field(description="Most frames of a video.")
-    axes: tuple[CaptureAxis, ...] = ()
-    """Capture axes of the model, each with its keys from the cheapest to the most expensive."""
+    axes: tuple[CaptureAxis, ...] = Field(default=(), description="Capture axes, each with keys from the cheapest up.")
 
     @property
     def is_multi_path(self) -> bool:
@@ -169,8 +167,7 @@ class HostCheck(Section):
     looks: Count = Field(description="How often the same small layer was timed between the measurements.")
     layer_us: Time | None = None
     """What it takes the host, in µs: the median of the looks that nothing slowed down."""
-    slowed_layer_us: Time | None = None
-    """Median of the others, in µs; null where they are so few that the host is steady."""
+    slowed_layer_us: Time | None = Field(default=None, description="Median of slowed looks, in µs; null where too few.")
     slowed_share: Share | None = Field(default=None, description="Their share.")
 
 

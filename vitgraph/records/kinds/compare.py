@@ -15,6 +15,7 @@ from vitgraph.records.sections import (
     DroppedGraph,
     Finite,
     Number,
+    ReplayMode,
     Section,
     Share,
     Time,
@@ -70,8 +71,7 @@ class Candidate(Outcome):
     graph: CandidateMode = Field(description="Graph mode.")
     gain: Pair | None = Field(default=None, description="Graph against its own eager; null unless both were measured.")
     graphs: GraphFacts | None = Field(default=None, description="Its graphs; null where none were captured.")
-    dropped: tuple[DroppedGraph, ...] = ()
-    """Graphs that could not be captured, where that ended its graph mode."""
+    dropped: tuple[DroppedGraph, ...] = Field(default=(), description="Failed captures, where they ended graph mode.")
     choices: tuple[AttentionChoice, ...] | None = None
     """Of `auto`: which backend each shape of a call went to, in graphs and eagerly."""
     plan_build_ms: Time | None = Field(default=None, description="Time that the backend spent building plans, in ms.")
@@ -101,8 +101,7 @@ class Reference(Section):
     dtype: str = Field(description="Its dtype.")
     calls: Count = Field(description="Calls compared.")
     items: Count = Field(description="Items in them.")
-    own_error: Number | None = None
-    """Distance of the reference in the run's dtype from the same in float32."""
+    own_error: Number | None = Field(default=None, description="Distance of the run's dtype itself from float32.")
     limit: Number = Field(description="Largest distance that passes.")
 
 
@@ -119,8 +118,7 @@ class Standing(Section):
     name: str = Field(description="The candidate.")
     mode: Literal["eager", "graph"] = Field(description="Its mode.")
     mean_ms: Time = Field(description="Its mean, in ms a request.")
-    against_best: Improvement | None = None
-    """What it gains over the fastest: negative is slower. Null for the fastest itself."""
+    against_best: Improvement | None = Field(default=None, description="Its gain over the fastest; null for that one.")
 
     @property
     def verdict(self) -> Verdict | Literal["best"]:
@@ -131,14 +129,12 @@ class Standing(Section):
 class CandidateComparison(Compared):
     """The candidates against one another."""
 
-    mode: Literal["cuda", "cpu-replay"] | None = None
-    """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches."""
+    mode: ReplayMode | None = Field(default=None, description="`cpu-replay`: on a CPU, which saves no launches.")
     isolated: bool = Field(default=False, description="Each candidate was measured in a process of its own.")
     reference: Reference | None = Field(default=None, description="What outputs were checked against.")
     noise_floor: dict[str, NoiseFloor] = Field(default={}, description="What a mode differs from itself, by mode.")
     standings: tuple[Standing, ...] = Field(default=(), description="Measured candidates and modes, fastest first.")
-    contrasts: tuple[Pair, ...] = ()
-    """With `--compile-rows`: graphs on either tower, compilation in either mode, and both together."""
+    contrasts: tuple[Pair, ...] = Field(default=(), description="Of `--compile-rows`: graphs, compilation, and both.")
     speed_of_light_ms: Time | None = None
     """Time of the arithmetic of a mean request, without padding, at the measured matrix rate, in ms."""
 

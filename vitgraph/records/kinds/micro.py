@@ -18,8 +18,7 @@ class MicroRow(Outcome):
 
     backend: str = Field(description="Backend.")
     implementation: str | None = Field(default=None, description="What stands behind it: package and version.")
-    sweep: Literal["length", "slots"] | None = None
-    """What is varied: rows of a segment, or empty slots beside it."""
+    sweep: Literal["length", "slots"] | None = Field(default=None, description="What is varied: rows, or empty slots.")
     segment_length: Count | None = Field(default=None, description="Rows of a segment.")
     segments: Count | None = Field(default=None, description="Segments of the call.")
     slots: Count | None = Field(default=None, description="Segment slots of the call.")
@@ -36,8 +35,7 @@ class MicroRow(Outcome):
 class Crossing(Section):
     """Where the fastest backend changes as segments get longer, or empty slots more."""
 
-    sweep: Literal["length", "slots"]
-    """What is varied: rows of a segment, or empty slots beside it."""
+    sweep: Literal["length", "slots"] = Field(description="What is varied: rows of a segment, or empty slots by it.")
     segments: Count | None = Field(default=None, description="Segments of the calls, where their length is varied.")
     segment_length: Count | None = Field(default=None, description="Rows of the segment, where the slots are varied.")
     below: str = Field(description="The fastest backend before it.")

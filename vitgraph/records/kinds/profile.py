@@ -39,8 +39,7 @@ class ModeTrace(Section):
     busy_ms: Time = Field(description="Time in which the device computed, in ms.")
     span_ms: Time = Field(description="From the first kernel to the end of the last, in ms.")
     gap_ms: Finite = Field(description="`span_ms` without `busy_ms`, in ms.")
-    kinds: dict[str, KernelTime]
-    """By kind of kernel; where kernels overlap they add up to more than `busy_ms`."""
+    kinds: dict[str, KernelTime] = Field(description="By kind of kernel; more than `busy_ms` where they overlap.")
     top: tuple[NamedKernel, ...] = Field(description="The kernels that took longest.")
 
 
@@ -58,7 +57,6 @@ class ProfileResult(Section):
 
     call: ProfiledCall = Field(description="The call.")
     traced: str = Field(description="What the times are of: kernels of a GPU, or operators of a CPU.")
-    speed_of_light: SpeedOfLight | None = None
-    """The arithmetic of the call at the matrix rate; null on a CPU."""
+    speed_of_light: SpeedOfLight | None = Field(default=None, description="Its arithmetic's time; null on a CPU.")
     modes: dict[str, ModeTrace] = Field(description="By mode: `eager` and `graph`.")
     trace_files: tuple[str, ...] = Field(default=(), description="Traces for chrome://tracing or Perfetto beside it.")

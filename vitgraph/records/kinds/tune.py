@@ -8,7 +8,17 @@ from pydantic import Field
 
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.latency import Interval, Latency, Pair
-from vitgraph.records.sections import AttentionChoice, Count, Environment, Finite, Number, Section, Share, Time
+from vitgraph.records.sections import (
+    AttentionChoice,
+    Count,
+    Environment,
+    Finite,
+    Number,
+    ReplayMode,
+    Section,
+    Share,
+    Time,
+)
 
 TuneVerdict = Literal["use_graphs", "no_graphs", "measure_first", "depends"]
 """`measure_first`: predictions are too uncertain to act on. `depends`: on how many requests a call has."""
@@ -158,8 +168,7 @@ class Closed(Section):
 class Measured(Section):
     """The tuned settings and their baselines, measured."""
 
-    mode: Literal["cuda", "cpu-replay"]
-    """`cuda`; `cpu-replay` where graphs were stood in for on a CPU, which saves no launches."""
+    mode: ReplayMode = Field(description="`cpu-replay`: on a CPU, which saves no launches.")
     manager: str = Field(description="Whose graph manager ran.")
     calls: Count = Field(description="Calls measured.")
     calls_left_out: Count = Field(description="Calls that were chosen and for which time ran out.")
@@ -167,8 +176,7 @@ class Measured(Section):
     choice: str = Field(description="How the calls were chosen, in words.")
     is_interrupted: bool = Field(description="The user stopped it.")
     max_rel_l2: Number | None = Field(default=None, description="Largest relative L2 distance of replay from eager.")
-    request_noise_pct: Number | None = None
-    """How far 95 % of the calls stay from themselves when eager is repeated, in percent."""
+    request_noise_pct: Number | None = Field(default=None, description="What 95 % of repeated calls stay within, in %.")
     strategies: dict[str, Strategy] = Field(description="By name: `eager`, `oracle`, `tuned` and the baselines.")
     closed: Closed = Field(description="Share of the way to the oracle.")
     overhead_ms: Finite | None = Field(default=None, description="Median that the manager adds, in ms a request.")
@@ -181,13 +189,11 @@ class Measured(Section):
 class Unseen(Section):
     """How the settings do on calls that they were not made for."""
 
-    method: Literal["split", "cross-validation", "none"]
-    """How calls were held back from the search; `none` where there are too few."""
+    method: Literal["split", "cross-validation", "none"] = Field(description="How calls were held back from search.")
     share: Share = Field(description="Share of the calls that a search saw.")
     seed: Count = Field(description="Seed of the choice.")
     calls: Count = Field(description="Calls that the figures are of.")
-    improvement_seen_pct: Finite
-    """What the settings gain on the calls that were searched on, in percent, positive = faster."""
+    improvement_seen_pct: Finite = Field(description="Their gain on the calls searched on, in percent, + = faster.")
     improvement_pct: Finite = Field(description="What they gain on the others.")
     text: str = Field(description="The same in a sentence.")
 
@@ -232,8 +238,7 @@ class TuneResult(Section):
     limits: dict[str, Number | None] = Field(description="What the settings stay within, by limit; null for none.")
     verdict: TuneVerdict = Field(description="Whether graphs pay.")
     verdict_text: str = Field(description="The same in a sentence.")
-    settings_for: str
-    """Which calls `best` is for, in words; what is measured and what is to be pasted are for the same."""
+    settings_for: str = Field(description="Which calls `best`, what is measured and what is pasted are for, in words.")
     best: Evaluation = Field(description="The best settings found for these calls.")
     runners_up: tuple[Evaluation, ...] = Field(description="The next best, one for each policy and number of graphs.")
     error: ModelError = Field(description="Error of the cost model.")
@@ -244,20 +249,17 @@ class TuneResult(Section):
     items: Count = Field(description="Items of the workload.")
     waste: Number | None = Field(description="Share of the replayed rows that is padding.")
     misses: tuple[MissReason, ...] = Field(description="Items that miss, by reason.")
-    pareto: tuple[Evaluation, ...]
-    """Settings of which none has both fewer graphs, or both less memory, and a better score."""
+    pareto: tuple[Evaluation, ...] = Field(description="Settings that none beats in graphs or memory and in score.")
     search: Search = Field(description="How the settings were searched.")
     vllm: VllmAnswer = Field(description="The best settings that vLLM can express.")
     unseen: Unseen = Field(description="The settings on calls that they were not made for.")
     by_requests_per_call: tuple[AdvisedCalls, ...] = ()
     """The advice for other numbers of requests a call; empty where the number was given."""
-    list_for_all: tuple[AdvisedCalls, ...] = ()
-    """The one list for vLLM that does best over all of them, for each."""
+    list_for_all: tuple[AdvisedCalls, ...] = Field(default=(), description="vLLM's best one list, for each of them.")
     other_traffic: tuple[OtherTraffic, ...] = Field(default=(), description="The settings on the other shipped traces.")
     compilation_config: str | None = Field(description="JSON for `--compilation-config`; null where nothing is.")
     serve_line: str | None = Field(description="A whole `vllm serve` command; null where nothing should be pasted yet.")
-    beyond_vllm: BeyondVllm | None = None
-    """What the settings need that vLLM does not have; null where they are for vLLM."""
+    beyond_vllm: BeyondVllm | None = Field(default=None, description="What they need beyond vLLM; null where for vLLM.")
     profile: UsedProfile = Field(description="The calibration that predictions come from.")
     notes: tuple[str, ...] = Field(default=(), description="What a reader should know, in words.")
     measured: Measured | None = Field(default=None, description="The settings measured; null where they were not.")

@@ -14,8 +14,7 @@ class Check(Section):
 
     name: str = Field(description="Its name.")
     status: Literal["ok", "failed", "skipped", "error"] = Field(description="How it ended.")
-    max_rel_l2: Number | None = None
-    """Largest relative L2 distance from eager that it found; null where it compared none."""
+    max_rel_l2: Number | None = Field(default=None, description="Largest relative L2 distance from eager; null: none.")
     compared: Count = Field(default=0, description="Outputs that it compared.")
     failures: Count = Field(default=0, description="Faults that it found.")
     detail: str = Field(default="", description="What it did, why it was skipped, or its first fault, in words.")
@@ -32,10 +31,8 @@ class VerifiedModel(Section):
     backend_requested: str | None = Field(default=None, description="Attention backend asked for.")
     backend_used: str | None = Field(default=None, description="What really ran.")
     compiled_blocks: Count = Field(default=0, description="Blocks that were compiled; 0 unless it was asked for.")
-    status: Literal["ok", "failed", "error"]
-    """`ok`, `failed` where a check failed, or `error` where it could not be verified to the end."""
-    max_rel_l2: Number | None = None
-    """Largest relative L2 distance from eager of any output; null where none was compared."""
+    status: Literal["ok", "failed", "error"] = Field(description="`failed` a check, or `error`: it was not completed.")
+    max_rel_l2: Number | None = Field(default=None, description="Largest relative L2 distance from eager; null: none.")
     attn_choices: tuple[AttentionChoice, ...] | None = None
     """Which backend each shape of an attention call went to, where there was a choice."""
     tolerance: Number | None = Field(default=None, description="Largest distance that passes.")
