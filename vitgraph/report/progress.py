@@ -82,8 +82,9 @@ class ConsoleProgress:
     def __init__(self, *, enabled: bool) -> None:
         self._console = Console(stderr=True)
         in_terminal = enabled and self._console.is_terminal
-        self._pulse = Pulse(self._line) if enabled and not in_terminal else None
-        self._preparing = self._console.status(PREPARING) if in_terminal else None
+        self._has_pulse = enabled and not in_terminal
+        self._pulse = Pulse(self._line if self._has_pulse else lambda text: None)
+        self._preparing = self._console.status(PREPARING)
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -97,9 +98,9 @@ class ConsoleProgress:
         self._is_counted = False
 
     def __enter__(self) -> ConsoleProgress:
-        if self._pulse is not None:
+        if self._has_pulse:
             self._pulse.start()
-        if self._preparing is not None:
+        if not self._bars.disable:
             self._preparing.start()
         return self
 
@@ -112,18 +113,14 @@ class ConsoleProgress:
 
     def close(self) -> None:
         """Shows no phases from now on."""
-        if self._pulse is not None:
-            self._pulse.stop()
-        if self._preparing is not None:
-            self._preparing.stop()
+        self._pulse.stop()
+        self._preparing.stop()
         self._bars.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        if self._pulse is not None:
-            self._pulse.phase(name, total)
-        if self._preparing is not None:
-            self._preparing.stop()
-            self._bars.start()
+        self._pulse.phase(name, total)
+        self._preparing.stop()
+        self._bars.start()
         self._end_phase()
         self._is_counted = total is not None
         self._task = self._bars.add_task(name, total=total if total is not None else 1)
@@ -134,8 +131,7 @@ class ConsoleProgress:
             self._bars.update(self._task, completed=1)
 
     def step(self) -> None:
-        if self._pulse is not None:
-            self._pulse.step()
+        self._pulse.step()
         if self._task is not None:
             self._bars.advance(self._task)
 
