@@ -239,7 +239,7 @@ class Samples:
         rows = self.calls[self.calls["series"].isin(list(series))]
         return _pair(rows.assign(column=rows["series"]), list(series), clock)
 
-    def repeated(self, series: Sequence[str], clock: Clock = "wall_ms") -> PairedTimes:
+    def repeated(self, series: Sequence[str]) -> PairedTimes:
         """Times of the calls that were measured twice in one of the series: `first` and `second`."""
         wanted = [*series, *(name + REPEAT_SUFFIX for name in series)]
         rows = self.calls[self.calls["series"].isin(wanted)]
@@ -247,7 +247,7 @@ class Samples:
         names = rows["series"].str.removesuffix(REPEAT_SUFFIX)
         rows = rows.assign(of=names, column=again.map({False: FIRST, True: SECOND}))
         twice = rows.groupby(["of", "call", "round"])["column"].transform("nunique") == 2
-        return _pair(rows[twice], [FIRST, SECOND], clock)
+        return _pair(rows[twice], [FIRST, SECOND], "wall_ms")
 
     def sharing(self, series: str, ranks: int) -> Sharing | None:
         """How a series' calls were shared among the ranks; None where not every rank has a part of some call."""

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError, VitgraphError
-from vitgraph.records.record import BenchRecord, CalibrateRecord, Record
-from vitgraph.records.sample_table import Samples
+from vitgraph.records.record import CalibrateRecord, Record
 from vitgraph.records.store import RUN_FILE, read_record, record_kind
 from vitgraph.records.two_runs import BENCH_KIND, open_runs
 from vitgraph.report.document import Document
@@ -35,6 +34,7 @@ def _calibration(record: CalibrateRecord) -> Document:
 
 
 _VIEWS: Mapping[str, Callable[[Any], Document]] = {
+    BENCH_KIND: bench_document,
     "compare-backends": compare_document,
     COMPILE_ROWS: compile_rows_document,
     "compare-backends-micro": micro_document,
@@ -45,20 +45,9 @@ _VIEWS: Mapping[str, Callable[[Any], Document]] = {
 }
 
 
-def document_of(
-    record: Record, samples: Samples | None = None, notes: Sequence[str] = (), sharing: Mapping[str, Any] | None = None
-) -> Document:
-    """The report of a record.
-
-    Args:
-        notes: What had to be left out when it was read.
-        sharing: What assigning by cost would change, as predicted.
-    """
-    if isinstance(record, BenchRecord):
-        document = bench_document(record, samples, notes)
-    else:
-        document = _VIEWS[record.kind](record)
-    predicted = sharing_section(sharing)
+def document_of(record: Record, sharing: Mapping[str, Any] | None = None) -> Document:
+    """The report of a record, with what assigning by cost would change, as predicted, where that is known."""
+    document, predicted = _VIEWS[record.kind](record), sharing_section(sharing)
     return document if predicted is None else dataclasses.replace(document, sections=(*document.sections, predicted))
 
 

@@ -205,16 +205,9 @@ CHECKS = table_of(
 )
 
 
-def verify_document(record: VerifyRecord, *, show_checks: bool | None = None) -> Document:
-    """The report of a verification.
-
-    Args:
-        record: The record.
-        show_checks: List every check of every model; None does so where there is one model. Checks that failed are
-            always listed.
-    """
+def verify_document(record: VerifyRecord) -> Document:
+    """The report of a verification: every check of one model; of several only those that failed."""
     models, count = record.result.models, say.count(len(record.result.models), "encoder")
-    show_all = len(models) == 1 if show_checks is None else show_checks
     passed = sum(model.status == "ok" for model in models)
     verdict = Verdict("ok" if passed == len(models) else "failed", f"{passed} of {count} verified")
     checks = ({"model": name_of(model), "of": check} for model in models for check in model.checks)
@@ -222,7 +215,7 @@ def verify_document(record: VerifyRecord, *, show_checks: bool | None = None) ->
         "vitgraph verify",
         count,
         section("", MODELS.of(models)),
-        *(_checks(model, show_all) for model in models),
+        *(_checks(model, len(models) == 1) for model in models),
         what=tuple(dict.fromkeys(_setting(model) for model in models if model.tolerance is not None)),
         verdict=verdict if models else None,
         warning=Ran(record).warning,

@@ -98,7 +98,7 @@ def _monolithic_section(resolved: Mapping[str, Any], counters: Counters, expecte
     return section("", table, f"Monolithic graphs: {crops}, budgets {', '.join(map(str, budgets))}")
 
 
-def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | None = None) -> Document:
+def explanation_document(data: Mapping[str, Any]) -> Document:
     """What packing does with one call (`explain_plan`) or with a workload (`explain_workload`)."""
     counts, workload, batches = (
         _counters(data["counts"]),
@@ -120,7 +120,6 @@ def explanation_document(data: Mapping[str, Any], sharing: Mapping[str, Any] | N
         f"{data['policy']} packing",
         section("", batches, shown_paths(counts)),
         section("", *map(misses_text, data.get("misses", ())), *_prediction(data["predicted"])),
-        sharing_section(sharing),
         what=(f"{data['policy']}: {outcome}",),
         tables=(per_budget_table(counts),),
     )
