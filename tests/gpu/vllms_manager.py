@@ -33,7 +33,7 @@ from rich.table import Table
 from vllms_files import VllmsManagers
 
 import vitgraph
-from vitgraph.commands.tune_budgets import check_goals
+from vitgraph.commands.tuning import check_goals
 from vitgraph.errors import UsageError
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import relative_l2, worst

@@ -93,7 +93,7 @@ def tune_budgets(spec: TuneSpec, progress: Progress) -> Shown:
     from vitgraph.measure.preparation import prepare_bench
     from vitgraph.report.documents import write_derived
 
-    _check_goals(spec)
+    check_goals(spec)
     bench = spec.bench
     prepared = prepare_bench(bench)
     profile = _profile_for(spec, prepared)
@@ -107,7 +107,7 @@ def tune_budgets(spec: TuneSpec, progress: Progress) -> Shown:
     return shown_record(record, folder if results.failure is None else None, results.failure)
 
 
-def _check_goals(spec: TuneSpec) -> tuple[Objective, Limits]:
+def check_goals(spec: TuneSpec) -> tuple[Objective, Limits]:
     """What is minimised, and within which limits; raises UsageError for an objective that is none."""
     from vitgraph.tuning.objective import Limits, Objective
 
@@ -133,7 +133,7 @@ def _tune(
     from vitgraph.records.sample_table import csv_of
     from vitgraph.tuning.advice import tune_budgets as search
 
-    goal, limits = _check_goals(spec)
+    goal, limits = check_goals(spec)
     factor, *said = _host(spec, profile)
     advice = search(
         prepared.calls,
@@ -259,7 +259,7 @@ def recommend(spec: RecommendSpec, progress: Progress) -> Shown:
     from vitgraph.report.views.tune import recommend_document, recommendation
     from vitgraph.verify.models import failure_of
 
-    _check_goals(spec.tune)
+    check_goals(spec.tune)
     bench = spec.tune.bench
     prepared, measures = prepare_bench(bench), is_on_gpu(bench.model.device)
     calibrates = measures and bench.graph.calibration is None
