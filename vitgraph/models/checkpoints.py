@@ -64,16 +64,9 @@ def source_of(name: str, folder: Path | None = None, revision: str | None = None
     counts = {setting: value for setting, value in processor.items() if setting not in ("size", "video")}
     if (wrong := contradiction({**counts, **extra})) is not None:
         raise ModelError(f"{name}: its files' settings contradict each other: {wrong}")
+    weights, config_source = str(folder or name), "folder" if folder else "hub"
     source = ModelSource(
-        row=row,
-        name=name,
-        vision_config=vision_config,
-        processor=processor,
-        extra={**known, **extra},
-        weights=str(folder or name),
-        architecture=architecture,
-        config_source="folder" if folder else "hub",
-        revision=revision,
+        row, name, vision_config, processor, {**known, **extra}, weights, architecture, config_source, revision
     )
     with _fields_named(name):
         # Everything that the tower and its rule read, read once.

@@ -9,6 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -227,12 +228,7 @@ class VisionEncoder(Family, ABC):
         return [self._specs(item) for item in mm_kwargs.chosen]
 
     def select_encoder_cudagraph_items(self, mm_kwargs: EncoderInputs, indices: Sequence[int]) -> EncoderInputs:
-        return EncoderInputs(
-            mm_kwargs.items,
-            mm_kwargs.pixels,
-            mm_kwargs.row_offsets,
-            tuple(mm_kwargs.indices[index] for index in indices),
-        )
+        return replace(mm_kwargs, indices=tuple(mm_kwargs.indices[index] for index in indices))
 
     def prepare_encoder_cudagraph_capture_inputs(self, capacity: GraphKey) -> EncoderCudaGraphCaptureInputs:
         items = self.dummy_items(capacity)
@@ -268,9 +264,7 @@ class VisionEncoder(Family, ABC):
             inputs[name] = mm_kwargs.rows(name).materialize()
         with self.attention.one_forward():
             parts = self.forward_packed(inputs, self.compute_scalars(metadata), path)
-        if len(parts) == 1:
-            return parts[0]
-        return torch.cat(list(parts), dim=-1)
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
 
     def postprocess_encoder_output(self, mm_kwargs: EncoderInputs, outputs: PathRows) -> list[torch.Tensor]:
         """Single-path families: the rows of the default path are the embedding."""

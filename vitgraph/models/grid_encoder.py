@@ -100,6 +100,11 @@ class GridTowerEncoder(VisionEncoder):
             **further,
         )
 
+    def block_arguments(self, hidden: torch.Tensor, inputs: Tensors, scalars: Mapping[str, int]) -> dict[str, Any]:
+        """What the tower's blocks take beside the hidden state, where the loop over them is the adapter's."""
+        rotary = self.visual.rotary_pos_emb(hidden, inputs["position_ids"])
+        return {"cu_seqlens": inputs["cu_seqlens"], "max_seqlen": scalars["max_seqlen"], "position_embeddings": rotary}
+
     def projected(self, output: Any) -> torch.Tensor:
         """The encoder's rows `[M, D]` from what the tower gives: they are it, where nothing follows the tower."""
         return output.pooler_output

@@ -44,10 +44,12 @@ def grid_positions(grids: Sequence[GridGeometry], merge: int) -> np.ndarray:
 
 def segment_offsets(grids: Sequence[GridGeometry]) -> np.ndarray:
     """Offsets of one attention segment a frame, `[S + 1]` int32, from 0 to N."""
-    lengths = np.repeat([grid.h * grid.w for grid in grids], [grid.t for grid in grids])
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
+    return offsets_of(np.repeat([grid.h * grid.w for grid in grids], [grid.t for grid in grids]))
+
+
+def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Where segments of these lengths begin, and the end: `[S + 1]` int32."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
 Axis = Callable[[np.ndarray, int], tuple[np.ndarray, np.ndarray]]

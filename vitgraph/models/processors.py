@@ -123,7 +123,8 @@ def resolve_processor(
 
 
 TILE_LIMITS = (
-    *("max_dynamic_patch", "max_tiles", "max_crops", "max_slice_nums", "max_patches", "pan_and_scan_max_num_crops"),
+    *("max_dynamic_patch", "max_tiles", "max_crops", "max_slice_nums", "max_patches"),
+    "pan_and_scan_max_num_crops",
 )
 MOST_TILES = 256
 """Tiles of an image that a rule goes through; published models have at most 40."""

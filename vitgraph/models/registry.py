@@ -9,7 +9,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, resources
 from pathlib import Path
@@ -92,7 +92,7 @@ class ModelSource:
     weights: str | None
     architecture: str
     config_source: str
-    revision: str | None = field(default=None)
+    revision: str | None = None
 
     def rule(self) -> GeometryRule:
         """The family's rule for this config; needs no torch."""
@@ -173,16 +173,8 @@ def resolve_preset(name: str) -> ModelSource | None:
     for row in ROWS:
         for preset_name, preset in row_presets(row.name).items():
             if name == preset_name or name == preset["hub_id"]:
-                return ModelSource(
-                    row=row,
-                    name=name,
-                    vision_config=preset["vision_config"],
-                    processor=preset["processor"],
-                    extra=preset["extra"],
-                    weights=preset["hub_id"],
-                    architecture=preset["architecture"],
-                    config_source="preset",
-                )
+                facts = {fact: preset[fact] for fact in ("vision_config", "processor", "extra", "architecture")}
+                return ModelSource(row, name, weights=preset["hub_id"], config_source="preset", **facts)
     return None
 
 

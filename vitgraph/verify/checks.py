@@ -164,10 +164,10 @@ def multi_path(session: VerifySession) -> str:
 
 
 def _check_absent_path(session: VerifySession, path: str, candidate: Candidate) -> None:
-    before = sum(graph.replay_count for key, graph in session.manager.graphs.items() if key.path == path)
+    graphs = [graph for key, graph in session.manager.graphs.items() if key.path == path]
+    before = [graph.replay_count for graph in graphs]
     probes = session.store.batch([candidate])
     outputs, plan = session.execute(probes)
-    after = sum(graph.replay_count for key, graph in session.manager.graphs.items() if key.path == path)
-    if after != before or any(path in batch.runs for batch in plan.batches):
+    if before != [graph.replay_count for graph in graphs] or any(path in batch.runs for batch in plan.batches):
         session.book.fail(f"path {path!r} ran for {candidate.size}, which has no rows on it")
     session.book.compare(probes, outputs, f"path {path!r} absent, {call_name(plan)}")

@@ -14,7 +14,7 @@ import torch
 from vitgraph.errors import InputError
 from vitgraph.graphs.call_plan import CallPlan, forced_batch
 from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.correctness import limit_of
+from vitgraph.measure.correctness import limit_of, worst
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.budgets import GraphKey
@@ -64,8 +64,7 @@ class CheckBook:
 
     @property
     def max_rel_l2(self) -> float | None:
-        measured = [check.max_rel_l2 for check in self.checks.values() if check.max_rel_l2 is not None]
-        return max(measured, default=None)
+        return worst(check.max_rel_l2 for check in self.checks.values())
 
     @property
     def total_failures(self) -> int:

@@ -237,10 +237,7 @@ class DeepseekOCREncoder(TwoPathEncoder):
         return result
 
     def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
-        from vitgraph.models.families.deepseek_ocr_modules import stock_lookup
-
-        with stock_lookup([layer.attn for layer in self.visual.sam_encoder.layers]):
-            return self._projected(self.visual(pixels).last_hidden_state, path)
+        return self._projected(self.visual(pixels).last_hidden_state, path)
 
     def repeated_blocks(self) -> list[nn.Module]:
         return [*self.visual.sam_encoder.layers, *self.visual.vision_encoder.encoder.layers]

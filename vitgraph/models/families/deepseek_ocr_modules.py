@@ -6,18 +6,18 @@ The towers are transformers' `unlimited_ocr` classes, which are the same network
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers.models.unlimited_ocr.modeling_unlimited_ocr import UnlimitedOcrSamVisionSdpaAttention
 
+from vitgraph.models.compile.replaced_modules import StockSwitch
+
 GLOBAL_BIAS_BYTES = 4 << 30
 """Most bytes of relative-position bias that one global attention layer makes at once; its tiles take turns above."""
 
 
-class TabledSamAttention(UnlimitedOcrSamVisionSdpaAttention):
+class TabledSamAttention(UnlimitedOcrSamVisionSdpaAttention, StockSwitch):
     """SAM attention that looks relative positions up beforehand.
 
     transformers interpolates and indexes the tables in every call, with an index made on the CPU; a copy from there
@@ -41,22 +41,9 @@ class TabledSamAttention(UnlimitedOcrSamVisionSdpaAttention):
 
     def get_rel_pos(self, q_size: int, k_size: int, rel_pos: torch.Tensor) -> torch.Tensor:
         """`[q_size, k_size, head width]` rows of one axis' table; queries and keys have the same grid here."""
-        if q_size not in self.tables:
+        if self.is_stock or q_size not in self.tables:
             return super().get_rel_pos(q_size, k_size, rel_pos)
         return self.tables[q_size][0 if rel_pos is self.rel_pos_h else 1]
-
-
-@contextmanager
-def stock_lookup(attentions: Sequence[TabledSamAttention]) -> Iterator[None]:
-    """Makes the attention layers look positions up as transformers does, in every call."""
-    kept = [attention.tables for attention in attentions]
-    for attention in attentions:
-        attention.tables = {}
-    try:
-        yield
-    finally:
-        for attention, tables in zip(attentions, kept, strict=True):
-            attention.tables = tables
 
 
 def sam_features(sam: Any, pixels: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -183,20 +183,16 @@ class DeepseekV41Encoder(GridTowerEncoder):
             masks.append(is_there)
         return {**found, "merge_rows": np.concatenate(rows), "merge_mask": np.concatenate(masks)}
 
-    def _encoded(self, pixels: torch.Tensor, positions: torch.Tensor, offsets: torch.Tensor, longest: int) -> Any:
-        hidden = self.visual.patch_embed(pixels)
-        rotary = self.visual.rotary_pos_emb(hidden, positions)
-        arguments = {"cu_seqlens": offsets, "max_seqlen": longest, "position_embeddings": rotary}
-        return self.visual.norm(self.run_blocks(hidden, **arguments))
+    def _encoded(self, inputs: Tensors, scalars: Mapping[str, int]) -> torch.Tensor:
+        hidden = self.visual.patch_embed(inputs["pixel_values"])
+        return self.visual.norm(self.run_blocks(hidden, **self.block_arguments(hidden, inputs, scalars)))
 
     def _aligned(self, merged: torch.Tensor) -> torch.Tensor:
         first, second = self.modules["aligner"].values()
         return second(functional.gelu(first(merged)))
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-        hidden = self._encoded(
-            inputs["pixel_values"], inputs["position_ids"], inputs["cu_seqlens"], scalars["max_seqlen"]
-        )
+        hidden = self._encoded(inputs, scalars)
         squares = hidden[inputs["merge_rows"]] * inputs["merge_mask"][:, :, None].to(hidden.dtype)
         # The published order: channels slowest.
         return [self._aligned(squares.transpose(1, 2).flatten(1))]
@@ -218,10 +214,10 @@ class DeepseekV41Encoder(GridTowerEncoder):
         grids, merge, spans = self.grids(mm_kwargs.chosen), self.rule.merge, []
         pixels = mm_kwargs.rows("pixel_values").materialize().split([grid.patches for grid in grids])
         for grid, part in zip(grids, pixels, strict=True):
-            rows, columns = torch.meshgrid(torch.arange(grid.h), torch.arange(grid.w), indexing="ij")
-            positions = torch.stack([rows, columns], dim=-1).flatten(0, 1).to(self.device)
+            positions = torch.cartesian_prod(torch.arange(grid.h), torch.arange(grid.w)).to(self.device)
             offsets = torch.tensor([0, grid.patches], dtype=torch.int32, device=self.device)
-            hidden = self._encoded(part, positions, offsets, grid.patches)
+            inputs = {"pixel_values": part, "position_ids": positions, "cu_seqlens": offsets}
+            hidden = self._encoded(inputs, {"max_seqlen": grid.patches})
             square = hidden.unflatten(0, (grid.h, grid.w)).permute(2, 0, 1)[None]
             padded = functional.pad(square, (0, -grid.w % merge, 0, -grid.h % merge))
             unfolded = functional.unfold(padded, kernel_size=merge, stride=merge)[0].T

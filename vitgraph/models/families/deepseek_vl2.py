@@ -70,8 +70,7 @@ class DeepseekVL2Rule(TileRule):
         return best
 
     def image_tiles(self, width: int, height: int) -> int:
-        columns, rows = (side // self.tile_side for side in self.resolution(width, height))
-        return 1 + columns * rows
+        return self.image_geometry(width, height).tiles
 
     def image_geometry(self, width: int, height: int) -> ViewsGeometry:
         columns, rows = (side // self.tile_side for side in self.resolution(width, height))
@@ -156,11 +155,14 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
         tiles = self.buffer_rows(capacity)
         return [ViewsGeometry(IMAGE, tiles, tiles - 1, 1 if tiles > 1 else 0)]
 
+    def _padded(self, pixels: torch.Tensor) -> torch.Tensor:
+        """`[tiles, rows, columns, K]` features of patches, with zeros up to whole cells."""
+        features, side = self.visual(pixel_values=pixels).last_hidden_state, self.rule.patches_per_side
+        spare = -side % self.rule.merge
+        return functional.pad(features.unflatten(1, (side, side)), (0, 0, 0, spare, 0, spare))
+
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
-        features = self.visual(pixel_values=pixels).last_hidden_state
-        patches, merge, cells = self.rule.patches_per_side, self.rule.merge, self.rule.cells
-        spare = cells * merge - patches
-        grid = functional.pad(features.unflatten(1, (patches, patches)), (0, 0, 0, spare, 0, spare))
+        grid, merge, cells = self._padded(pixels), self.rule.merge, self.rule.cells
         # The unfolded order of the published code: channels slowest, then the patch within its cell.
         blocks = grid.unflatten(2, (cells, merge)).unflatten(1, (cells, merge)).permute(0, 1, 3, 5, 2, 4)
         return self.modules["projector"](blocks.reshape(len(pixels), cells * cells, -1))
@@ -178,11 +180,8 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     def stock_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         """The published padding and unfolding."""
-        features = self.visual(pixel_values=pixels).last_hidden_state
-        side, merge = self.rule.patches_per_side, self.rule.merge
-        spare = -side % merge
-        grid = functional.pad(features.unflatten(1, (side, side)), (0, 0, 0, spare, 0, spare))
-        unfolded = functional.unfold(grid.permute(0, 3, 1, 2), kernel_size=merge, stride=merge)
+        merge = self.rule.merge
+        unfolded = functional.unfold(self._padded(pixels).permute(0, 3, 1, 2), kernel_size=merge, stride=merge)
         return self.modules["projector"](unfolded.permute(0, 2, 1))
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:

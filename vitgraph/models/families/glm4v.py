@@ -160,14 +160,9 @@ class Glm4vEncoder(GridTowerEncoder):
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
         hidden = self.embedded_patches(inputs)
-        position_embeddings = self.visual.rotary_pos_emb(hidden, inputs["position_ids"])
+        arguments = self.block_arguments(hidden, inputs, scalars)
         for block in self.visual.blocks:
-            hidden = block(
-                hidden,
-                cu_seqlens=inputs["cu_seqlens"],
-                max_seqlen=scalars["max_seqlen"],
-                position_embeddings=position_embeddings,
-            )
+            hidden = block(hidden, **arguments)
         hidden = self.visual.post_layernorm(hidden)
         merge = self.rule.merge
         groups = hidden.view(-1, merge, merge, hidden.shape[-1]).permute(0, 3, 1, 2)

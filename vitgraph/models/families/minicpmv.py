@@ -21,7 +21,7 @@ from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVIma
 from vitgraph.models.families.siglip import packed_siglip
 from vitgraph.models.family import own_fields
 from vitgraph.models.geometry import ItemGeometry
-from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.grid_metadata import block_positions, offsets_of
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
@@ -115,10 +115,8 @@ class MiniCPMVEncoder(VisionEncoder):
     def compute_metadata(self, items: Sequence[ItemGeometry]) -> dict[str, np.ndarray]:
         grids = [grid for item in items for grid in self.rule.checked_slices(item).grids]
         side = int(self.rule.vision_config["image_size"]) // self.rule.patch
-        offsets = np.zeros(len(grids) + 1, dtype=np.int32)
-        np.cumsum([rows * columns for rows, columns in grids], out=offsets[1:])
         return {
-            "cu_seqlens": offsets,
+            "cu_seqlens": offsets_of([rows * columns for rows, columns in grids]),
             "position_ids": np.concatenate([nearest_positions(*self.rule.tower_grid(grid), side) for grid in grids]),
             # The resampler's table takes the column first.
             "grid_positions": np.concatenate([block_positions(*grid, 1) for grid in grids])[:, ::-1],

@@ -12,7 +12,7 @@ from vitgraph.models.families.qwen2_vl import Qwen2VLRule
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions, segment_offsets
+from vitgraph.models.grid_metadata import block_positions, offsets_of, segment_offsets
 from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
 
@@ -127,11 +127,10 @@ class Qwen2_5VLEncoder(GridTowerEncoder):  # noqa: N801
             positions.append(np.tile(frame_positions, (grid.t, 1)))
             lengths.append(np.tile(frame_lengths, grid.t))
             start += grid.t * len(order)
-        window_ends = np.cumsum(np.concatenate(lengths), dtype=np.int32) * np.int32(merge**2)
         return {
             "cu_seqlens": segment_offsets(grids),
             "position_ids": np.concatenate(positions),
-            "cu_window_seqlens": np.concatenate([np.zeros(1, np.int32), window_ends]),
+            "cu_window_seqlens": offsets_of(np.concatenate(lengths) * merge**2),
             "window_index": np.concatenate(orders),
             "inverse_index": np.concatenate(inverses),
         }

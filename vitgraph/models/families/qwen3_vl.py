@@ -92,13 +92,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
         hidden = self.visual.patch_embed(inputs["pixel_values"])
         table = self.visual.pos_embed.weight
         positions = self.position_rows(table, inputs["interp_indices"], inputs["interp_weights"], hidden.dtype)
-        return self.forward_embedded(
-            hidden,
-            positions,
-            cu_seqlens=inputs["cu_seqlens"],
-            max_seqlen=scalars["max_seqlen"],
-            position_embeddings=self.visual.rotary_pos_emb(hidden, inputs["position_ids"]),
-        )
+        return self.forward_embedded(hidden, positions, **self.block_arguments(hidden, inputs, scalars))
 
     def forward_embedded(
         self, hidden: torch.Tensor, positions: torch.Tensor, **arguments: Any
