@@ -59,7 +59,7 @@ from vitgraph.specs.fields import spec_from
 from vitgraph.tuning.advice import tune_budgets
 from vitgraph.tuning.host_watch import host_layer_us
 from vitgraph.tuning.judge import representative
-from vitgraph.tuning.verdict import AUTOMATIC, NO_GRAPHS, SEED_NINE, TUNED
+from vitgraph.tuning.verdict import AUTOMATIC, NO_GRAPHS, SEED_NINE, TUNED, USE_GRAPHS
 
 LISTS = (AUTOMATIC, SEED_NINE, TUNED)
 AGAIN = EAGER + REPEAT_SUFFIX
@@ -279,6 +279,7 @@ PREDICTIONS = (
     *("tower", "calls", "measured gain, %", "predicted, %"),
     *("median error of a graph call, %", "of an eager call, %", "eager again, %", "slower, %"),
 )
+ADVICE = {USE_GRAPHS: "on", NO_GRAPHS: "off"}
 TEXTS = 2
 """Columns that hold no numbers, from the left."""
 
@@ -304,7 +305,7 @@ def rows_of(run: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         summarize_errors(predicted[name][chosen].tolist(), measured[name][chosen].tolist()).median_pct
         for name, chosen in ((TUNED, has_graph), (EAGER, slice(None)))
     )
-    advice = "off" if run["verdict"] == NO_GRAPHS else "on"
+    advice = ADVICE.get(run["verdict"], "measure")
     mean = summarize(eager, requests).mean_ms
     first = [*names, advice, str(len(requests)), _plain(mean), *intervals]
     forecast = improvement(predicted[EAGER], predicted[TUNED], "mean", requests).improvement_pct
