@@ -5,9 +5,9 @@
 
 DIR holds the three files of vLLM's wheel that `vllms_files.py` names. Every scenario is searched as the command does,
 on one half of the calls, and measured on the other: eager, eager again, vLLM's automatic list, the nine budgets of its
-documentation and the tuned list take turns on each call. Where the advice is to leave graphs off, the tuned list is the
-best one if any share of the requests might become slower. Without a GPU a call on the same buffers stands in for a
-graph, which tries the command out and measures nothing.
+documentation and the tuned list take turns on each call. Where no list keeps `--max-slower-share`, the tuned list is
+the best one without that limit. Without a GPU a call on the same buffers stands in for a graph, which tries the command
+out and measures nothing.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def search(model: Mapping[str, Any], profile: CalibrationProfile, factor: float,
         host_factor=factor,
     )
     advice = measured = find(limits=limits)
-    if advice.result.verdict == NO_GRAPHS:
+    if not advice.tuned.outcome.is_kept:
         measured = find(limits=replace(limits, most_slower=ANY_SHARE))
     calls = list(representative(measured.calls, spec.bench.workload.seed))
     cost, plans = measured.tuned.cost, measured.tuned.plans
