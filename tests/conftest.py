@@ -103,7 +103,7 @@ def _debug_tower(**settings: Any) -> VisionEncoder:
     import torch
 
     from vitgraph.measure.setup import load, resolve_source
-    from vitgraph.specs import ModelSpec
+    from vitgraph.specs.parts import ModelSpec
 
     spec = ModelSpec("qwen3-vl-debug", load_format="dummy", device="cpu", **settings)
     encoder, _ = load(resolve_source(spec), spec, device=torch.device("cpu"), dtype=torch.float32)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec
+from vitgraph.specs.asked import BenchSpec
 from vitgraph.specs.fields import spec_from
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,7 @@ from vitgraph.measure.setup import load, plan_graphs, resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import POLICIES
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 from vitgraph.verify.drills import poison_graph_buffers
 from vitgraph.verify.probes import Candidate, Probe, ProbeStore, item_catalogue
 

@@ -10,7 +10,7 @@ from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.verify.drills import poison_memory, pool_segments
 
 pytestmark = pytest.mark.requires_cuda

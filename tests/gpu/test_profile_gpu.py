@@ -15,7 +15,8 @@ from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.compile.replaced_modules import PatchProduct, stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec
+from vitgraph.specs.asked import ProfileSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 from vitgraph.specs.values import parse_items
 from vitgraph.workloads.base import Request
 

@@ -54,8 +54,9 @@ from vitgraph.predict.targets import VLLM
 from vitgraph.records.sample_table import EAGER, REPEAT_SUFFIX
 from vitgraph.records.stats import count_slower, improvement, summarize
 from vitgraph.records.store import write_atomically
-from vitgraph.specs import ModelSpec, TuneSpec
+from vitgraph.specs.asked import TuneSpec
 from vitgraph.specs.fields import spec_from
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import tune_budgets
 from vitgraph.tuning.host_watch import host_layer_us
 from vitgraph.tuning.judge import representative

@@ -20,8 +20,8 @@ from vitgraph.commands.habits import set_field
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
-from vitgraph.specs import GraphSpec
 from vitgraph.specs.fields import build, options_of, read_values
+from vitgraph.specs.parts import GraphSpec
 from vitgraph.specs.values import (
     ENABLED_FIELD,
     ENCODER_FIELDS,

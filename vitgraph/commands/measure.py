@@ -14,7 +14,7 @@ from vitgraph.errors import SlowerError, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress
 from vitgraph.records.record import Record
 from vitgraph.records.store import RecordFileError, ResultFolder, new_folder
-from vitgraph.specs import BenchSpec, CompareSpec, ProfileSpec, VerifySpec
+from vitgraph.specs.asked import BenchSpec, CompareSpec, ProfileSpec, VerifySpec
 from vitgraph.specs.fields import as_options
 
 if TYPE_CHECKING:

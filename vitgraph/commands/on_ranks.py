@@ -25,7 +25,8 @@ from vitgraph.ranks.launch import (
     rank_device,
 )
 from vitgraph.records.store import ResultFolder
-from vitgraph.specs import BenchSpec, ParallelSpec, VerifySpec
+from vitgraph.specs.asked import BenchSpec, VerifySpec
+from vitgraph.specs.parts import ParallelSpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.preparation import PreparedBench

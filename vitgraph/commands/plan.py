@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitgraph.commands.shell import Shown, tell
 from vitgraph.errors import InputError
-from vitgraph.specs import PlanSpec
+from vitgraph.specs.asked import PlanSpec
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,8 +20,8 @@ from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, 
 from vitgraph.records.draft import encode
 from vitgraph.records.record import Record
 from vitgraph.records.store import RecordFileError, ResultFolder
-from vitgraph.specs import ModelSpec
 from vitgraph.specs.fields import Spec, as_options
+from vitgraph.specs.parts import ModelSpec
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,15 +17,7 @@ from vitgraph.commands.shell import Shown
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_UNEXPECTED, UsageError, VitgraphError
 from vitgraph.measure.progress import Progress
 from vitgraph.records.store import DEFAULT_ROOT, RUN_FILE, ResultFolder, read_record
-from vitgraph.specs import (
-    BenchSpec,
-    CalibrateSpec,
-    CompareSpec,
-    ProfileSpec,
-    RecommendSpec,
-    TuneSpec,
-    VerifySpec,
-)
+from vitgraph.specs.asked import BenchSpec, CalibrateSpec, CompareSpec, ProfileSpec, RecommendSpec, TuneSpec, VerifySpec
 from vitgraph.specs.fields import Spec, options_of, spec_from
 from vitgraph.specs.tools import SweepSpec
 from vitgraph.specs.values import near

@@ -11,7 +11,8 @@ from vitgraph.measure.progress import Progress
 from vitgraph.records.record import TuneRecord
 from vitgraph.records.sections import Resolved
 from vitgraph.records.store import DEFAULT_ROOT, SAMPLES_FILE, RecordFileError, ResultFolder, check_file, new_folder
-from vitgraph.specs import CalibrateSpec, ModelSpec, RecommendSpec, TuneSpec
+from vitgraph.specs.asked import CalibrateSpec, RecommendSpec, TuneSpec
+from vitgraph.specs.parts import ModelSpec
 
 if TYPE_CHECKING:
     from vitgraph.measure.calls import EncoderCall

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from vitgraph.commands.shell import Shown
 from vitgraph.records.store import check_file, write_file
-from vitgraph.specs import WorkloadCallsSpec, WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
+from vitgraph.specs.tools import WorkloadCallsSpec, WorkloadConvertSpec, WorkloadInspectSpec, WorkloadMakeSpec
 
 if TYPE_CHECKING:
     from vitgraph.workloads.base import Workload

@@ -52,7 +52,7 @@ from vitgraph.records.kinds.compare import Candidate as CandidateRow
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, Sample
 from vitgraph.records.sections import Encoder
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 Outcome = TypeVar("Outcome")
 

@@ -40,7 +40,7 @@ from vitgraph.records.record import CompareKind, CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH, Sample, Samples, SampleWriter, read_samples
 from vitgraph.records.store import RUN_FILE, SAMPLES_FILE, beside, read_record, refuse_to_replace
 from vitgraph.records.summary import CPU_REPLAY_REASON
-from vitgraph.specs import CompareSpec
+from vitgraph.specs.asked import CompareSpec
 
 CONTRASTS: Sequence[tuple[str, str]] = tuple(
     (series_name(*base), series_name(*series))

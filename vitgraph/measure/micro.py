@@ -25,7 +25,7 @@ from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.micro import MicroResult, MicroRow, crossings
 from vitgraph.records.record import MicroRecord
 from vitgraph.records.sections import Resolved
-from vitgraph.specs import CompareSpec
+from vitgraph.specs.asked import CompareSpec
 
 MICRO_KIND = "compare-backends-micro"
 

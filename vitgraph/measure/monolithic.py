@@ -17,7 +17,7 @@ from vitgraph.planning.accounting import GraphCounters, waste_of
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.packing import pack_items
 from vitgraph.records.sections import MonolithicPlan
-from vitgraph.specs import BenchSpec
+from vitgraph.specs.asked import BenchSpec
 
 
 @dataclass(frozen=True, slots=True)

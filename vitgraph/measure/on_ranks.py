@@ -28,7 +28,7 @@ from vitgraph.records.sections import Encoder
 
 if TYPE_CHECKING:
     from vitgraph.models.registry import ModelSource
-    from vitgraph.specs import ModelSpec
+    from vitgraph.specs.parts import ModelSpec
 
 
 class RankTimer(CallTimer):

@@ -39,7 +39,9 @@ from vitgraph.predict.targets import TargetCost
 from vitgraph.records.sections import Resolved
 from vitgraph.records.sections import SkippedItem as SkippedSection
 from vitgraph.records.sections import Workload as WorkloadSection
-from vitgraph.specs import MONOLITHIC_BASELINE, BenchSpec, GraphSpec, ModelSpec, WorkloadCallsSpec
+from vitgraph.specs.asked import BenchSpec
+from vitgraph.specs.parts import MONOLITHIC_BASELINE, GraphSpec, ModelSpec
+from vitgraph.specs.tools import WorkloadCallsSpec
 from vitgraph.specs.values import call_shares
 from vitgraph.workloads.base import SkippedItem, Workload
 from vitgraph.workloads.calls import CallMix, grouping_of

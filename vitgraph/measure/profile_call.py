@@ -37,7 +37,8 @@ from vitgraph.records.record import ProfileRecord
 from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.records.sections import GraphKey
 from vitgraph.records.store import ResultFolder
-from vitgraph.specs import GraphSpec, ProfileSpec, WorkloadSpec
+from vitgraph.specs.asked import ProfileSpec
+from vitgraph.specs.parts import GraphSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
 from vitgraph.workloads.registry import build_workload
 

@@ -14,7 +14,7 @@ from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, p
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
 from vitgraph.records.sections import Compiled, Encoder
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 
 if TYPE_CHECKING:
     import torch

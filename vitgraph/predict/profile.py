@@ -18,7 +18,7 @@ from vitgraph.records.sections import Encoder, Environment
 from vitgraph.records.store import read_record, refuse_to_replace, write_file
 
 if TYPE_CHECKING:
-    from vitgraph.specs import ModelSpec
+    from vitgraph.specs.parts import ModelSpec
 
 
 class ProfileError(UsageError):

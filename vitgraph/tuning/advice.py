@@ -30,7 +30,7 @@ from vitgraph.records.kinds.tune import (
     UsedProfile,
 )
 from vitgraph.records.sample_table import Sample
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.tuning.describe import Paste, describe, describe_vllm
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask, predicted_times, search_calls

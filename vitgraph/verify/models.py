@@ -25,7 +25,7 @@ from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.verify import VerifiedModel, VerifyResult
 from vitgraph.records.record import Record, Status, VerifyRecord
 from vitgraph.records.store import RecordFileError, ResultFolder
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.verify.parallel import merge_ranks
 from vitgraph.verify.run import describe_error, effort_on, plan_verification, verify_row
 from vitgraph.verify.session import ERROR, FAILED, OK

@@ -17,7 +17,7 @@ from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.kinds.verify import VerifiedModel
-from vitgraph.specs import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
+from vitgraph.specs.parts import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
 from vitgraph.verify import checks, drills
 from vitgraph.verify.parallel import verify_sharing
 from vitgraph.verify.probes import PredictedTokensError, item_catalogue

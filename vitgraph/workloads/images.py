@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitgraph.errors import HubUnreachableError, InputError, UsageError, first_line
 from vitgraph.reading import is_file, is_folder
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import (
     MediaItem,
     Provenance,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import is_file, is_folder
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import Workload
 from vitgraph.workloads.encoded_image import read_folder
 from vitgraph.workloads.hub_sets import parquet_files

@@ -19,7 +19,7 @@ import numpy as np
 from vitgraph.errors import InputError, UsageError
 from vitgraph.reading import MOST_BYTES, is_file
 from vitgraph.records.store import write_file
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import (
     MediaItem,
     Provenance,

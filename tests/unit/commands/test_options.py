@@ -22,8 +22,9 @@ from vitgraph.commands.habits import as_here
 from vitgraph.commands.options import add_command, options_page, read_spec, specs_of_commands
 from vitgraph.commands.shell import Shown, reported_errors
 from vitgraph.errors import EXIT_STATUSES, UsageError, VitgraphError
-from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
+from vitgraph.specs.asked import BenchSpec, CompareSpec
 from vitgraph.specs.fields import Option, as_options, build, options_of
+from vitgraph.specs.parts import GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 from vitgraph.specs.tools import DoctorSpec
 from vitgraph.specs.values import parse_compilation_config, parse_items, parse_token_budgets, parse_tokens
 

@@ -21,7 +21,7 @@ from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
-from vitgraph.specs import GraphSpec
+from vitgraph.specs.parts import GraphSpec
 from vitgraph.verify.probes import encode_eagerly
 
 CPU = torch.device("cpu")

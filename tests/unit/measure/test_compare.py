@@ -33,7 +33,8 @@ from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.records.summary import CPU_REPLAY_REASON
-from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
+from vitgraph.specs.asked import BenchSpec, CompareSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 REQUESTS = 5
 

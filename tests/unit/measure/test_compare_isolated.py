@@ -15,7 +15,8 @@ from vitgraph.measure.compare import prepare_compare, run_compare, run_isolated
 from vitgraph.records.candidates import before_its_turn, failure
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
-from vitgraph.specs import BenchSpec, CompareSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
+from vitgraph.specs.asked import BenchSpec, CompareSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
 class Silent:

@@ -25,7 +25,8 @@ from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.records.sections import CompileCache, Compiled
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
+from vitgraph.specs.asked import BenchSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 
 
 def prepared() -> PreparedBench:

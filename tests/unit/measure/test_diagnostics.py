@@ -28,7 +28,8 @@ from vitgraph.records.store import read_record
 from vitgraph.report import say
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.graph_tables import per_path_table, shown_paths
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, RunSpec, WorkloadSpec
+from vitgraph.specs.asked import BenchSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request
 
 USES = {320: 3, 256: 2, 384: 1}

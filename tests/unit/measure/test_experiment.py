@@ -14,7 +14,7 @@ from vitgraph.measure.experiment import Control, Experiment, TimedCall, rounds_o
 from vitgraph.measure.series import Series
 from vitgraph.measure.setup import resolve_source
 from vitgraph.measure.timing import CallTime, CallTimer
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.workloads.base import MediaItem, Request
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from vitgraph.measure.series import expect_calls, prepare_attention
 from vitgraph.measure.setup import plan_graphs, resolve_source
 from vitgraph.models.compile.compilation import compile_encoder
 from vitgraph.models.loading import load_encoder
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 
 CPU = torch.device("cpu")
 

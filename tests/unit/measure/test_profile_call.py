@@ -18,7 +18,8 @@ from vitgraph.measure.profile_call import (
     run_profile,
 )
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.specs import GraphSpec, ModelSpec, ProfileSpec
+from vitgraph.specs.asked import ProfileSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 from vitgraph.specs.values import parse_items
 
 

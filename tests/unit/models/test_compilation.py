@@ -27,7 +27,7 @@ from vitgraph.models.compile.compilation import (
 )
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelRow
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 CPU = torch.device("cpu")
 

@@ -26,7 +26,7 @@ from vitgraph.models.compile.fusions import (
 )
 from vitgraph.models.compile.persistent_norms import PersistentChoices
 from vitgraph.models.registry import ROWS
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 HALF = torch.bfloat16
 EPILOGUES = {

@@ -24,7 +24,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.registry import ROWS
 from vitgraph.models.two_path import GLOBAL_PIXELS, TwoPathEncoder
 from vitgraph.planning.items import VIDEO
-from vitgraph.specs import GraphSpec
+from vitgraph.specs.parts import GraphSpec
 
 TOLERANCE = 1e-5
 TWO_LEVELS = 2 / 255 / 0.26

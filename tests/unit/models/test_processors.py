@@ -15,7 +15,7 @@ from vitgraph.measure.setup import resolve_source
 from vitgraph.models.family import Tower
 from vitgraph.models.processors import IMAGE_FILE, PROCESSOR_FILE, VIDEO_FILE
 from vitgraph.models.registry import ROWS, ModelRow, ModelSource, resolve_model, resolve_preset
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 QWEN = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],

@@ -12,7 +12,7 @@ from torch import nn
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.compile.residual import CompiledBlockRunner, ResidualStream, open_last_sum, run_block
 from vitgraph.models.registry import ROWS
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 

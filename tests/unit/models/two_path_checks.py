@@ -21,7 +21,7 @@ from vitgraph.models.registry import ModelSource
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
-from vitgraph.specs import GraphSpec
+from vitgraph.specs.parts import GraphSpec
 from vitgraph.verify.probes import encode_eagerly
 
 UNTILED = CropGeometry(IMAGE, 0, 0)

@@ -22,7 +22,7 @@ from vitgraph.predict.assignment import (
     share_by_size,
 )
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 NINE = (512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864)
 

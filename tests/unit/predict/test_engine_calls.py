@@ -11,7 +11,7 @@ from synthetic import image, video
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.engine_calls import EngineModel, replay_arrivals, replay_workload
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.registry import build_workload
 
 ENGINE = EngineModel(step_ms=10.0, token_us=0.0, text_tokens=0, output_tokens=1, max_num_batched_tokens=1000)

@@ -18,7 +18,7 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower, rules_table
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.workload_cost import Traffic
-from vitgraph.specs import GraphSpec, WorkloadSpec
+from vitgraph.specs.parts import GraphSpec, WorkloadSpec
 from vitgraph.tuning.calibration_items import encoder_facts
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search

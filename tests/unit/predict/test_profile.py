@@ -22,7 +22,7 @@ from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
 from vitgraph.records.sections import Compiled, Encoder, Environment
 from vitgraph.records.store import read_record
 from vitgraph.report.views.parts import calibrate_document
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 
 STORED = Path(__file__).parents[2] / "data" / "synthetic-profile.json"
 
@@ -106,11 +106,11 @@ import sys
 from pathlib import Path
 from vitgraph.measure.calls import make_calls
 from vitgraph.measure.setup import resolve_source
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.explain import explain_plan
 from vitgraph.predict.profile import load_profile
 from vitgraph.predict.profile_summary import describe_profile
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.tuning.advice import tune_budgets
 from vitgraph.workloads.registry import build_workload
 source = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))

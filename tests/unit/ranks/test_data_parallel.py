@@ -20,7 +20,7 @@ from vitgraph.planning.accounting import count_calls
 from vitgraph.predict.assignment import share_by_size
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
-from vitgraph.specs import GraphSpec, ModelSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec
 from vitgraph.verify.probes import encode_eagerly
 
 TOLERANCE = 1e-5

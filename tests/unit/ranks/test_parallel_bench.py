@@ -30,7 +30,8 @@ from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
-from vitgraph.specs import BenchSpec, GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
+from vitgraph.specs.asked import BenchSpec
+from vitgraph.specs.parts import GraphSpec, ModelSpec, ParallelSpec, RunSpec, WorkloadSpec
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.candidates import failure
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
-from vitgraph.specs import CompareSpec
+from vitgraph.specs.asked import CompareSpec
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.records.store import read_record
 from vitgraph.report.to_terminal import render
 from vitgraph.report.views.parts import calibrate_document
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning import device_timing
 from vitgraph.tuning.calibration import FEWEST_BUDGETS, FEWEST_EAGER, calibrate
 from vitgraph.tuning.calibration_items import CalibrationPlan, ItemCatalogue, encoder_facts

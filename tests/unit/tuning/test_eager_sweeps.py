@@ -14,7 +14,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.records.kinds.calibrate import Timing
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning import calibration
 from vitgraph.tuning.calibration import calibrate
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem

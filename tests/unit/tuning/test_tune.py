@@ -21,7 +21,7 @@ from vitgraph.predict.find_profile import tower_shape
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.records.kinds.tune import TuneResult
 from vitgraph.records.sections import Encoder
-from vitgraph.specs import ModelSpec, WorkloadSpec
+from vitgraph.specs.parts import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
 from vitgraph.tuning.advice import Advice, tune_budgets
 from vitgraph.tuning.objective import Limits, Objective

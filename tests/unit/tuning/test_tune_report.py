@@ -24,7 +24,7 @@ from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_files import write
 from vitgraph.report.views.plan import explanation_document
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import tune_budgets
 from vitgraph.tuning.explain import explain_plan, explain_workload
 

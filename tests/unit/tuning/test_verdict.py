@@ -19,7 +19,7 @@ from vitgraph.records.kinds.tune import Closed, Measured, PredictionError, Strat
 from vitgraph.records.latency import Improvement, Pair, SlowerRequests
 from vitgraph.records.sections import Compiled
 from vitgraph.records.stats import summarize
-from vitgraph.specs import ModelSpec
+from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings
 from vitgraph.tuning.search import Search

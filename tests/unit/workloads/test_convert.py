@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads import registry
 from vitgraph.workloads.base import Workload
 from vitgraph.workloads.registry import build_workload, convert_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vitgraph.models.registry import resolve_model
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Workload, number_requests
 from vitgraph.workloads.inspect import common_values, describe_numbers, histogram, inspect_workload
 from vitgraph.workloads.registry import build_workload

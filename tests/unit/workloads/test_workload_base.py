@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request, Workload, choose_warmups, number_requests, shrink_size
 from vitgraph.workloads.registry import build_workload
 
@@ -166,7 +166,8 @@ def test_unusable_options_name_value_and_rule(options: dict, text: str) -> None:
 
 def test_planning_workloads_do_not_load_torch() -> None:
     code = (
-        "import sys; from vitgraph.specs import WorkloadSpec; from vitgraph.workloads.registry import build_workload\n"
+        "import sys; from vitgraph.specs.parts import WorkloadSpec\n"
+        "from vitgraph.workloads.registry import build_workload\n"
         "build_workload(WorkloadSpec(num_prompts=3))\n"
         "build_workload(WorkloadSpec(dataset_name='trace', num_prompts=3))\n"
         "print([name for name in ('torch', 'datasets', 'pyarrow', 'transformers') if name in sys.modules])"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.specs.values import call_shares
 from vitgraph.workloads.base import MediaItem, Request
 from vitgraph.workloads.calls import CallMix, arrivals_of, grouping_of, split_by_calls

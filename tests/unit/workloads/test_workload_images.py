@@ -23,7 +23,7 @@ from PIL import Image, PngImagePlugin, features
 
 from vitgraph import reading
 from vitgraph.errors import HubUnreachableError, InputError, UsageError
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Workload
 from vitgraph.workloads.encoded_image import (
     EncodedImage,

@@ -8,7 +8,7 @@ import pytest
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.records.store import RecordFileError
-from vitgraph.specs import WorkloadSpec
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request, Workload
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES, save_trace
