@@ -10,15 +10,8 @@ from vitgraph.records.graph_facts import Counters
 from vitgraph.report import say
 from vitgraph.report.columns import Row, column, table_of, texts
 from vitgraph.report.document import Document, Facts, Section, Text, document, section
+from vitgraph.report.views import graph_tables
 from vitgraph.report.views.conditions import budgets_of, compiled_text, limits_text, misses_text, of_text
-from vitgraph.report.views.graph_tables import (
-    FIGURES,
-    TWO_PATHS,
-    counter_facts,
-    per_budget_table,
-    replayed_table,
-    shown_paths,
-)
 from vitgraph.report.views.ranks import sharing_section
 
 BATCHES = table_of(
@@ -45,7 +38,11 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
     found = sorted(description.get("backends") or (), key=lambda row: bool(row["unavailable_reason"]))
     reasons = ((str(row["name"]), row["unavailable_reason"]) for row in found)
     backends = ((name, f"unavailable: {reason}" if reason else "available") for name, reason in reasons)
-    facts = Facts.of(counter_facts(counters, packing)), shown_paths(counters), replayed_table(counters)
+    facts = (
+        Facts.of(graph_tables.counter_facts(counters, packing)),
+        graph_tables.shown_paths(counters),
+        graph_tables.replayed_table(counters),
+    )
     return document(
         "vitgraph, dry run",
         f"{model['model']} ({resolved['architecture']}, {resolved['config_source']})",
@@ -62,7 +59,7 @@ def dry_run_document(description: Mapping[str, Any]) -> Document:
             *filter(None, [budgets_of(resolved["token_budgets"])]),
             f"{say.count(workload['requests'], 'request')} in {say.count(workload['calls'], 'call')}",
         ),
-        tables=(per_budget_table(counters),),
+        tables=(graph_tables.per_budget_table(counters),),
     )
 
 
@@ -90,21 +87,18 @@ def _monolithic_section(resolved: Mapping[str, Any], counters: Counters, expecte
     rows = [
         ("Graphs to capture", str(resolved["graphs"]), str(planned["graphs"])),
         *((f"Expected {name}", *(f"{getattr(side, field):,}" for side in sides)) for name, field in counted),
-        ("Expected waste", *map(FIGURES["Waste"], sides)),
+        ("Expected waste", *map(graph_tables.FIGURES["Waste"], sides)),
     ]
     named = (dict(zip(("figure", "graph", "monolithic"), row, strict=True)) for row in rows)
-    table = TWO_PATHS.filled(named, title=f"{TWO_PATHS.title}, expected").without("eager")
+    table = graph_tables.TWO_PATHS.filled(named, title=f"{graph_tables.TWO_PATHS.title}, expected").without("eager")
     crops = f"{planned['max_crops']} crops and {planned['item_tokens']} rows an image"
     return section("", table, f"Monolithic graphs: {crops}, budgets {', '.join(map(str, budgets))}")
 
 
 def explanation_document(data: Mapping[str, Any]) -> Document:
     """What packing does with one call (`explain_plan`) or with a workload (`explain_workload`)."""
-    counts, workload, batches = (
-        _counters(data["counts"]),
-        data.get("workload") or {},
-        replayed_table(_counters(data["counts"])),
-    )
+    counts, workload = _counters(data["counts"]), data.get("workload") or {}
+    batches = graph_tables.replayed_table(counts)
     refused = len(workload.get("skipped", ()))
     outcome = say.joined(
         say.count(counts.hits, "hit"),
@@ -118,10 +112,10 @@ def explanation_document(data: Mapping[str, Any]) -> Document:
     return document(
         "vitgraph plan",
         f"{data['policy']} packing",
-        section("", batches, shown_paths(counts)),
+        section("", batches, graph_tables.shown_paths(counts)),
         section("", *map(misses_text, data.get("misses", ())), *_prediction(data["predicted"])),
         what=(f"{data['policy']}: {outcome}",),
-        tables=(per_budget_table(counts),),
+        tables=(graph_tables.per_budget_table(counts),),
     )
 
 
