@@ -35,9 +35,9 @@ def main() -> None:
 
 def _end_stopped() -> None:
     leave_stops_to_the_end(EXIT_INTERRUPTED)
-    from vitgraph.ranks.launch import is_follower
+    from vitgraph.ranks.launch import tells_of_stops
 
-    if not is_follower():
+    if tells_of_stops():
         print("stopped", file=sys.stderr)
     sys.exit(EXIT_INTERRUPTED)
 

@@ -17,6 +17,9 @@ from saved_run_folders import read_bench
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
+from vitgraph.commands import on_ranks
+from vitgraph.errors import EXIT_INTERRUPTED
+from vitgraph.ranks.launch import RanksEnded
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE
 
@@ -104,6 +107,13 @@ def test_a_dry_run_says_what_sharing_by_cost_changes() -> None:
     assert by_cost["calls"] == 10
     assert 0 < by_cost["predicted_slowest_ms"]["cost"] <= 1.05 * by_cost["predicted_slowest_ms"]["size"]
     assert "sharing by cost instead of size changes" in " ".join(json.loads(result.stdout)["warnings"])
+
+
+def test_a_launcher_says_that_its_run_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ranks, "launch_ranks", lambda *_: RanksEnded(EXIT_INTERRUPTED))
+    result = run(*TINY, *DATA, "2", "--output-dir", str(tmp_path / "run"))
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert result.stderr.splitlines()[-1] == "stopped"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import typer
 
 from vitgraph.commands.process import keep_stdout
 from vitgraph.commands.shell import Shown, check_run, shown_record
-from vitgraph.errors import EXIT_UNEXPECTED, RankFailedError, VitgraphError
+from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, VitgraphError
 from vitgraph.ranks.launch import (
     check_ranks,
     end_with_parent,
@@ -54,6 +54,7 @@ def ran_on_ranks(
     Raises:
         UsageError: There are not enough devices, or torchrun started another number of processes.
         RankFailedError: A rank ended with an error that rank 0 could not tell.
+        KeyboardInterrupt: The run was stopped.
         Exit: A rank ended with an error that rank 0 has told.
     """
     ranks, overwrite = spec.parallel.ranks, spec.overwrite if isinstance(spec, VerifySpec) else spec.run.overwrite
@@ -69,6 +70,8 @@ def ran_on_ranks(
     progress.close()
     output = ["--output-dir", str(folder)] if folder is not None else []
     ended = launch_ranks(ranks, [*sys.argv[1:], *output])
+    if ended.exit_status == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
     if ended.message is not None:
         raise RankFailedError(ended.message, ended.exit_status)
     if ended.exit_status:

@@ -117,7 +117,10 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
         _tell(f"error: {error}", error)
         raise typer.Exit(error.exit_status) from error
     except KeyboardInterrupt:
-        _tell("stopped")
+        from vitgraph.ranks.launch import tells_of_stops
+
+        if tells_of_stops():
+            tell("stopped")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
         # Who reads the output has enough of it. Python would complain once more when it closes the stream.

@@ -36,13 +36,15 @@ ANSWER_S = 3.0
 """How long the ranks have to say that they are alive once something went wrong."""
 
 _LOOK_EVERY_S = 0.5
-_SPIN_S, _NAP_S = 2e-3, 2e-4
+_SPIN_S, _NAP_S, _LONG_NAP_S = 2e-3, 2e-4, 2e-2
+_GLOO_TRIES = 5
+"""Gloo tries so often to connect to a rank, each time for the whole time limit of its group."""
 _WATCHDOG_MARGIN_S = 60.0
 """torch's own limits come later than ours: NCCL's ends the whole process, and gloo's does not say who is missing."""
 
 gather_equal_parts = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """torch 2.13 renamed it."""
-
+_set_timeout = dist.distributed_c10d._set_pg_timeout
 
 ERROR, LOST, STOPPED = "error", "lost", "stopped"
 """What a rank may say: it failed; it lost another one; a signal told it to stop."""
@@ -74,18 +76,18 @@ class ParallelGroup:
         self.device = device
         self.limit_s = limit_s
         self.places: list[str] = [f"rank {index}" for index in range(size)]
+        self._run_store = store
         self._store = dist.PrefixStore("vitgraph", store)
         self._is_ending = False
         self._signal: int | None = None
         self._old_handlers: dict[int, Any] = {}
-        self._control = dist.new_group(
-            backend="gloo", timeout=timedelta(seconds=max(SETUP_LIMIT_S, limit_s) + _WATCHDOG_MARGIN_S)
-        )
         self._token = torch.zeros(1, device=device)
 
     @classmethod
     def join(cls, device_name: str, limit_s: float) -> Self:
-        """Joins the run that the environment describes as torchrun does: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
+        """This process as a rank of the run that the environment describes as torchrun does.
+
+        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say which; entering the group is meeting the others.
 
         Args:
             limit_s: Longest wait for another rank while calls are measured.
@@ -101,23 +103,38 @@ class ParallelGroup:
             torch.cuda.set_device(device)
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.local_size))
-        store, rank, size = _meet(place)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=store,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=limit_s + ANSWER_S + _WATCHDOG_MARGIN_S),
-            # Without it NCCL guesses the device by rank wherever no tensor tells, and connects only when first used.
-            device_id=device if device.type == "cuda" else None,
-        )
-        group = cls(store, rank, size, device, limit_s)
+        return cls(*_find_store(place), device, limit_s)
+
+    def _meet(self) -> None:
+        """Connects the ranks once all of them are there."""
+        what = "the meeting of the ranks"
+        keys = [f"here/{rank}" for rank in range(self.size)]
+        watchdog = timedelta(seconds=self.limit_s + ANSWER_S + _WATCHDOG_MARGIN_S)
+        connecting = timedelta(seconds=JOIN_LIMIT_S / _GLOO_TRIES)
+        is_cuda = self.device.type == "cuda"
+        with self.collective(what):
+            # A launcher has the store open before any rank comes, and no wait within torch names who does not.
+            self._store.set(keys[self.rank], "")
+            self._poll(lambda: self._store.check(keys), what, JOIN_LIMIT_S, nap_s=_LONG_NAP_S)
+            dist.init_process_group(
+                "nccl" if is_cuda else "gloo",
+                store=self._run_store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=watchdog if is_cuda else connecting,
+                # Without it NCCL guesses the device by rank where no tensor tells, and connects only when first used.
+                device_id=self.device if is_cuda else None,
+            )
+            self._control = dist.new_group(backend="gloo", timeout=connecting)
+        if not is_cuda:
+            _set_timeout(watchdog)
+        _set_timeout(timedelta(seconds=max(SETUP_LIMIT_S, self.limit_s) + _WATCHDOG_MARGIN_S), self._control)
         here = socket.gethostname()
-        everyone = group.exchange((f"rank {rank} ({here}, {device})", here, os.getpid()), "its place", slow=True)
-        group.places = [place for place, _, _ in everyone]
+        own = f"rank {self.rank} ({here}, {self.device})", here, os.getpid()
+        everyone = self.exchange(own, "its place", slow=True)
+        self.places = [place for place, _, _ in everyone]
         OWN_PROCESSES.update(pid for _, host, pid in everyone if host == here)
-        group.connect()
-        return group
+        self.connect()
 
     def connect(self) -> None:
         """Runs each kind of collective once; NCCL sets channels up in the first of a kind, which no call should pay."""
@@ -228,7 +245,7 @@ class ParallelGroup:
         Raises:
             RankFailedError: A rank failed, or did not come within the limit; this one, where its own work did not end.
         """
-        self._poll(event.query, "a call", self.limit_s, naps=False, is_own_done=None if own is None else own.query)
+        self._poll(event.query, "a call", self.limit_s, nap_s=None, is_own_done=None if own is None else own.query)
 
     def _poll(
         self,
@@ -236,7 +253,7 @@ class ParallelGroup:
         what: str,
         limit_s: float,
         *,
-        naps: bool = True,
+        nap_s: float | None = _NAP_S,
         is_own_done: Callable[[], bool] | None = None,
     ) -> None:
         """Waits for something that other ranks have a part in.
@@ -247,9 +264,9 @@ class ParallelGroup:
         started = looked = time.monotonic()
         while not is_done():
             now = time.monotonic()
-            if naps:
+            if nap_s is not None:
                 # A core is worth more to the rank that is waited for.
-                time.sleep(0 if now - started < _SPIN_S else _NAP_S)
+                time.sleep(0 if now - started < _SPIN_S else nap_s)
             if now - looked < _LOOK_EVERY_S:
                 continue
             looked, waited_s = now, now - started
@@ -339,6 +356,11 @@ class ParallelGroup:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._old_handlers[number] = signal.signal(number, self._stop)
+        try:
+            self._meet()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
@@ -366,8 +388,8 @@ class ParallelGroup:
             _abandoned = False
 
 
-def _meet(place: Place) -> tuple[dist.Store, int, int]:
-    """The store of a run once all of its ranks are there, this rank, and how many there are."""
+def _find_store(place: Place) -> tuple[dist.Store, int, int]:
+    """The store of a run, this rank, and how many there are."""
     try:
         return next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=JOIN_LIMIT_S))))
     except (RuntimeError, ValueError) as error:

@@ -35,6 +35,8 @@ LAST_RANK_S = 300.0
 """How long the other ranks may go on once one has ended well: the first one writes the report then."""
 LOOK_EVERY_S = 1.0
 PID_FILE = "pid"
+OWN_RUN = "vitgraph-"
+"""How the id begins that torch's launcher gives a run of ours."""
 
 OWN_PROCESSES: set[int] = set()
 """Processes that belong to this run beside this one, its other ranks. The driver may list a peer on this GPU too."""
@@ -128,6 +130,14 @@ def is_follower() -> bool:
     return rank.isdecimal() and size.isdecimal() and 0 < int(rank) < int(size)
 
 
+def tells_of_stops() -> bool:
+    """True where this process says that the run was stopped.
+
+    Our launcher does that for its ranks: one that it stops does not know whether another one failed before it came.
+    """
+    return not is_follower() and not os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(OWN_RUN)
+
+
 def check_ranks(ranks: int) -> None:
     """Refuses a start whose processes are not those that the options speak of.
 
@@ -184,7 +194,7 @@ def launch_ranks(ranks: int, arguments: Sequence[str]) -> RanksEnded:
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
-            run_id=uuid.uuid4().hex,
+            run_id=f"{OWN_RUN}{uuid.uuid4().hex}",
             rdzv_backend="c10d",
             rdzv_endpoint="localhost:0",
             local_addr="localhost",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rank_processes import RankResult, run_ranks, values
 
 from vitgraph.errors import BudgetError
@@ -117,6 +118,60 @@ def test_a_killed_rank_ends_the_others_by_name(ranks: int) -> None:
     results = run_ranks(ranks, work)
     assert results[1].exit_code == -signal.SIGKILL
     assert all("did not answer within 1 s" in error for error in blamed(results, 1))
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a launcher the store of the run is there before the ranks are."""
+    monkeypatch.setattr(group_module, "JOIN_LIMIT_S", 1.0)
+    given_up, meet = multiprocessing.get_context("fork").Semaphore(0), ParallelGroup._meet
+
+    def come(group: ParallelGroup) -> None:
+        if group.rank == 1:
+            assert all(given_up.acquire(timeout=LONG_S) for _ in range(2))
+            raise BudgetError("this rank did not come")
+        try:
+            meet(group)
+        finally:
+            given_up.release()
+
+    monkeypatch.setattr(ParallelGroup, "_meet", come)
+    for result in run_ranks(3, gather_once)[::2]:
+        assert result.error is not None and "rank 1 did not answer within 1 s" in result.error
+        assert "Noticed as the meeting of the ranks" in result.error
+
+
+class StopsOnceTold(dist.Store):
+    """A store whose process is stopped once it has told the others where they can connect to it."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self.get, self.wait, self.check, self.has_extended_api = store.get, store.wait, store.check, lambda: False
+        self._set = store.set
+
+    def set(self, key: str, value: Any) -> None:
+        self._set(key, value)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_rank_that_stops_while_the_ranks_connect_is_waited_for_within_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo tries five times, each time for the limit that it was given."""
+    monkeypatch.setattr(group_module, "JOIN_LIMIT_S", 5.0)
+    leader = multiprocessing.get_context("fork").Value("i")
+    meet = ParallelGroup._meet
+
+    def come(group: ParallelGroup) -> None:
+        if group.rank == 0:
+            leader.value, group._run_store = os.getpid(), StopsOnceTold(group._run_store)
+        try:
+            meet(group)
+        finally:
+            os.kill(leader.value, signal.SIGKILL)
+
+    monkeypatch.setattr(ParallelGroup, "_meet", come)
+    result = run_ranks(2, gather_once)[1]
+    assert result.error is not None and "rank 0 did not answer within 1 s" in result.error
 
 
 def test_a_rank_that_hangs_ends_the_others_after_the_limit() -> None:

@@ -209,17 +209,21 @@ def test_a_rank_that_hangs_once_the_others_have_ended_is_killed(
     assert not watch.is_alive()
 
 
-@pytest.mark.parametrize(("rank", "said"), [("0", "stopped\n"), ("1", "")])
-def test_the_first_rank_alone_says_that_it_was_stopped(
-    rank: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("rank", "run", "said"), [("0", "of torchrun", "stopped\n"), ("1", "of torchrun", ""), ("0", "vitgraph-1", "")]
+)
+def test_one_process_of_a_run_says_that_it_was_stopped(
+    rank: str, run: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The first rank, or the launcher where that is ours."""
+
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(program, "be_stoppable", stop)
     monkeypatch.setattr(program, "leave_stops_to_the_end", lambda _: None)
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": rank, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": run}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="130"):
         program.main()
     assert capsys.readouterr().err == said
