@@ -18,9 +18,6 @@ from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 
-PUBLISHED_KEYS = ((r"(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),)
-"""What stands before the names of a tower's tensors in published files."""
-
 
 class GridTowerEncoder(VisionEncoder):
     """A transformers tower over packed patches in merge-block order, with one attention segment a frame.
@@ -39,7 +36,9 @@ class GridTowerEncoder(VisionEncoder):
     """The learned position table, which is sampled at each patch; None where the tower has none."""
     position_merge: ClassVar[int | None] = None
     """Side of the blocks in whose order patches come, where it is not the merge."""
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"(?:vlm\.|thinker\.|model\.)*(?:visual|vision_tower)\.", "visual."),
+    )
     patch_convolutions: ClassVar[Sequence[str]] = ("visual.patch_embed.proj",)
     blocks: ClassVar[str | None] = "visual.blocks"
 

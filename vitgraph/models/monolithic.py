@@ -96,7 +96,6 @@ class MonolithicEncoder(VisionEncoder):
     places. An eager call is unpadded, as that of the two-path encoder.
     """
 
-    rule_class: ClassVar[type[GeometryRule]] = MonolithicRule
     calls_varlen: ClassVar[bool] = False
     rule: MonolithicRule
 
@@ -104,12 +103,6 @@ class MonolithicEncoder(VisionEncoder):
         super().__init__(inner.modules, MonolithicRule(inner.rule, max_crops), inner.attention)
         assert isinstance(inner, TwoPathEncoder)
         self.inner = inner
-
-    @classmethod
-    def build_modules(
-        cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-    ) -> nn.ModuleDict:
-        raise ModelError("a monolithic encoder wraps a two-path encoder that was built already")
 
     def path_pixels(self, path: str) -> tuple[str, ...]:
         return (GLOBAL_PIXELS, self.inner.rule.local_pixels)

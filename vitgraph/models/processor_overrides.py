@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSource:
     """The model with `--mm-processor-kwargs` applied: to images and to videos, each by the names that it takes.
 
-    Args:
-        source: The model, its settings as its files have them.
-        given: Names of the processor's or of vLLM's spelling; `images_kwargs` and `videos_kwargs` may nest them.
+    The names are the processor's or of vLLM's spelling; `images_kwargs` and `videos_kwargs` may nest them.
 
     Raises:
         UsageError: A name that neither processor takes, a setting that is not followed here, or a value that it cannot

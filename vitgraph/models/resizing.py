@@ -15,10 +15,8 @@ MAX_ASPECT_RATIO = 200
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """The Qwen2-VL family's image rule: both sides become multiples of `factor`, the area stays in the range.
-
-    Returns:
-        `(height, width)` in pixels.
+    """Height and width in pixels by the Qwen2-VL family's image rule: both sides become multiples of `factor`, the area
+    stays in the range.
 
     Raises:
         InputError: One side is more than 200 times the other.
@@ -36,10 +34,8 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
 def smart_resize_video(
     frames: int, height: int, width: int, temporal_factor: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """The Qwen3-VL family's video rule: as `smart_resize`, with the area counted over all frames.
-
-    Returns:
-        `(height, width)` in pixels of every frame.
+    """Height and width in pixels of every frame by the Qwen3-VL family's video rule: as `smart_resize`, with the area
+    counted over all frames.
 
     Raises:
         InputError: Fewer frames than `temporal_factor`, or one side more than 200 times the other.

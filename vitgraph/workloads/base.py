@@ -72,7 +72,6 @@ class Request:
 
     Attributes:
         index: Place of the request among the measured requests (or among the warm-ups), from 0.
-        items: Images and videos of the request.
         call: The encoder call that the source puts it in; None where it names none.
         arrival_s: When it arrived, in seconds; None where the source does not say.
     """
@@ -85,12 +84,7 @@ class Request:
 
 @dataclass(frozen=True)
 class SkippedItem:
-    """An item of the source that could not be used.
-
-    Attributes:
-        source: Which one.
-        reason: Why, in words for the user.
-    """
+    """An item of the source that could not be used, and why, in words for the user."""
 
     source: str
     reason: str

@@ -18,12 +18,8 @@ Grouping = Callable[[Sequence[Request]], list[tuple[Request, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class CallMix:
-    """How many requests the calls have.
-
-    Attributes:
-        shares: Share of the calls by number of requests; they sum to 1.
-        seed: Seed of the draw where there are several numbers.
-    """
+    """How many requests the calls have: the share of the calls by that number, drawn with `seed` where there are
+    several."""
 
     shares: Mapping[int, float]
     seed: int = 0

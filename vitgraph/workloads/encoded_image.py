@@ -35,15 +35,12 @@ class UnreadableImageError(InputError):
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """The bytes of an image file, a hundredth of the memory of its pixels.
+    """The bytes of an image file, a hundredth of the memory of its pixels; larger than `max_pixels`, the image is
+    shrunk in proportion when opened.
 
-    The EXIF orientation is applied, as a server does with an uploaded photo. (`vllm bench` encodes the images of a
-    data set again before it sends them, which drops the flag: a photo that carries one is measured there as it is
-    stored, with width and height swapped.)
-
-    Attributes:
-        data: The file.
-        max_pixels: Larger images are shrunk in proportion when opened.
+    The EXIF orientation is applied, as a server does with an uploaded photo. (`vllm bench` encodes the images of a data
+    set again before it sends them, which drops the flag: a photo that carries one is measured there as it is stored,
+    with width and height swapped.)
     """
 
     data: bytes = field(repr=False)

@@ -58,16 +58,13 @@ _KEYS_RULE = (
 
 
 def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str, str] | None = None) -> Workload:
-    """Reads a log of JSON objects, each a request: one a line, or all in one array.
+    """Reads a log of JSON objects, each a request: one a line, or all in one array; the file may be compressed with
+    gzip.
 
     A request names the sizes of its items, or is the body of an OpenAI request, whose images in data URLs are measured.
     One without any item (a text-only request, another kind of entry) is left out and counted; an empty list stands for
-    a request without items. Entries with an equal `request` value form one request.
-
-    Args:
-        path: The file; may be compressed with gzip.
-        height_first: Pairs and texts are height before width.
-        fields: The log's own names for some of `LOG_FIELDS`.
+    a request without items. Entries with an equal `request` value form one request. `fields` are the log's own names
+    for some of `LOG_FIELDS`; with `height_first` pairs and texts are height before width.
 
     Raises:
         InputError: The file cannot be read, or no entry has a usable size.
@@ -235,12 +232,9 @@ def _short(value: Any) -> str:
 def read_text_log(path: Path, pattern: str) -> Workload:
     """Reads a log of text lines; every match in a line is an item of that line's request.
 
-    Lines without a match are counted and left out. Lines with an equal `request` group form one request.
-
-    Args:
-        path: The file; may be compressed with gzip.
-        pattern: A regular expression with the groups `width` and `height`, and where needed `frames` and `request`;
-            or one in which `WxH` or `WxHxF` stands for the numbers.
+    Lines without a match are counted and left out. Lines with an equal `request` group form one request. The file may
+    be compressed with gzip. `pattern` is a regular expression with the groups `width` and `height`, and where needed
+    `frames` and `request`; or one in which `WxH` or `WxHxF` stands for the numbers.
 
     Raises:
         UsageError: The pattern is no regular expression or names no width and height.

@@ -37,12 +37,8 @@ DEFAULT_TRACE = "mixed-chat"
 
 @dataclass(frozen=True)
 class ShippedTrace:
-    """A size trace that comes with the package.
-
-    Attributes:
-        statement: What it is and is not; travels with every result.
-        video_fps: Frame rate assumed for its videos, whose source names none.
-    """
+    """A size trace that comes with the package; its `statement` of what it is and is not travels with every result, and
+    `video_fps` is assumed for its videos, whose source names none."""
 
     statement: str
     video_fps: float | None = None

@@ -13,7 +13,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 
 from vitgraph.errors import InputError, ModelError
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.families.gemma3 import PAN_AND_SCAN, Gemma3Encoder
+from vitgraph.models.families.gemma3 import Gemma3Encoder
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.budgets import GraphKey
@@ -42,7 +42,7 @@ def test_every_image_is_one_crop_by_default() -> None:
 def test_pan_and_scan_crops_are_those_of_the_processor(changes: dict[str, int]) -> None:
     rule = source("gemma-3-4b", processor={**SCANNING, **changes}).rule()
     processor = Gemma3ImageProcessorPil()
-    settings = {name: rule.processor[name] for name in PAN_AND_SCAN[1:]}
+    settings = {name: rule.processor[name] for name in Gemma3Encoder.image_settings[1:4]}
     seen = set()
     for width, height in (*checks.SIZES, *checks.random_sizes(400, 8000)):
         # One byte that stands for every pixel: only the sizes matter.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import encoder_checks as checks
 import numpy as np
@@ -102,6 +101,3 @@ def test_what_cannot_be_monolithic_is_refused(inner: TwoPathEncoder) -> None:
         MonolithicEncoder(single, 6)
     with pytest.raises(ModelError, match=r"0 crops.*at least 1"):
         MonolithicRule(inner.rule, 0)
-    with pytest.raises(ModelError, match="wraps"):
-        arguments: Any = ({}, {}, torch.float32, torch.device("cpu"))
-        MonolithicEncoder.build_modules(*arguments)

@@ -24,13 +24,8 @@ PRODUCTS = (operator.mul, operator.imul, torch.mul)
 
 @dataclass(frozen=True, slots=True)
 class ResidualStream:
-    """The hidden state between two blocks, as one tensor or as a sum that nobody has computed yet.
-
-    Attributes:
-        hidden: `[N, K]`.
-        addend: `[N, K]` still to be added to it, or None.
-        scale: `[K]` that the addend is to be multiplied by before, or None.
-    """
+    """The hidden state `[N, K]` between two blocks, as one tensor or as a sum that nobody has computed yet: with an
+    `addend` `[N, K]`, which is multiplied by a `scale` `[K]` before where there is one."""
 
     hidden: torch.Tensor
     addend: torch.Tensor | None = None

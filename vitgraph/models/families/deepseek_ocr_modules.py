@@ -18,13 +18,11 @@ GLOBAL_BIAS_BYTES = 4 << 30
 
 
 class TabledSamAttention(UnlimitedOcrSamVisionSdpaAttention, StockSwitch):
-    """SAM attention that looks relative positions up beforehand.
+    """SAM attention that looks relative positions up beforehand, for each grid side `[side, side, head width]` on both
+    axes.
 
     transformers interpolates and indexes the tables in every call, with an index made on the CPU; a copy from there
     cannot be captured. The values are the same.
-
-    Attributes:
-        tables: Grid side to its looked-up rows for the two axes, `[side, side, head width]` each.
     """
 
     def __init__(self, config: Any, window_size: int) -> None:

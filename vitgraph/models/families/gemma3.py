@@ -10,14 +10,6 @@ from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.tiles import TileRule
 
-PAN_AND_SCAN = (
-    "do_pan_and_scan",
-    "pan_and_scan_min_crop_size",
-    "pan_and_scan_max_num_crops",
-    "pan_and_scan_min_ratio_to_activate",
-)
-"""Settings of the optional extra crops of long images; published files leave them null, that is off."""
-
 
 class Gemma3Rule(TileRule):
     """The whole image as one crop, whatever its shape; with pan and scan also 2 to 4 crops of a long image."""
@@ -63,4 +55,8 @@ class Gemma3Encoder(SiglipTileEncoder):
     rule_class = Gemma3Rule
     rule: Gemma3Rule
     image_processor = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
-    image_settings = (*PAN_AND_SCAN, *CHANNELS)
+    # Published files leave those of the extra crops of long images null, that is off.
+    image_settings = (
+        *("do_pan_and_scan", "pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
+        *("pan_and_scan_min_ratio_to_activate", *CHANNELS),
+    )

@@ -26,39 +26,11 @@ from vitgraph.planning.items import IMAGE
 SIDE_LIMIT = 512
 """Patches on a side at which the model's rotary table ends; the processor refuses such images."""
 
-PUBLISHED_KEYS = (
-    (r"vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
-    (r"vision_tower\.(?:encoder\.)?patch_embed\.proj\.", "visual.patch_embed.proj."),
-    (r"vision_tower\.encoder\.final_layernorm\.", "visual.final_layernorm."),
-    (r"vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"visual.layers.\1.norm1."),
-    (r"vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"visual.layers.\1.norm2."),
-    (r"vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc0\.", r"visual.layers.\1.mlp.fc1."),
-    (r"vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc1\.", r"visual.layers.\1.mlp.fc2."),
-    (r"vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"visual.layers.\1.attn.proj."),
-    (r"vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"visual.layers.\1.attn.wqkv."),
-    (r"multi_modal_projector\.pre_norm\.", "projector.pre_norm."),
-    (r"multi_modal_projector\.linear_1\.", "projector.in_proj."),
-    (r"multi_modal_projector\.linear_2\.", "projector.out_proj."),
-)
-"""Published key to module name; the first match holds."""
-
-K25_PROJECTOR_KEYS = (
-    (r"mm_projector\.(pre_norm|post_norm)\.", r"projector.\1."),
-    (r"mm_projector\.(?:proj\.0|in_proj)\.", "projector.in_proj."),
-    (r"mm_projector\.(?:proj\.2|out_proj)\.", "projector.out_proj."),
-)
-"""Those of the later models' projector; the tower's names are Kimi-VL's."""
-
-K25_PROCESSOR_NAMES: Names = (
-    *("patch_size", *CHANNELS, ("in_patch_limit", "in_token_limit"), ("max_patches", "in_token_limit")),
+PATCH_LIMITS: Names = (
+    *(("in_patch_limit", "in_token_limit"), ("max_patches", "in_token_limit")),
     ("patch_limit_on_one_side", "side_limit"),
 )
-K25_PROCESSOR_FIELDS: Names = (
-    *K25_PROCESSOR_NAMES,
-    *((f"media_proc_cfg.{name}", ours) for name, ours in named_pairs(K25_PROCESSOR_NAMES)),
-    ("size.max_height", "side_limit"),
-)
-"""Settings of the published processor (in `media_proc_cfg`) and of transformers', and the presets' names."""
+"""Settings of the later models' processors, and the presets' names."""
 
 
 class KimiVLRule(MergedGridRule):
@@ -114,7 +86,20 @@ class KimiVLEncoder(GridTowerEncoder):
     image_settings: ClassVar[Names] = ("patch_size", "in_token_limit", "pad_input", "merge_kernel_size", *CHANNELS)
     sized_by_pixels = False
     blocks = "visual.layers"
-    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = PUBLISHED_KEYS
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"vision_tower\.patch_embed\.pos_emb\.weight$", "visual.patch_embed.pos_emb.position_embeddings"),
+        (r"vision_tower\.(?:encoder\.)?patch_embed\.proj\.", "visual.patch_embed.proj."),
+        (r"vision_tower\.encoder\.final_layernorm\.", "visual.final_layernorm."),
+        (r"vision_tower\.encoder\.blocks\.(\d+)\.norm0\.", r"visual.layers.\1.norm1."),
+        (r"vision_tower\.encoder\.blocks\.(\d+)\.norm1\.", r"visual.layers.\1.norm2."),
+        (r"vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc0\.", r"visual.layers.\1.mlp.fc1."),
+        (r"vision_tower\.encoder\.blocks\.(\d+)\.mlp\.fc1\.", r"visual.layers.\1.mlp.fc2."),
+        (r"vision_tower\.encoder\.blocks\.(\d+)\.wo\.", r"visual.layers.\1.attn.proj."),
+        (r"vision_tower\.encoder\.blocks\.(\d+)\.wqkv\.", r"visual.layers.\1.attn.wqkv."),
+        (r"multi_modal_projector\.pre_norm\.", "projector.pre_norm."),
+        (r"multi_modal_projector\.linear_1\.", "projector.in_proj."),
+        (r"multi_modal_projector\.linear_2\.", "projector.out_proj."),
+    )
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".wqkv.": QKV}
     paired = (".wqkv.",)
     vision_fields = (("init_pos_emb_height", "pos_emb_height"), ("init_pos_emb_width", "pos_emb_width"))
@@ -190,8 +175,18 @@ class KimiK25Encoder(KimiVLEncoder):
 
     rule_class = KimiK25Rule
     rule: KimiK25Rule
-    checkpoint_keys = (*K25_PROJECTOR_KEYS, *PUBLISHED_KEYS)
-    image_settings = K25_PROCESSOR_FIELDS
+    checkpoint_keys = (
+        (r"mm_projector\.(pre_norm|post_norm)\.", r"projector.\1."),
+        (r"mm_projector\.(?:proj\.0|in_proj)\.", "projector.in_proj."),
+        (r"mm_projector\.(?:proj\.2|out_proj)\.", "projector.out_proj."),
+        *KimiVLEncoder.checkpoint_keys,
+    )
+    # The published processor has its settings in `media_proc_cfg`, transformers' at the top.
+    image_settings = (
+        *("patch_size", *CHANNELS, *PATCH_LIMITS),
+        *((f"media_proc_cfg.{name}", ours) for name, ours in named_pairs(("patch_size", *CHANNELS, *PATCH_LIMITS))),
+        ("size.max_height", "side_limit"),
+    )
     pixel_processor = "kimi_k25.image_processing_kimi_k25:Kimi_K25ImageProcessor"
     extra_fields = ("projection_layer_norm_eps", ("vision_config.projector_ln_eps", "projection_layer_norm_eps"))
 

@@ -131,13 +131,10 @@ class Resampler(nn.Module):
 
 
 def _dense_keys(cu_seqlens: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed row of every dense key, and which dense keys count.
+    """Packed row of every dense key (`[S * length]`), and which dense keys count (`[S, length]` bool).
 
     A missing key repeats its slice's last one, and an empty slice takes the last real row: padded rows of the packed
     tensor may hold NaN, which no mask removes. Every slice, empty ones too, keeps one key, so no softmax is empty.
-
-    Returns:
-        `[S * length]` rows in `cu_seqlens`' dtype, `[S, length]` bool.
     """
     starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
     offsets = torch.arange(length, dtype=cu_seqlens.dtype, device=cu_seqlens.device)

@@ -36,14 +36,6 @@ STEP3_DEFAULTS: Mapping[str, Any] = {
     "num_hidden_layers": 63,
     "num_attention_heads": 16,
 }
-FIXED_SWITCHES = {
-    "use_cls_token": False,
-    "use_abs_posemb": True,
-    "use_rope2d": True,
-    "use_ln_pre": True,
-    "use_ln_post": False,
-}
-"""Switches of the 10B model's perception encoder that its published config leaves as they are here."""
 
 WIDE_ENOUGH, LONG_STRIP = 1.5, 4
 """Aspect ratios: above the first a small image is cut too, above the second the window is the short side."""
@@ -192,7 +184,14 @@ class Step3VLEncoder(TwoPathEncoder):
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".rotary_qkv.": QKV, ".qkv_proj.": QKV}
     paired = (".rotary_qkv.",)
     extra_fields = ("projector_bias", "understand_projector_stride")
-    fixed: ClassVar[Mapping[str, Any]] = {f"vision_config.{name}": value for name, value in FIXED_SWITCHES.items()}
+    # Switches of the 10B model's perception encoder.
+    fixed: ClassVar[Mapping[str, Any]] = {
+        "vision_config.use_cls_token": False,
+        "vision_config.use_abs_posemb": True,
+        "vision_config.use_rope2d": True,
+        "vision_config.use_ln_pre": True,
+        "vision_config.use_ln_post": False,
+    }
     image_settings = (
         *(("size.height", "global_size"), "global_size", "local_size", ("patch_size", "local_size")),
         *(("max_image_size", "max_image_side"), "max_image_side", *CHANNELS),
