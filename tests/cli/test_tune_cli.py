@@ -60,10 +60,10 @@ def test_a_tuned_list_beats_the_baselines_and_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_the_file_and_not_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill_up(path: Path, content: bytes) -> None:
+    def fill_up(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "write_atomically", fill_up)
+    monkeypatch.setattr("os.fsync", fill_up)
     result = tune(tmp_path, "--num-prompts", "40")
     assert result.exit_code == 1
     assert "--compilation-config" in result.stdout
