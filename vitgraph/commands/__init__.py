@@ -1,1 +1,1 @@
-"""The commands: one file each, from a spec to work to a report."""
+"""The commands, from a spec to work to a report; those that do alike share a file."""
