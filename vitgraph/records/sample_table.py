@@ -271,19 +271,27 @@ class Samples:
 
 
 def _pair(rows: pd.DataFrame, columns: list[str], clock: Clock) -> PairedTimes:
+    import pandas as pd
+
     rows = rows[rows[clock].notna()]
-    table = rows.pivot_table(index=["call", "round"], columns="column", values=clock, aggfunc="mean")
-    complete = table.reindex(columns=columns).dropna()
-    found = rows.set_index(["call", "round"]).index.isin(complete.index)
-    counts = rows.drop_duplicates("call").set_index("call")["requests"].map(_count)
-    means = complete.groupby(level="call").mean()
-    requests = counts.reindex(means.index).to_numpy(dtype=np.int64)
+    # Counted in arrays: a pivot table of a few thousand rows takes ten times as long.
+    moments, place = np.unique(rows[["call", "round"]].to_numpy(np.int64), axis=0, return_inverse=True)
+    cell = place.reshape(-1) * len(columns) + rows["column"].map(columns.index).to_numpy(np.int64)
+    counts, sums = (
+        np.bincount(cell, weights, len(moments) * len(columns)).reshape(len(moments), len(columns))
+        for weights in (None, rows[clock])
+    )
+    complete = counts.all(axis=1)
+    times = pd.DataFrame(sums[complete] / counts[complete], columns=columns)
+    means = times.groupby(moments[complete, 0]).mean()
+    request_counts = rows.drop_duplicates("call").set_index("call")["requests"].map(_count)
+    requests = request_counts.reindex(means.index).to_numpy(dtype=np.int64)
     return PairedTimes(
         calls=means.index.to_numpy(dtype=np.int64),
         requests=requests,
-        rounds=int(complete.index.get_level_values("round").nunique()),
+        rounds=len(np.unique(moments[complete, 1])),
         times={name: means[name].to_numpy(dtype=np.float64) / requests for name in columns},
-        unpaired=int((~found).sum()),
+        unpaired=len(rows) - int(counts[complete].sum()),
     )
 
 
