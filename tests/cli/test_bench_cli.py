@@ -26,8 +26,8 @@ from vitgraph.records.store import read_record
 
 TINY = [
     "bench", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "6",
-    "--num-warmups", "2", "--rounds", "1", "--mm-processor-kwargs", '{"max_pixels": 160000}',
-    "--token-budgets", "64,128,192",
+    "--num-warmups", "2", "--rounds", "1", "--mm-processor-kwargs", '{"min_pixels": 1024, "max_pixels": 40000}',
+    "--token-budgets", "16,32,48",
 ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_budgets_far_above_the_items_are_told_by_the_run_too(folder: Path) -> No
 def test_a_dry_run_shows_the_plan_and_measures_nothing(folder: Path) -> None:
     result = run("--dry-run", "--output-dir", str(folder))
     assert result.exit_code == 0
-    assert "64, 128, 192" in result.stdout
+    assert "16, 32, 48" in result.stdout
     assert "\nExpected\nItems" in result.stdout
     assert not folder.exists()
 

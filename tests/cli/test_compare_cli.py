@@ -20,7 +20,8 @@ from vitgraph.records.sample_table import read_samples
 
 TINY = [
     "compare-backends", "--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--num-prompts", "4",
-    "--num-warmups", "1", "--mm-processor-kwargs", '{"max_pixels": 100000}', "--token-budgets", "64,128", "--quiet",
+    "--num-warmups", "1", "--mm-processor-kwargs", '{"min_pixels": 1024, "max_pixels": 25000}',
+    "--token-budgets", "16,32", "--quiet",
 ]  # fmt: skip
 
 

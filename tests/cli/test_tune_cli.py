@@ -186,14 +186,17 @@ def test_calibrate_writes_a_profile_that_tuning_takes(tmp_path: Path) -> None:
 
 
 def test_tuning_imports_no_torch(tmp_path: Path) -> None:
+    """A laptop without a GPU tunes from a file and shows a plan with its predicted times."""
     program = (
-        "import sys\n"
+        "import contextlib, sys\n"
         "class Block:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in ('torch', 'transformers'):\n"
         "            raise ImportError('blocked: ' + name)\n"
         "sys.meta_path.insert(0, Block())\n"
         "from vitgraph.cli import app\n"
+        f"planned = ['plan', *sys.argv[2:4], '--items', '336x336', '--calibration', {PROFILE!r}]\n"
+        "with contextlib.redirect_stdout(sys.stderr): app(planned, standalone_mode=False)\n"
         "app(sys.argv[1:], standalone_mode=False)\n"
     )
     command = [

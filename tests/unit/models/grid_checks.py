@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -295,18 +293,3 @@ def check_loaded(encoder: VisionEncoder, state: Mapping[str, torch.Tensor]) -> N
         own[tuple(map(slice, value.shape))] = value
         assert torch.equal(loaded[key], own), key
     assert dict(encoder.modules.named_buffers())["visual.rotary_pos_emb.inv_freq"].dtype == torch.float32
-
-
-def check_no_torch(module: str, preset: str) -> None:
-    """Importing the family and counting tokens leaves torch and transformers unloaded."""
-    code = f"""
-import sys
-import {module}
-from vitgraph.models.registry import resolve_model
-rule = resolve_model({preset!r}).rule()
-item = rule.geometry(640, 480)
-rule.item_spec(item), rule.flops(item), rule.graph_config()
-print([name for name in ("torch", "transformers") if name in sys.modules])
-"""
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"

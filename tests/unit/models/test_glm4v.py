@@ -132,7 +132,3 @@ def test_both_architectures_share_the_row() -> None:
 
     vision_config: Any = Glm46VConfig().vision_config
     assert vision_config.model_type == "glm4v_vision"
-
-
-def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.families.glm4v", DEBUG)

@@ -110,7 +110,3 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
     checks.check_loaded(encoder, state)
     assert source.processor["size"] == {"shortest_edge": 3136, "longest_edge": 401408}
     assert source.vision_config["fullatt_block_indexes"] == [1, 3]
-
-
-def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.families.qwen2_5_vl", DEBUG)

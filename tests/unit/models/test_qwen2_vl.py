@@ -92,7 +92,3 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
     assert source.processor["image_mean"] == [0.1, 0.2, 0.3]
     video = {"shortest_edge": 128 * 28 * 28, "longest_edge": 301056, "fps": 2, "min_frames": 4, "max_frames": 16}
     assert video.items() <= source.processor["video"].items()
-
-
-def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.families.qwen2_vl", DEBUG)

@@ -73,7 +73,3 @@ def test_published_checkpoint_loads(tmp_path: Path, name: str) -> None:
     assert source.processor["size"] == {"shortest_edge": 65536, "longest_edge": 131072}
     assert source.processor["image_mean"] == [0.5, 0.5, 0.4]
     assert encoder.rule.output_width == resolve_model(name).vision_config["out_hidden_size"]
-
-
-def test_importing_and_planning_need_no_torch() -> None:
-    checks.check_no_torch("vitgraph.models.families.qwen3_vl", MOE)

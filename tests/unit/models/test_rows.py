@@ -108,8 +108,11 @@ def test_both_smallest_budgets_are_known(preset: str, ours: int, upstream: int) 
 def test_no_family_imports_torch() -> None:
     """Sizes, tokens and plans are computed where torch is not used."""
     code = (
-        "import sys; from vitgraph.models.registry import ROWS; "
-        "[row.encoder_class() for row in ROWS]; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+        "import sys; from vitgraph.models.registry import ROWS, resolve_model\n"
+        "for row in ROWS:\n"
+        "    row.encoder_class(); rule = resolve_model(row.debug_preset).rule(); item = rule.geometry(640, 480)\n"
+        "    rule.item_spec(item), rule.flops(item), rule.graph_config()\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from synthetic import Machine, image, synthetic_profile, video
 
@@ -101,11 +98,6 @@ def test_the_prices_of_even_shares_add_up_to_a_rank() -> None:
     prices = predicted_item_ms(model, call, 4)
     of_rank = predicted_rank_ms(model, call, share_by_size(call, 4))
     assert sum(prices[:4]) == pytest.approx(of_rank[0], rel=1e-6)
-
-
-def test_sharing_is_planned_without_torch() -> None:
-    program = "import sys, vitgraph.predict.assignment, vitgraph.measure.preparation; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_imbalance() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -97,33 +95,6 @@ def test_file_errors_name_the_file(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("hello")
     with pytest.raises(ProfileError, match=r"text\.json is not valid JSON"):
         load_profile(tmp_path / "text.json")
-
-
-def test_tuning_from_a_file_uses_no_torch() -> None:
-    """A laptop without a GPU tunes from a file; torch may be installed, and is not imported."""
-    code = f"""
-import sys
-from pathlib import Path
-from vitgraph.measure.calls import make_calls
-from vitgraph.measure.setup import resolve_source
-from vitgraph.specs.parts import ModelSpec
-from vitgraph.tuning.explain import explain_plan
-from vitgraph.predict.profile import load_profile
-from vitgraph.predict.profile_summary import describe_profile
-from vitgraph.specs.parts import WorkloadSpec
-from vitgraph.tuning.advice import tune_budgets
-from vitgraph.workloads.registry import build_workload
-source = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
-workload = build_workload(WorkloadSpec(dataset_name="random-mm", num_prompts=8))
-calls, _ = make_calls(workload.requests, source.rule(), 2)
-profile = load_profile(Path({str(STORED)!r}))
-result = tune_budgets(calls, source, profile, max_call_tokens=4096)
-plan, policy = result.tuned.plans["tuned"]
-explain_plan(calls[0].specs, plan, policy, result.tuned.cost)
-describe_profile(profile)
-sys.exit("torch" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 PLAIN = Encoder(attn_backend="FLASH_ATTN", dtype="bfloat16")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from vitgraph.records.latency import Pair
@@ -158,11 +155,6 @@ def test_a_few_repeats_are_no_noise_of_a_request() -> None:
     slower = first_pair(make_run([10.0] * 4, [9.0, 10.3, 10.6, 12.0], [10.5] * 4)).slower
     assert slower is not None
     assert (slower.threshold_pct, slower.count, slower.share, slower.over_2pct_count) == (None, None, None, 3)
-
-
-def test_records_load_no_torch() -> None:
-    code = "import sys, vitgraph.records.summary; sys.exit('torch' in sys.modules or 'pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_same_is_what_lies_within_the_margin_that_is_asked_for() -> None:

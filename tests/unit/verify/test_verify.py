@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -51,6 +52,12 @@ def verify(encoder_class=Qwen3VLEncoder, **settings) -> VerifiedModel:
     return verify_row(make_encoder(encoder_class), **{**SETTINGS, **settings})
 
 
+@functools.cache
+def verified(encoder_class) -> VerifiedModel:
+    """What is found of an encoder, for all tests that look at it."""
+    return verify(encoder_class)
+
+
 def statuses(result: VerifiedModel) -> dict[str, str]:
     return {check.name: check.status for check in result.checks}
 
@@ -77,14 +84,15 @@ def test_the_debug_tower_passes_every_check_in_float32():
 
 
 def test_the_same_seed_gives_the_same_calls_and_distances_and_another_seed_others():
-    first, again, other = verify(), verify(), verify(seed=1)
+    few = {"token_budgets": BUDGETS[:1], "calls": 4}
+    first, again, other = verify(**few), verify(**few), verify(**few, seed=1)
     assert first.checks == again.checks
     assert first.items != other.items or first.max_rel_l2 != other.max_rel_l2
 
 
 def test_random_calls_mix_images_and_videos_hits_and_misses_under_every_policy():
-    result = verify(calls=40)
-    assert "greedy 20, greedy-defer 10, exact 10" in detail_of(result, "random_packings")
+    result = verify(calls=20)
+    assert "greedy 10, greedy-defer 5, exact 5" in detail_of(result, "random_packings")
     counters = detail_of(result, "counters")
     assert "too_many_tokens" in counters and "not_exact" in counters
     sampled = item_catalogue(small_source().rule())
@@ -243,7 +251,7 @@ class CannotBeClearedTwice(EncoderCudaGraphManager):
     ],
 )
 def test_a_broken_encoder_fails_exactly_the_check_named_for_it(encoder_class, check, words):
-    result = verify(encoder_class)
+    result = verified(encoder_class)
     assert result.error is None
     assert (result.status, result.failed_checks) == ("failed", [check])
     for word in words:
@@ -268,7 +276,7 @@ def test_a_broken_manager_fails_exactly_the_check_named_for_it(manager_class, ch
 
 
 def test_a_check_that_would_only_repeat_a_fault_is_skipped_with_its_name():
-    result = verify(MixesPaddingIn)
+    result = verified(MixesPaddingIn)
     assert statuses(result)["random_packings"] == "skipped"
     assert detail_of(result, "random_packings") == "every_graph failed, which this would only repeat"
 
@@ -426,7 +434,7 @@ def test_an_interruption_by_the_user_is_raised():
 
 
 def test_clear_that_fails_a_second_time_is_an_error_with_its_reason():
-    result = verify(manager_class=CannotBeClearedTwice)
+    result = verify(manager_class=CannotBeClearedTwice, token_budgets=BUDGETS[:1], calls=2)
     assert result.status == "error"
     assert "KeyError" in result.error and "no graphs to clear" in result.error
 
@@ -462,7 +470,7 @@ def test_a_backend_that_is_not_available_is_an_error_of_its_row():
 
 
 def test_values_that_are_not_numbers_leave_no_distance():
-    result = verify(IsNaNEagerly)
+    result = verified(IsNaNEagerly)
     assert (result.architecture, result.status, result.max_rel_l2) == ("IsNaNEagerly", "failed", None)
     assert result.failed_checks == ["finite"]
     assert [check.name for check in result.checks][:2] == ["predicted_tokens", "frozen_scalars"]
