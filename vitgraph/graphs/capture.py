@@ -10,14 +10,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from vitgraph.errors import CaptureError, NothingReplayedError
 from vitgraph.graphs.buffers import MetadataWriter, StaticBuffers, total_bytes
-from vitgraph.models.base import EncoderCudaGraphCaptureInputs, PixelField, SupportsEncoderCudaGraph
+from vitgraph.models.base import PixelField, SupportsEncoderCudaGraph
 from vitgraph.models.metadata import MetadataLayout
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 
@@ -65,11 +65,7 @@ class BudgetGraphMetadata:
     capture_ms: float
     pool_bytes: int
     buffer_bytes: int
-    replay_count: int = field(default=0)
-
-    @property
-    def token_budget(self) -> int:
-        return self.key.token_budget
+    replay_count: int = 0
 
     def current_pointers(self) -> tuple[int, ...]:
         # A list is built faster than a generator is run, and this is asked before every replay.
@@ -244,14 +240,11 @@ class CapturedGraphs:
         """Rows of the largest pixel buffer that any graph of the plan has."""
         return max(field.rows for field in self._pixel_fields(self.plan.graph_keys()).values())
 
-    def _wanted(self, key: GraphKey) -> EncoderCudaGraphCaptureInputs:
-        return self.model.prepare_encoder_cudagraph_capture_inputs(key)
-
     def _pixel_fields(self, keys: Iterable[GraphKey]) -> dict[str, PixelField]:
         """The largest pixel buffer of each name."""
         pixels: dict[str, PixelField] = {}
         for key in keys:
-            for name, pixel_field in self._wanted(key).pixels.items():
+            for name, pixel_field in self.model.prepare_encoder_cudagraph_capture_inputs(key).pixels.items():
                 if name not in pixels or pixels[name].rows < pixel_field.rows:
                     pixels[name] = pixel_field
         return pixels
@@ -313,7 +306,8 @@ class CapturedGraphs:
         remaining = list(keys)
         while remaining:
             pixels = self._pixel_fields(remaining)
-            arena_bytes = max(MetadataLayout(self._wanted(key).metadata).nbytes for key in remaining)
+            wanted = map(self.model.prepare_encoder_cudagraph_capture_inputs, remaining)
+            arena_bytes = max(MetadataLayout(each.metadata).nbytes for each in wanted)
             try:
                 self._buffers = StaticBuffers(pixels, arena_bytes, self.model.device, self.model.dtype)
             except torch.OutOfMemoryError as error:

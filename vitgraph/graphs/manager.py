@@ -29,6 +29,9 @@ BUFFER_OVERFLOW = "buffer_overflow"
 
 PLAN_CACHE_ENTRIES = 16384
 
+Rows = dict[str, torch.Tensor | None]
+"""Output rows of a call by path; None where nothing of it was encoded yet."""
+
 
 class EncoderCudaGraphManager(CapturedGraphs):
     """Captures the graphs of a plan and encodes calls with them.
@@ -108,14 +111,14 @@ class EncoderCudaGraphManager(CapturedGraphs):
             for path, run in batch.runs.items():
                 if run.key is not None:
                     graph = self.graphs[run.key]
-                    values = self._replay_values(mm_kwargs, plan, batch, path, run, graph)
+                    values = self._replay_values(mm_kwargs, plan, batch, path, graph)
                     if values is not None:
                         self._copy_in(graph, *values)
 
     @torch.inference_mode()
     def execute_planned(self, mm_kwargs: EncoderInputs, plan: CallPlan) -> list[torch.Tensor]:
         """`execute` with a plan that `plan_call` made for the same geometries."""
-        rows: dict[str, torch.Tensor | None] = dict.fromkeys(plan.tokens)
+        rows: Rows = dict.fromkeys(plan.tokens)
         for batch in plan.batches:
             for path, run in batch.runs.items():
                 if run.key is not None:
@@ -124,9 +127,7 @@ class EncoderCudaGraphManager(CapturedGraphs):
             self._run_eagerly(mm_kwargs, plan, path, indices, rows)
         return self._split_items(mm_kwargs, plan, rows)
 
-    def _split_items(
-        self, mm_kwargs: EncoderInputs, plan: CallPlan, rows: Mapping[str, torch.Tensor | None]
-    ) -> list[torch.Tensor]:
+    def _split_items(self, mm_kwargs: EncoderInputs, plan: CallPlan, rows: Rows) -> list[torch.Tensor]:
         outputs: dict[str, Sequence[torch.Tensor | None]] = {}
         for path, counts in plan.tokens.items():
             result = rows[path]
@@ -140,33 +141,21 @@ class EncoderCudaGraphManager(CapturedGraphs):
         return self.model.postprocess_encoder_output(mm_kwargs, outputs)
 
     def _replay(
-        self,
-        mm_kwargs: EncoderInputs,
-        plan: CallPlan,
-        batch: PackedBatch,
-        path: str,
-        run: PathRun,
-        rows: dict[str, torch.Tensor | None],
+        self, mm_kwargs: EncoderInputs, plan: CallPlan, batch: PackedBatch, path: str, run: PathRun, rows: Rows
     ) -> None:
         assert run.key is not None
         graph = self.graphs[run.key]
-        values = self._replay_values(mm_kwargs, plan, batch, path, run, graph)
+        values = self._replay_values(mm_kwargs, plan, batch, path, graph)
         if values is None:
             return
         if graph.current_pointers() != graph.pointers:
-            raise CaptureError(f"a buffer of the graph of budget {graph.token_budget} moved after the capture")
+            raise CaptureError(f"a buffer of the graph of budget {graph.key.token_budget} moved after the capture")
         self._copy_in(graph, *values)
         self._launch(graph)
         self._clone_out(graph.output_buffer, plan, path, batch.items, run.tokens, rows)
 
     def _replay_values(
-        self,
-        mm_kwargs: EncoderInputs,
-        plan: CallPlan,
-        batch: PackedBatch,
-        path: str,
-        run: PathRun,
-        graph: BudgetGraphMetadata,
+        self, mm_kwargs: EncoderInputs, plan: CallPlan, batch: PackedBatch, path: str, graph: BudgetGraphMetadata
     ) -> tuple[Mapping[str, PixelRows], Mapping[str, np.ndarray]] | None:
         """Pixel rows and metadata of a replay; None where the batch does not fit the buffers and was sent to eager.
 
@@ -190,7 +179,7 @@ class EncoderCudaGraphManager(CapturedGraphs):
             None,
         )
         if overflow is not None:
-            self._reroute_overflow(plan, batch, path, run, overflow)
+            self._reroute_overflow(plan, batch, path, overflow)
             return None
         for name, value in values.scalars.items():
             if value > graph.scalars[name]:
@@ -215,23 +204,17 @@ class EncoderCudaGraphManager(CapturedGraphs):
         graph.graph.replay()
         graph.replay_count += 1
 
-    def _reroute_overflow(self, plan: CallPlan, batch: PackedBatch, path: str, run: PathRun, overflow: str) -> None:
+    def _reroute_overflow(self, plan: CallPlan, batch: PackedBatch, path: str, overflow: str) -> None:
         """The packing let a batch through that a buffer cannot hold: a counted miss and one warning, never a crash."""
         message = f"{path}: {overflow}"
         if message not in self._warned:
             self._warned.add(message)
             logger.warning("a batch does not fit its graph's buffers and runs eagerly (%s)", message)
-        batch.runs[path] = replace(run, key=None, miss_reason=BUFFER_OVERFLOW)
+        batch.runs[path] = replace(batch.runs[path], key=None, miss_reason=BUFFER_OVERFLOW)
         plan.collect_eager()
 
     def _clone_out(
-        self,
-        output: torch.Tensor,
-        plan: CallPlan,
-        path: str,
-        items: tuple[int, ...],
-        tokens: int,
-        rows: dict[str, torch.Tensor | None],
+        self, output: torch.Tensor, plan: CallPlan, path: str, items: tuple[int, ...], tokens: int, rows: Rows
     ) -> None:
         """Copies a replay's real rows to where the call's result holds them; the next replay may overwrite `output`."""
         if rows[path] is None and tokens == plan.offsets[path][-1]:
@@ -240,12 +223,7 @@ class EncoderCudaGraphManager(CapturedGraphs):
             self._scatter(output, plan, path, items, rows)
 
     def _run_eagerly(
-        self,
-        mm_kwargs: EncoderInputs,
-        plan: CallPlan,
-        path: str,
-        indices: Sequence[int],
-        rows: dict[str, torch.Tensor | None],
+        self, mm_kwargs: EncoderInputs, plan: CallPlan, path: str, indices: Sequence[int], rows: Rows
     ) -> None:
         selected = self.model.select_encoder_cudagraph_items(mm_kwargs, indices)
         output = self.model.encoder_eager_forward(selected, path)
@@ -254,14 +232,7 @@ class EncoderCudaGraphManager(CapturedGraphs):
         else:
             self._scatter(output, plan, path, tuple(indices), rows)
 
-    def _scatter(
-        self,
-        output: torch.Tensor,
-        plan: CallPlan,
-        path: str,
-        items: tuple[int, ...],
-        rows: dict[str, torch.Tensor | None],
-    ) -> None:
+    def _scatter(self, output: torch.Tensor, plan: CallPlan, path: str, items: tuple[int, ...], rows: Rows) -> None:
         result = rows[path]
         if result is None:
             result = rows[path] = output.new_empty((plan.offsets[path][-1], output.shape[1]))

@@ -33,7 +33,7 @@ from vitgraph.predict.assignment import (
     share_by_size,
 )
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.engine_calls import EngineModel, replay_workload
+from vitgraph.predict.engine_calls import replay_workload
 from vitgraph.predict.find_profile import find_profile, packing_cost
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.sections import Resolved
@@ -227,15 +227,8 @@ def arrived(workload: Workload, spec: BenchSpec | WorkloadCallsSpec, source: Mod
     if asked.request_rate is None:
         return workload
     cost = CostModel(find_profile(spec.graph.calibration, source))
-    engine = EngineModel(
-        asked.lm_step_ms,
-        asked.lm_us_per_token,
-        asked.text_tokens,
-        asked.answer_tokens,
-        spec.graph.max_num_batched_tokens,
-    )
-    seed = spec.workload.seed
-    return replay_workload(workload, source.rule(), cost.eager_ms, engine, asked.request_rate, seed)
+    tokens, seed = spec.graph.max_num_batched_tokens, spec.workload.seed
+    return replay_workload(workload, source.rule(), cost.eager_ms, asked, tokens, seed)
 
 
 def _waste_notes(counters: GraphCounters) -> list[str]:

@@ -71,8 +71,13 @@ def graph_series(manager: EncoderCudaGraphManager, name: str = GRAPH) -> Series:
 
 
 def stock_series(encoder: VisionEncoder) -> Series:
-    """transformers' own forward of the same weights."""
-    return Series(HF, partial(encode_stock, encoder))
+    """transformers' own forward of the same weights, split into items."""
+
+    def encode(mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
+        rows = [encoder.rule.final_tokens(item) for item in mm_kwargs.chosen]
+        return list(encoder.stock_forward(mm_kwargs).split(rows))
+
+    return Series(HF, encode)
 
 
 def monolithic_series(manager: EncoderCudaGraphManager) -> Series:
@@ -119,12 +124,6 @@ def encode_eagerly(
         for index, piece in zip(present, rows.split([counts[i] for i in present]), strict=True):
             outputs[path][index] = piece
     return encoder.postprocess_encoder_output(mm_kwargs, outputs)
-
-
-def encode_stock(encoder: VisionEncoder, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
-    """One call of transformers' own forward, split into items."""
-    rows = [encoder.rule.final_tokens(item) for item in mm_kwargs.chosen]
-    return list(encoder.stock_forward(mm_kwargs).split(rows))
 
 
 def _segments(encoder: VisionEncoder, items: Sequence[ItemGeometry]) -> Iterator[tuple[str, Lengths]]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ModelSource, resolve_model
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, resolve_budget_settings
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
+from vitgraph.predict.targets import TARGETS, VITGRAPH, encoder_facts, make_plan
 from vitgraph.records.sections import Compiled, Encoder
 from vitgraph.specs.parts import GraphSpec, ModelSpec
 
@@ -110,7 +111,7 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
     Raises:
         BudgetError: Settings that contradict each other or the model; nothing was captured.
     """
-    config = rule.graph_config()
+    facts = encoder_facts(rule, specs)
     has_videos = any(item.modality == VIDEO for item in specs)
     video_limit = spec.video_limit_per_prompt
     if video_limit is None:
@@ -122,8 +123,8 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
         spec.token_budgets,
         spec.max_vision_items_per_batch,
         spec.max_frames_per_batch,
-        video_limit_per_prompt=video_limit if VIDEO in config.modalities else 0,
-        max_frames_per_video=config.max_frames_per_video,
+        video_limit_per_prompt=video_limit if VIDEO in facts.modalities else 0,
+        max_frames_per_video=facts.max_frames_per_video,
     )
     smallest = min((item.output_tokens for item in specs), default=None)
     if smallest is not None and settings.max_budget < smallest:
@@ -131,31 +132,16 @@ def plan_graphs(rule: GeometryRule, spec: GraphSpec, specs: Sequence[EncoderItem
             f"the largest token budget is {settings.max_budget}, but the smallest item of the workload has {smallest} "
             f"output tokens, so no graph could ever be used; pass a budget of {smallest} or more"
         )
-    minimums = {path: policy.min_token_budget for path, policy in config.paths.items()}
-    tiled = frozenset(path for path, policy in config.paths.items() if not policy.has_segments)
-    if tiled and settings.token_budgets[0] < min(minimums.values()):
+    least = min(facts.path_minimums.values())
+    if facts.segment_free_paths and settings.token_budgets[0] < least:
         raise BudgetError(
-            f"token budget {settings.token_budgets[0]} is below one item of this model ({min(minimums.values())} "
-            f"tokens): its graph could hold nothing. Use budgets of {min(minimums.values())} and more"
+            f"token budget {settings.token_budgets[0]} is below one item of this model ({least} tokens): its graph "
+            f"could hold nothing. Use budgets of {least} and more"
         )
-    plan = plan_budgets(
-        settings,
-        path_minimums=minimums if config.is_multi_path else None,
-        min_tokens_per_segment=config.min_tokens_per_segment,
-        axes=tuple(_needed_axis(axis, specs) for axis in config.axes),
-        segment_free_paths=tiled,
-    )
+    plan = make_plan(TARGETS[VITGRAPH], facts, settings)
     if not spec.slot_tiers:
         plan = replace(plan, slot_tiers={key: (tiers[-1],) for key, tiers in plan.slot_tiers.items()})
     return plan
-
-
-def _needed_axis(axis: CaptureAxis, specs: Sequence[EncoderItemSpec]) -> CaptureAxis:
-    """The axis without the keys above what any batch of these items can need; keys are ordered by their cost."""
-    if not specs:
-        return axis
-    most = axis.covering_key(item.axis_sizes[axis.name] for item in specs)
-    return axis if most is None else CaptureAxis(axis.name, axis.keys[: axis.keys.index(most) + 1])
 
 
 def planning_warnings(plan: BudgetPlan, spec: GraphSpec, calls_items: Sequence[int]) -> list[str]:

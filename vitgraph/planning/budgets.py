@@ -218,6 +218,11 @@ class CaptureAxis:
                 return key
         return None
 
+    def for_items(self, items: Iterable[EncoderItemSpec]) -> CaptureAxis:
+        """The axis without the keys above what any batch of these items can need."""
+        most = self.covering_key(item.axis_sizes[self.name] for item in items)
+        return self if most is None else CaptureAxis(self.name, self.keys[: self.keys.index(most) + 1])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BudgetPlan:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -286,7 +286,7 @@ def _pack_neighbours(task: _Task, tables: GraphTables, cost: PackingCost, with_g
     packing, window = _weighed(replays, parts, cost)
     for call in range(calls) if with_groups else ():
         start, stop, end = int(first[window[call]]), int(last[window[call]]), int(fitting[call])
-        bounds = [*_walk_back(came_from[call], start), *_walk_on(goes_to[call], stop, end)]
+        bounds = [*_bounds(came_from[call], start, 0), *_bounds(goes_to[call], stop, end)]
         places = [int(place) for place in order[call]]
         groups = [tuple(places[low:high]) for low, high in bounds]
         packing.chosen.append(Chosen(groups, tuple(sorted([*places[start:stop], *places[end:]])), task.left))
@@ -345,22 +345,12 @@ def _prefix_sums(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
     return np.concatenate([np.zeros_like(values[:, :1]), np.cumsum(values, axis=1)], axis=1)
 
 
-def _walk_back(came_from: IntArray, stop: int) -> list[tuple[int, int]]:
-    bounds = []
-    while stop:
-        start = int(came_from[stop])
-        bounds.append((start, stop))
-        stop = start
-    return bounds[::-1]
-
-
-def _walk_on(goes_to: IntArray, start: int, end: int) -> list[tuple[int, int]]:
-    bounds = []
-    while start < end:
-        stop = int(goes_to[start])
-        bounds.append((start, stop))
-        start = stop
-    return bounds
+def _bounds(leads_to: IntArray, place: int, end: int) -> list[tuple[int, int]]:
+    """Neighbours of the places on the way from one to another, in whichever direction, ascending."""
+    places = [place]
+    while places[-1] != end:
+        places.append(int(leads_to[places[-1]]))
+    return list(pairwise(sorted(places)))
 
 
 # -- as batches --------------------------------------------------------------------------------------------------------

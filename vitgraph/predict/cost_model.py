@@ -18,7 +18,13 @@ import numpy.typing as npt
 
 from vitgraph.planning.graph_tables import ITEMS, SEGMENTS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
-from vitgraph.predict.fitting import MonotoneCurve, median_of_three, nonnegative_least_squares, smooth_max
+from vitgraph.predict.fitting import (
+    MonotoneCurve,
+    median_of_three,
+    nonnegative_least_squares,
+    nonnegative_line,
+    smooth_max,
+)
 from vitgraph.predict.profile import CalibrationProfile, check_profile
 from vitgraph.records.kinds.calibrate import CapturePoint, MemoryPoint, ReplayPoint
 
@@ -102,9 +108,7 @@ class ReplayModel:
         low, high = min(budgets, default=0.0), max(budgets, default=0.0)
         at_low, at_high = [0.0], [0.0]
         for level in sorted(rows):
-            places = np.array([budget for budget, _ in rows[level]])
-            extra = np.array([time for _, time in rows[level]])
-            constant, slope = nonnegative_least_squares(np.stack([np.ones_like(places), places], axis=1), extra)
+            constant, slope = nonnegative_line(*zip(*rows[level], strict=True))
             at_low.append(float(constant + slope * low))
             at_high.append(float(constant + slope * high))
         levels = [0.0, *sorted(rows)]
@@ -297,16 +301,12 @@ class _MemoryModel:
     """Bytes as lines over the budget, and capture time as a curve."""
 
     def __init__(self, memory: Sequence[MemoryPoint], captures: Sequence[CapturePoint]) -> None:
-        def line(places: Sequence[float], values: Sequence[float]) -> FloatArray:
-            x = np.array(places, dtype=np.float64)
-            return nonnegative_least_squares(
-                np.stack([np.ones_like(x), x], axis=-1), np.array(values, dtype=np.float64)
-            )
-
         largest = [point.max_budget for point in memory]
-        self.pool = line(largest, [point.first_pool_bytes for point in memory])
-        self.shared = line(largest, [point.buffer_bytes for point in memory])
-        self.own = line([point.token_budget for point in captures], [point.buffer_bytes for point in captures])
+        self.pool = nonnegative_line(largest, [point.first_pool_bytes for point in memory])
+        self.shared = nonnegative_line(largest, [point.buffer_bytes for point in memory])
+        self.own = nonnegative_line(
+            [point.token_budget for point in captures], [point.buffer_bytes for point in captures]
+        )
         further = [(p.pool_bytes - p.first_pool_bytes, p.graphs - 1) for p in memory if p.graphs > 1]
         self.pool_per_graph = max(0.0, sum(b for b, _ in further) / sum(n for _, n in further)) if further else 0.0
         self.capture = (

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from vitgraph.errors import InputError
@@ -22,35 +22,10 @@ from vitgraph.workloads.calls import arrivals_of, split_by_calls
 
 if TYPE_CHECKING:
     from vitgraph.models.geometry import GeometryRule
+    from vitgraph.specs.parts import TrafficSpec
 
 MOST_RUNNING = 1024
 """Requests that run at once, vLLM's default on a large GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineModel:
-    """What is assumed of the engine around the encoder; stated with every result that uses it.
-
-    Attributes:
-        step_ms: A step of the language model, whatever its tokens.
-        token_us: What each prompt token adds to a step, in microseconds.
-        text_tokens: Text tokens of a prompt, after its items.
-        output_tokens: Tokens that are generated for a request, one a step.
-        max_num_batched_tokens: Tokens of a step.
-    """
-
-    step_ms: float = 10.0
-    token_us: float = 20.0
-    text_tokens: int = 64
-    output_tokens: int = 256
-    max_num_batched_tokens: int = 16384
-
-    def __str__(self) -> str:
-        return (
-            f"assumed, not measured: a step of the language model takes {self.step_ms:g} ms and {self.token_us:g} us "
-            f"a prompt token, prompts have {self.text_tokens} text tokens, answers {self.output_tokens} tokens, a step "
-            f"up to {self.max_num_batched_tokens} tokens"
-        )
 
 
 @dataclass(slots=True)
@@ -77,23 +52,24 @@ def replay_arrivals(
     requests: Sequence[Sequence[EncoderItemSpec]],
     arrivals_s: Sequence[float],
     encoder_ms: Callable[[Sequence[EncoderItemSpec]], float],
-    engine: EngineModel,
+    engine: TrafficSpec,
+    step_tokens: int,
 ) -> list[list[tuple[int, int]]]:
-    """Replays arrivals through the scheduler.
+    """Replays arrivals through the scheduler, whose steps hold `step_tokens` tokens.
 
     Returns:
         Of each call, pairs of request and item place, in order.
     """
     waiting = deque(sorted(range(len(requests)), key=lambda index: (arrivals_s[index], index)))
     largest = max((item.output_tokens for items in requests for item in items), default=0)
-    cache = max(engine.max_num_batched_tokens, largest)
+    cache = max(step_tokens, largest)
     running: list[_Running] = []
     found: list[list[tuple[int, int]]] = []
     now = 0.0
     while waiting or running:
         if not running and arrivals_s[waiting[0]] > now:
             now = arrivals_s[waiting[0]]
-        step = _Step(engine, cache, running)
+        step = _Step(step_tokens, cache, running)
         for request in running:
             step.schedule(request)
         while waiting and arrivals_s[waiting[0]] <= now and len(running) < MOST_RUNNING and step.tokens_left > 0:
@@ -105,8 +81,10 @@ def replay_arrivals(
         calls = step.calls()
         found += calls
         by_place = [[requests[request][place] for request, place in call] for call in calls]
-        now += (sum(map(encoder_ms, by_place)) + engine.step_ms + step.prompt_tokens * engine.token_us / 1e3) / 1e3
-        running = [request for request in running if request.generated < max(1, engine.output_tokens)]
+        now += (
+            sum(map(encoder_ms, by_place)) + engine.lm_step_ms + step.prompt_tokens * engine.lm_us_per_token / 1e3
+        ) / 1e3
+        running = [request for request in running if request.generated < engine.answer_tokens]
     return found
 
 
@@ -114,22 +92,22 @@ def replay_workload(
     workload: Workload,
     rule: GeometryRule,
     encoder_ms: Callable[[Sequence[EncoderItemSpec]], float],
-    engine: EngineModel,
-    request_rate: str,
+    engine: TrafficSpec,
+    step_tokens: int,
     seed: int,
 ) -> Workload:
     """A workload as an engine would call the encoder for it: its requests name their calls.
 
-    A request whose items are in several calls counts as one in each. The provenance says what was assumed.
+    A request whose items are in several calls counts as one in each. Arrivals are at the engine's `request_rate`. The
+    provenance says what was assumed.
 
     Args:
         rule: The model's rule; items that it refuses are left out, and named.
-        request_rate: Requests a second, or `trace` for the arrivals that the trace names.
 
     Raises:
         UsageError: The rate is not one, or the trace names no arrivals.
     """
-    arrivals = arrivals_of(request_rate, workload.requests, seed)
+    arrivals = arrivals_of(str(engine.request_rate), workload.requests, seed)
     skipped, requests, specs = list(workload.skipped), [], []
     for request, arrival in zip(workload.requests, arrivals, strict=True):
         usable = []
@@ -142,29 +120,30 @@ def replay_workload(
         specs.append([spec for _, spec in usable])
     if not any(specs):
         raise InputError(f"no item of {workload.name} is one that this model takes; there is nothing to replay")
-    parts = split_by_calls(requests, replay_arrivals(specs, arrivals, encoder_ms, engine))
+    parts = split_by_calls(requests, replay_arrivals(specs, arrivals, encoder_ms, engine, step_tokens))
     provenance = {
         **workload.provenance,
-        "request_rate": request_rate,
-        "engine": str(engine),
+        "request_rate": engine.request_rate,
+        "engine": (
+            f"assumed, not measured: a step of the language model takes {engine.lm_step_ms:g} ms and "
+            f"{engine.lm_us_per_token:g} us a prompt token, prompts have {engine.text_tokens} text tokens, answers "
+            f"{engine.answer_tokens} tokens, a step up to {step_tokens} tokens"
+        ),
         "requests_split_over_calls": len(parts) - sum(map(bool, specs)),
     }
     return replace(workload, requests=tuple(parts), skipped=tuple(skipped), provenance=provenance)
 
 
-def _enter(index: int, items: Sequence[EncoderItemSpec], engine: EngineModel) -> _Running:
-    starts, place = [], 0
-    for item in items:
-        starts.append(place)
-        place += item.output_tokens
-    return _Running(index, items, starts, max(1, place + engine.text_tokens))
+def _enter(index: int, items: Sequence[EncoderItemSpec], engine: TrafficSpec) -> _Running:
+    *starts, end = accumulate((item.output_tokens for item in items), initial=0)
+    return _Running(index, items, starts, max(1, end + engine.text_tokens))
 
 
 class _Step:
     """One step of the scheduler in the making."""
 
-    def __init__(self, engine: EngineModel, cache: int, running: Sequence[_Running]) -> None:
-        self.tokens_left, self.encoder_left, self.prompt_tokens = engine.max_num_batched_tokens, cache, 0
+    def __init__(self, tokens: int, cache: int, running: Sequence[_Running]) -> None:
+        self.tokens_left, self.encoder_left, self.prompt_tokens = tokens, cache, 0
         self.cache_left = cache - sum(request.tokens_held() for request in running)
         self.items: list[tuple[int, int, str]] = []
 

@@ -59,6 +59,12 @@ def nonnegative_least_squares(
     return best
 
 
+def nonnegative_line(x: Sequence[float] | FloatArray, y: Sequence[float] | FloatArray) -> FloatArray:
+    """Constant and slope, neither negative, of the line closest to some points; zeros without any."""
+    places = np.asarray(x, dtype=np.float64)
+    return nonnegative_least_squares(np.stack([np.ones_like(places), places], axis=1), np.asarray(y, dtype=np.float64))
+
+
 def isotonic(values: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray | None = None) -> FloatArray:
     """The non-decreasing sequence closest to `values` in weighted least squares (pool adjacent violators)."""
     blocks: list[list[float]] = []

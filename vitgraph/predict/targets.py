@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +15,12 @@ from vitgraph.planning.graph_tables import ITEMS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
-from vitgraph.predict.fitting import nonnegative_least_squares
+from vitgraph.predict.fitting import nonnegative_least_squares, nonnegative_line
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.records.kinds.calibrate import EncoderFacts
+
+if TYPE_CHECKING:
+    from vitgraph.models.geometry import GeometryRule
 
 VITGRAPH, VLLM = "vitgraph", "vllm"
 
@@ -76,6 +80,19 @@ def target_named(name: str) -> Target:
     if name not in TARGETS:
         raise UsageError(f"--target is {name!r}; known: {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def encoder_facts(rule: GeometryRule, items: Sequence[EncoderItemSpec] = ()) -> EncoderFacts:
+    """What planning needs to know of a rule's encoder, with no more keys of its capture axes than some items need."""
+    config = rule.graph_config()
+    return EncoderFacts(
+        path_minimums={path: policy.min_token_budget for path, policy in config.paths.items()},
+        segment_free_paths=tuple(path for path, policy in config.paths.items() if not policy.has_segments),
+        modalities=config.modalities,
+        min_tokens_per_segment=config.min_tokens_per_segment,
+        max_frames_per_video=config.max_frames_per_video,
+        axes=tuple(axis.for_items(items) for axis in config.axes) if items else config.axes,
+    )
 
 
 def make_plan(target: Target, facts: EncoderFacts, settings: BudgetSettings) -> BudgetPlan:
@@ -138,8 +155,9 @@ class ManagerOverheads:
 def fit_overheads(target: Target, profile: CalibrationProfile) -> ManagerOverheads:
     """Overheads of a target: vitgraph's from the profile's calls, vLLM's as measured with its manager."""
     if target.name == VLLM:
+        tokens = [point.tokens for point in profile.copies]
         copy_in, clear, clone_out = (
-            _slope([(point.tokens, getattr(point, name)) for point in profile.copies])
+            float(nonnegative_line(tokens, [getattr(point, name) for point in profile.copies])[1])
             for name in ("copy_in_ms", "clear_ms", "clone_out_ms")
         )
         return ManagerOverheads(
@@ -158,13 +176,6 @@ def fit_overheads(target: Target, profile: CalibrationProfile) -> ManagerOverhea
     misses = [point.time.ms - point.parts_ms for point in profile.calls if not point.replays]
     miss = max(0.0, float(np.median(misses))) if misses else 0.0
     return ManagerOverheads(float(call), float(each_replay), float(item), float(token), 0.0, miss)
-
-
-def _slope(points: Sequence[tuple[int, float]]) -> float:
-    if not points:
-        return 0.0
-    x = np.array([place for place, _ in points], dtype=np.float64)
-    return float(nonnegative_least_squares(np.stack([np.ones_like(x), x], 1), np.array([y for _, y in points]))[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import host_problems, predicted_holdout
 from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_profile
+from vitgraph.predict.targets import encoder_facts
 from vitgraph.records.kinds.calibrate import CallPoint, CapturePoint, MemoryPoint, ReplayPoint
 from vitgraph.records.sections import Encoder
-from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem, encoder_facts
+from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
 from vitgraph.tuning.holdout_calls import PASSES, measure_holdout
 from vitgraph.tuning.host_watch import Call, EagerSweeps, HostWatch, layer_timer
@@ -246,7 +247,7 @@ class _Calibration:
             )
         self.profile.memory.append(
             MemoryPoint(
-                max_budget=captured[0].token_budget,
+                max_budget=captured[0].key.token_budget,
                 graphs=len(captured),
                 pool_bytes=manager.pool_bytes,
                 first_pool_bytes=captured[0].pool_bytes,
@@ -372,7 +373,7 @@ class _Calibration:
                 break
             specs = [item.spec for item in call]
             missed = forced_batch(range(len(call)), specs, self.timing.paths, {})
-            through, alone = self.timing.beside_eager(manager, [missed], call)
+            through, alone = self.timing.beside_eager(manager, call, [missed])
             self.profile.calls.append(CallPoint(tuple(specs), 0, len(call), through, alone.ms))
             self.sweeps.add("beside misses", call, alone)
         return calls

@@ -114,19 +114,6 @@ class ItemCatalogue:
         return [image] * count
 
 
-def encoder_facts(rule: GeometryRule) -> EncoderFacts:
-    """What planning needs to know of a rule's encoder."""
-    config = rule.graph_config()
-    return EncoderFacts(
-        path_minimums={path: policy.min_token_budget for path, policy in config.paths.items()},
-        segment_free_paths=tuple(path for path, policy in config.paths.items() if not policy.has_segments),
-        modalities=config.modalities,
-        min_tokens_per_segment=config.min_tokens_per_segment,
-        max_frames_per_video=config.max_frames_per_video,
-        axes=config.axes,
-    )
-
-
 @dataclass(slots=True)
 class CalibrationPlan:
     """What to measure.

@@ -134,17 +134,12 @@ def closed_share(automatic: float, tuned: float, oracle: float) -> float | None:
 
 def _runners_up(result: SearchResult) -> list[ScoredSettings]:
     """The next best, one for each policy and number of graphs."""
-    seen: set[tuple[str, int, int]] = set()
-    found = []
+    found: dict[tuple[str, int, int], ScoredSettings] = {}
     for evaluation in result.evaluated:
-        settings = evaluation.settings
-        kind = settings.packing, settings.max_items, evaluation.graphs
-        if kind not in seen and evaluation is not result.best:
-            seen.add(kind)
-            found.append(evaluation)
-        if len(found) == RUNNERS_UP:
-            break
-    return found
+        if evaluation is not result.best:
+            settings = evaluation.settings
+            found.setdefault((settings.packing, settings.max_items, evaluation.graphs), evaluation)
+    return list(found.values())[:RUNNERS_UP]
 
 
 def pareto_fronts(result: SearchResult) -> list[ScoredSettings]:

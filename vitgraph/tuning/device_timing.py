@@ -96,22 +96,16 @@ class DeviceTiming:
         inputs = self.inputs(items)
         return self.repeat(lambda: encode_eagerly(self.encoder, inputs), share=share)[0]
 
-    def both(
-        self, manager: EncoderCudaGraphManager, items: Sequence[SizedItem], share: float = 1.0
-    ) -> tuple[Timing, Timing]:
-        """A call through the manager with its own packing, and eagerly, in turn, in a share of the usual time."""
-        inputs = self.inputs(items)
-        return self._beside_eager(manager, inputs, manager.plan_call(inputs), share)
-
     def beside_eager(
-        self, manager: EncoderCudaGraphManager, batches: Sequence[PackedBatch], items: Sequence[SizedItem]
+        self,
+        manager: EncoderCudaGraphManager,
+        items: Sequence[SizedItem],
+        batches: Sequence[PackedBatch] | None = None,
+        share: float = 1.0,
     ) -> tuple[Timing, Timing]:
-        """A call through the manager, packed in a given way, and eagerly, in turn."""
-        return self._beside_eager(manager, self.inputs(items), self._plan(batches, items))
-
-    def _beside_eager(
-        self, manager: EncoderCudaGraphManager, inputs: EncoderInputs, plan: CallPlan, share: float = 1.0
-    ) -> tuple[Timing, Timing]:
+        """A call through the manager, packed as given or else by the manager, and eagerly, in turn."""
+        inputs = self.inputs(items)
+        plan = manager.plan_call(inputs) if batches is None else self._plan(batches, items)
         graph, eager = self.repeat(
             lambda: manager.execute_planned(inputs, plan), lambda: encode_eagerly(self.encoder, inputs), share=share
         )

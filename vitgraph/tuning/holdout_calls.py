@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, make_plan
-from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint, PlannedGraphs, Timing
+from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint, PlannedGraphs
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
 
@@ -64,22 +65,20 @@ def measure_holdout(
                 if is_late() and (passed or number >= FEWEST_CALLS):
                     return
                 was_slowed = is_slowed()
-                graph, eager = timing.both(manager, items, SHARE)
+                graph, eager = timing.beside_eager(manager, items, share=SHARE)
                 if not (was_slowed or is_slowed()):
                     slowed.pop(number, None)
                 if passed:
                     before = profile.holdout[number]
-                    graph, eager = min(before.graph, graph, key=_ms), min(before.eager, eager, key=_ms)
+                    graph, eager = (
+                        min(pair, key=attrgetter("ms")) for pair in ((before.graph, graph), (before.eager, eager))
+                    )
                 point = HoldoutPoint(tuple(item.spec for item in items), 0, PACKING, graph, eager)
                 profile.holdout[number : number + 1] = [point]
                 if passed < PASSES:
                     tick()
     finally:
         manager.clear()
-
-
-def _ms(timing: Timing) -> float:
-    return timing.ms
 
 
 def _random_plan(catalogue: ItemCatalogue, facts: EncoderFacts, rng: np.random.Generator) -> BudgetPlan:

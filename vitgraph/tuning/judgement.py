@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def measured_answer(run: Verification) -> Measured:
 
     more: dict[str, dict[str, Any]] = {EAGER: predicted(EAGER, run.cost.model.eager_ms), ORACLE: {}}
     for name, manager in run.managers.items():
-        graph_ms = _graph_ms(run, manager)
+        graph_ms = partial(_graph_ms, run, manager)
         more[name] = {
             "against_eager": judge.pair(EAGER, name, noise, METRICS, request_noise),
             **_facts(manager),
@@ -88,8 +89,8 @@ def _beside(samples: Samples, name: str, paired: PairedTimes) -> FloatArray:
     return np.array([known.get(index, np.nan) for index in paired.calls.tolist()])
 
 
-def _graph_ms(run: Verification, manager: EncoderCudaGraphManager) -> Callable[[Sequence[EncoderItemSpec]], float]:
-    return lambda specs: run.cost.predict_call(specs, manager.plan, manager.policy).graph_ms
+def _graph_ms(run: Verification, manager: EncoderCudaGraphManager, specs: Sequence[EncoderItemSpec]) -> float:
+    return run.cost.predict_call(specs, manager.plan, manager.policy).graph_ms
 
 
 def _facts(manager: EncoderCudaGraphManager) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
+from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import FloatArray
 from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.cost_model import CostModel
@@ -218,7 +218,9 @@ def search_calls(task: TuneTask, calls: Sequence[EncoderCall], targets: Sequence
     """
     split = split_calls(len(calls), task.share, task.seed)
     everything = _traffic(calls, range(len(calls)))
-    facts = replace(task.profile.encoder, axes=_needed_axes(task.profile.encoder, everything))
+    specs = [spec for distinct in everything.distinct for spec in distinct]
+    axes = (axis.for_items(specs) for axis in task.profile.encoder.axes)
+    facts = replace(task.profile.encoder, axes=tuple(axes))
     seen = _traffic(calls, sorted({place for part, _ in split.parts for place in part}))
     found = {}
     for name in dict.fromkeys(targets):
@@ -245,15 +247,6 @@ def _pooled(parts: Iterable[Times]) -> Times:
     """The times of several held-out parts as one."""
     pooled = list(parts)
     return {name: np.concatenate([part[name] for part in pooled]) for name in pooled[0]}
-
-
-def _needed_axes(facts: EncoderFacts, traffic: Traffic) -> tuple[CaptureAxis, ...]:
-    """The axes without the keys above what any batch of this workload can need."""
-    kept = []
-    for axis in facts.axes:
-        most = axis.covering_key(spec.axis_sizes[axis.name] for specs in traffic.distinct for spec in specs)
-        kept.append(axis if most is None else CaptureAxis(axis.name, axis.keys[: axis.keys.index(most) + 1]))
-    return tuple(kept)
 
 
 def _search(

@@ -10,19 +10,21 @@ from synthetic import image, video
 
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.predict.engine_calls import EngineModel, replay_arrivals, replay_workload
-from vitgraph.specs.parts import WorkloadSpec
+from vitgraph.predict.engine_calls import replay_arrivals, replay_workload
+from vitgraph.specs.parts import TrafficSpec, WorkloadSpec
 from vitgraph.workloads.registry import build_workload
 
-ENGINE = EngineModel(step_ms=10.0, token_us=0.0, text_tokens=0, output_tokens=1, max_num_batched_tokens=1000)
+ENGINE = TrafficSpec(lm_step_ms=10.0, lm_us_per_token=0.0, text_tokens=0, answer_tokens=1)
 
 
 def ten_ms(_: Sequence[EncoderItemSpec]) -> float:
     return 10.0
 
 
-def calls_of(requests: list[list[EncoderItemSpec]], arrivals: list[float], engine: EngineModel = ENGINE) -> list:
-    return replay_arrivals(requests, arrivals, ten_ms, engine)
+def calls_of(
+    requests: list[list[EncoderItemSpec]], arrivals: list[float], engine: TrafficSpec = ENGINE, step_tokens: int = 1000
+) -> list:
+    return replay_arrivals(requests, arrivals, ten_ms, engine, step_tokens)
 
 
 def test_low_load_is_a_request_a_call_and_high_load_is_what_a_step_holds() -> None:
@@ -59,8 +61,8 @@ def test_every_item_is_encoded_once_in_an_order_of_its_request(seed: int) -> Non
         for n in rng.integers(0, 4, size=80)
     ]
     arrivals = rng.exponential(0.01, size=80).cumsum().tolist()
-    engine = EngineModel(step_ms=5.0, output_tokens=int(rng.integers(1, 20)), max_num_batched_tokens=2000)
-    found = [pair for call in calls_of(requests, arrivals, engine) for pair in call]
+    engine = TrafficSpec(lm_step_ms=5.0, answer_tokens=int(rng.integers(1, 20)))
+    found = [pair for call in calls_of(requests, arrivals, engine, 2000) for pair in call]
     assert sorted(found) == [(i, place) for i, items in enumerate(requests) for place in range(len(items))]
     for index in range(80):
         places = [place for request, place in found if request == index]
@@ -70,7 +72,7 @@ def test_every_item_is_encoded_once_in_an_order_of_its_request(seed: int) -> Non
 def test_a_workload_keeps_its_items_and_says_what_was_assumed() -> None:
     workload = build_workload(WorkloadSpec(dataset_name="trace", dataset_path="mixed-chat", num_prompts=60))
     rule = resolve_model("qwen3-vl-30b-a3b").rule()
-    replayed = replay_workload(workload, rule, ten_ms, EngineModel(), "50", 0)
+    replayed = replay_workload(workload, rule, ten_ms, TrafficSpec(request_rate="50"), 16384, 0)
     before = sorted((item.width, item.height) for request in workload.requests for item in request.items)
     after = sorted((item.width, item.height) for request in replayed.requests for item in request.items)
     assert before == after

@@ -16,10 +16,9 @@ from vitgraph.models.registry import all_presets, resolve_model
 from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower, rules_table
-from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
+from vitgraph.predict.targets import TARGETS, VLLM, TargetCost, encoder_facts
 from vitgraph.predict.workload_cost import Traffic
 from vitgraph.specs.parts import GraphSpec, WorkloadSpec
-from vitgraph.tuning.calibration_items import encoder_facts
 from vitgraph.tuning.objective import Limits, Objective
 from vitgraph.tuning.search import Search
 from vitgraph.workloads.registry import build_workload

@@ -22,13 +22,14 @@ from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile, load_profile
 from vitgraph.predict.profile_summary import describe_profile
+from vitgraph.predict.targets import encoder_facts
 from vitgraph.records.store import read_record
 from vitgraph.report.to_terminal import render
 from vitgraph.report.views.parts import calibrate_document
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning import device_timing
 from vitgraph.tuning.calibration import FEWEST_BUDGETS, FEWEST_EAGER, calibrate
-from vitgraph.tuning.calibration_items import CalibrationPlan, ItemCatalogue, encoder_facts
+from vitgraph.tuning.calibration_items import CalibrationPlan, ItemCatalogue
 from vitgraph.tuning.device_timing import DeviceTiming
 
 
