@@ -175,7 +175,7 @@ def engine_notes(source: ModelSource, spec: GraphSpec, *, has_videos: bool) -> l
     if frames is None:
         frames = rules.least_frames(plan.max_items, max(budgets))
     broken = rules.broken(BudgetSettings(tuple(budgets), plan.max_items, frames, spec.packing))
-    return [f"{ENGINE} cannot run these graphs as given: {rule.text}" for rule in broken]
+    return [f"{ENGINE} cannot run these graphs as given: {text}" for text in broken.values()]
 
 
 def load(

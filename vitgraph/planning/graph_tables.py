@@ -5,10 +5,10 @@ Shape legend: N calls of m items each, F feature columns, A axis needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,59 +49,55 @@ class PackingCost(Protocol):
 
 
 @dataclass(slots=True)
-class CallItems:
-    """N calls with m items each, in numbers.
+class Groups:
+    """Groups of items that are encoded together, in numbers of any leading shape; an item alone is a group too.
 
     Attributes:
-        features: For each path, `[N, m, F]`.
-        segments: Attention segments `[N, m]`.
-        is_video: `[N, m]`.
-        needs: What the items need of the capture axes, all axes side by side, `[N, m, A]`.
+        features: For each path, summed features `[..., F]`.
+        counts: Items `[...]`.
+        segments: Attention segments `[...]`.
+        has_video: Whether a video is in the group.
+        needs: Largest needs of the capture axes, all axes side by side, `[..., A]`.
     """
 
     features: dict[str, FloatArray]
+    counts: IntArray
     segments: IntArray
-    is_video: BoolArray
+    has_video: BoolArray
     needs: IntArray
 
     @property
     def shape(self) -> tuple[int, int]:
-        """N and m."""
-        calls, items = self.segments.shape
+        """N and m, of the items of calls."""
+        calls, items = self.counts.shape
         return calls, items
 
     def tokens(self, path: str) -> IntArray:
-        """Output rows `[N, m]` on a path."""
+        """Output rows `[...]` on a path."""
         return self.features[path][..., TOKENS].astype(np.int64)
 
-    def alone(self) -> Groups:
-        """Every item as a group of its own, `[N, m]`."""
-        counts = np.ones(self.segments.shape, dtype=np.int64)
-        return Groups(self.features, counts, self.segments, self.is_video, self.needs)
+    def each(self, change: Callable[[Any], Any]) -> Groups:
+        """With every array changed alike; all but the features and needs lack their last dimension."""
+        features = {path: change(values) for path, values in self.features.items()}
+        return Groups(features, *map(change, (self.counts, self.segments, self.has_video, self.needs)))
 
-    def take_calls(self, start: int, stop: int) -> CallItems:
-        """Some of the calls, with all their items."""
-        features = {path: values[start:stop] for path, values in self.features.items()}
-        return CallItems(features, self.segments[start:stop], self.is_video[start:stop], self.needs[start:stop])
-
-    def take(self, order: IntArray) -> CallItems:
+    def take(self, order: IntArray) -> Groups:
         """The items of every call in another order, or a choice of them; `order` is `[N, k]`."""
-        wide = order[..., None]
-        return CallItems(
-            {path: np.take_along_axis(values, wide, axis=1) for path, values in self.features.items()},
-            np.take_along_axis(self.segments, order, axis=1),
-            np.take_along_axis(self.is_video, order, axis=1),
-            np.take_along_axis(self.needs, wide, axis=1),
-        )
+
+        def taken(values: Any) -> Any:
+            return np.take_along_axis(values, order if values.ndim == order.ndim else order[..., None], axis=1)
+
+        return self.each(taken)
 
 
-def call_items(calls: Sequence[Sequence[EncoderItemSpec]], plan: BudgetPlan, cost: PackingCost) -> CallItems:
-    """The numbers of calls that have equally many items."""
+def call_items(calls: Sequence[Sequence[EncoderItemSpec]], plan: BudgetPlan, cost: PackingCost) -> Groups:
+    """Each item `[N, m]` of calls that have equally many."""
     shape = len(calls), len(calls[0])
     flat = [spec for call in calls for spec in call]
     needs = [[size for axis in plan.axes for size in spec.axis_sizes[axis.name]] for spec in flat]
-    return CallItems(
+    return Groups(
         {path: cost.item_features(flat, path).reshape(*shape, -1) for path in plan.paths},
+        np.ones(shape, dtype=np.int64),
         np.array([spec.segments for spec in flat], dtype=np.int64).reshape(shape),
         np.array([spec.modality == VIDEO for spec in flat]).reshape(shape),
         np.array(needs, dtype=np.int64).reshape(*shape, -1),
@@ -176,25 +172,6 @@ class GraphTables:
 def graph_tables(plan: BudgetPlan) -> GraphTables:
     """The tables of a plan; those of the last few plans are kept."""
     return GraphTables(plan)
-
-
-@dataclass(slots=True)
-class Groups:
-    """Groups of items that are encoded together, in numbers of any leading shape.
-
-    Attributes:
-        features: For each path, summed features `[..., F]`.
-        counts: Items `[...]`.
-        segments: Segments `[...]`.
-        has_video: Whether a video is in the group.
-        needs: Largest axis needs `[..., A]`.
-    """
-
-    features: dict[str, FloatArray]
-    counts: IntArray
-    segments: IntArray
-    has_video: BoolArray
-    needs: IntArray
 
 
 def path_fits(tables: GraphTables, groups: Groups, path: str) -> BoolArray:

@@ -15,9 +15,10 @@ Shape legend: N calls of m items each, F feature columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, pairwise
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -27,7 +28,6 @@ from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.graph_tables import (
     TOKENS,
     BoolArray,
-    CallItems,
     FloatArray,
     GraphTables,
     Groups,
@@ -88,25 +88,24 @@ class _Task:
     """
 
     left: tuple[str, ...]
-    items: CallItems
+    items: Groups
     always_eager: dict[str, FloatArray]
     pattern: IntArray
     has_none: BoolArray
 
     @classmethod
-    def of(cls, items: CallItems, tables: GraphTables, left: tuple[str, ...]) -> _Task:
+    def of(cls, items: Groups, tables: GraphTables, left: tuple[str, ...]) -> _Task:
         """The task with the paths of `left` eager for every item."""
         features, always, pattern = {}, {}, np.zeros(items.shape, dtype=np.int64)
         has_none = np.ones(items.shape, dtype=bool)
-        alone = items.alone()
         for number, (path, values) in enumerate(items.features.items()):
-            unfit = ~path_fits(tables, alone, path)
+            unfit = ~path_fits(tables, items, path)
             pattern += unfit << number
             is_replayed = ~unfit & (path not in left)
             features[path] = np.where(is_replayed[..., None], values, 0.0)
             always[path] = (values - features[path]).sum(axis=1)
             has_none &= features[path][..., TOKENS] == 0
-        return cls(left, CallItems(features, items.segments, items.is_video, items.needs), always, pattern, has_none)
+        return cls(left, replace(items, features=features), always, pattern, has_none)
 
     def eager_parts(self, cost: PackingCost, chosen: dict[str, FloatArray]) -> tuple[FloatArray, FloatArray]:
         """Host and device time of eager runs of items with those features, `[N, ..., F]`, and of what is always so."""
@@ -118,7 +117,7 @@ class _Task:
 
 
 def best_packing(
-    items: CallItems,
+    items: Groups,
     tables: GraphTables,
     cost: PackingCost,
     *,
@@ -140,7 +139,7 @@ def best_packing(
     lefts = [left for size in range(len(paths)) for left in combinations(paths, size)]
     latency, doubted, chosen = [], [], []
     for start in range(0, calls, chunk):
-        some = items.take_calls(start, start + chunk)
+        some = items.each(itemgetter(slice(start, start + chunk)))
         options = [pack(_Task.of(some, tables, left), tables, cost, with_groups) for left in lefts]
         picks = np.argmin([option.doubted_ms for option in options], axis=0)
         for call, pick in enumerate(picks):
@@ -200,7 +199,7 @@ def _pack_subsets(task: _Task, tables: GraphTables, cost: PackingCost, with_grou
         features,
         np.broadcast_to(member.sum(axis=1), (calls, len(member))),
         items.segments @ member.T.astype(np.int64),
-        np.asarray((items.is_video[:, None, :] & member).any(axis=-1)),
+        np.asarray((items.has_video[:, None, :] & member).any(axis=-1)),
         _largest(items.needs, member),
     )
     groups_ms = replay_costs(tables, cost, groups)
@@ -293,11 +292,11 @@ def _pack_neighbours(task: _Task, tables: GraphTables, cost: PackingCost, with_g
     return packing
 
 
-def _window_costs(items: CallItems, ends: dict[str, FloatArray], tables: GraphTables, cost: PackingCost) -> FloatArray:
+def _window_costs(items: Groups, ends: dict[str, FloatArray], tables: GraphTables, cost: PackingCost) -> FloatArray:
     """Predicted replay `[N, m + 1, m + 1]` of the items from one place up to another; infinite where it cannot be."""
     calls, count = items.shape
     longest = min(count, tables.plan.max_items, NEIGHBOURS)
-    segments, videos = _prefix_sums(items.segments), _prefix_sums(items.is_video.astype(np.int64))
+    segments, videos = _prefix_sums(items.segments), _prefix_sums(items.has_video.astype(np.int64))
     group_ms = np.full((calls, count + 1, count + 1), np.inf)
     needs = items.needs
     starts = np.concatenate([np.arange(count - size + 1) for size in range(1, longest + 1)])

@@ -179,18 +179,6 @@ WITHOUT_GRAPHS = {name: family.file for family in _READ if not family.name for n
 """Architectures whose encoder the engine always runs eagerly, and where that was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenRule:
-    """One rule that settings break.
-
-    Attributes:
-        text: The values, the rule, where it was read, and a way out.
-    """
-
-    name: str
-    text: str
-
-
 @dataclass(slots=True)
 class EngineRules:
     """The rules of one tower.
@@ -224,15 +212,15 @@ class EngineRules:
         by_length = items * self.tower.segments_per_video
         return min(by_length, largest // self.tower.tokens_per_segment)
 
-    def broken(self, settings: BudgetSettings) -> list[BrokenRule]:
-        """Every rule that settings break, each once, with the first value that breaks it."""
+    def broken(self, settings: BudgetSettings) -> dict[str, str]:
+        """By name, every rule that settings break: the first values that do, the rule, its source, and a way out."""
         family, items, frames, tower = self.family, settings.max_items, settings.max_frames, self.tower
         smallest, largest = min(settings.token_budgets), max(settings.token_budgets)
         file = family.file if family else MANAGER_FILE
-        found: list[BrokenRule] = []
+        found: dict[str, str] = {}
 
         def add(name: str, value: str, rule: str, way_out: str, source: str = file) -> None:
-            found.append(BrokenRule(name, f"{value}: {rule} ({ENGINE}, {source}); {way_out}"))
+            found[name] = f"{value}: {rule} ({ENGINE}, {source}); {way_out}"
 
         if items > smallest:
             value = f"{items} items with a budget of {smallest}"
@@ -268,7 +256,7 @@ class EngineRules:
             return None
         found = replace(settings, token_budgets=kept, max_frames=self.least_frames(items, kept[-1]))
         broken = self.broken(found)
-        self.ruled_out.update(rule.name for rule in broken)
+        self.ruled_out.update(list(broken))
         return None if broken else found
 
     def usable(self, budget: int, items: int) -> int:

@@ -20,7 +20,7 @@ CURVE_POINTS = 12
 POINTS = ("replays", "eager", "calls", "copies", "captures", "holdout")
 
 
-def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POINTS) -> dict[str, Any]:
+def describe_profile(profile: CalibrationProfile) -> dict[str, Any]:
     """What `calibrate` prints.
 
     Returns:
@@ -37,7 +37,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
         "elapsed_s": profile.elapsed_s,
         "max_tokens": profile.max_tokens,
         "points": {name: len(getattr(profile, name)) for name in POINTS},
-        "curve": _curve(profile, path, curve_points),
+        "curve": _curve(profile, path),
         "empty_slots": [
             {"slots": float(level), "at_small_budget_ms": float(low), "at_large_budget_ms": float(high)}
             for level, low, high in zip(slots.low.x, slots.low.y, slots.high.y, strict=True)
@@ -57,7 +57,7 @@ def describe_profile(profile: CalibrationProfile, curve_points: int = CURVE_POIN
     }
 
 
-def _curve(profile: CalibrationProfile, path: str, most: int) -> list[dict[str, Any]]:
+def _curve(profile: CalibrationProfile, path: str) -> list[dict[str, Any]]:
     """The fullest batch of each budget in the fewest slots, with the eager run of the same batch where measured."""
 
     def tokens(point: ReplayPoint) -> int:
@@ -68,7 +68,7 @@ def _curve(profile: CalibrationProfile, path: str, most: int) -> list[dict[str, 
     for point in sorted(points, key=lambda point: (point.token_budget, -tokens(point), point.segment_slots)):
         best.setdefault(point.token_budget, point)
     rows = []
-    for point in spread(list(best.values()), most):
+    for point in spread(list(best.values()), CURVE_POINTS):
         alone = next((eager.time for eager in profile.eager if eager.items == point.items), None)
         rows.append(
             {

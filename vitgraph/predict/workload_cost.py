@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from vitgraph.planning.graph_tables import (
     ITEMS,
     TOKENS,
     BoolArray,
-    CallItems,
     FloatArray,
     GraphTables,
     Groups,
@@ -54,15 +53,10 @@ def spec_signature(spec: EncoderItemSpec) -> Hashable:
     )
 
 
-@dataclass(slots=True)
-class CallBucket:
-    """Distinct calls with equally many items, each call's items ascending by tokens.
+class CallBucket(NamedTuple):
+    """Items `[N, m]` of calls with equally many, ascending by tokens, and the calls' places in their traffic."""
 
-    Attributes:
-        calls: Places of the calls in the traffic's list of distinct calls.
-    """
-
-    items: CallItems
+    items: Groups
     calls: IntArray
 
 
@@ -195,7 +189,7 @@ def oracle_calls(traffic: Traffic, cost: TargetCost, plan: BudgetPlan) -> FloatA
     return np.minimum(cost.model.eager_calls_ms(totals), cost.model.exact_calls_ms(totals))
 
 
-def _latency(items: CallItems, tables: GraphTables, cost: TargetCost, policy: str, exact_items: int) -> FloatArray:
+def _latency(items: Groups, tables: GraphTables, cost: TargetCost, policy: str, exact_items: int) -> FloatArray:
     if policy == OPTIMAL:
         return best_packing(items, tables, cost, exact_items=exact_items).latency_ms
     groups = grouped(items, group_ids(items, tables, policy))
@@ -223,7 +217,7 @@ def _group_times(tables: GraphTables, cost: TargetCost, groups: Groups, path: st
     return np.where((tokens == 0) | np.isin(tokens, tables.budgets[path]), times, np.inf)
 
 
-def group_ids(items: CallItems, tables: GraphTables, policy: str) -> IntArray:
+def group_ids(items: Groups, tables: GraphTables, policy: str) -> IntArray:
     """The group `[N, m]` that each item of each call is packed into; items ascend by tokens.
 
     Raises:
@@ -236,7 +230,7 @@ def group_ids(items: CallItems, tables: GraphTables, policy: str) -> IntArray:
     raise UsageError(f"unknown packing policy {policy!r}; known: greedy, greedy-defer, exact, optimal")
 
 
-def _greedy_ids(items: CallItems, tables: GraphTables, *, defer: bool) -> IntArray:
+def _greedy_ids(items: Groups, tables: GraphTables, *, defer: bool) -> IntArray:
     """A group is named by the place of its first item; items that no graph holds are groups of their own."""
     plan, budgets = tables.plan, tables.budgets
     calls, count = items.shape
@@ -247,7 +241,7 @@ def _greedy_ids(items: CallItems, tables: GraphTables, *, defer: bool) -> IntArr
     open_id, open_items, open_segments = (np.zeros(calls, dtype=np.int64) for _ in range(3))
     open_video, open_needs = np.zeros(calls, dtype=bool), np.zeros((calls, items.needs.shape[-1]), dtype=np.int64)
     for place in range(count):
-        segments, has_video = open_segments + items.segments[:, place], open_video | items.is_video[:, place]
+        segments, has_video = open_segments + items.segments[:, place], open_video | items.has_video[:, place]
         needs = np.maximum(open_needs, items.needs[:, place])
         fits = (open_items > 0) & (open_items < plan.max_items) & (tables.axis_index(needs) >= 0)
         fits &= tables.segments_fit(segments, has_video)
@@ -264,20 +258,20 @@ def _greedy_ids(items: CallItems, tables: GraphTables, *, defer: bool) -> IntArr
             open_tokens[path] = np.where(apart, open_tokens[path], joined)
         open_items = np.where(apart, open_items, np.where(fits, open_items, 0) + 1)
         open_segments = np.where(apart, open_segments, np.where(fits, segments, items.segments[:, place]))
-        open_video = np.where(apart, open_video, np.where(fits, has_video, items.is_video[:, place]))
+        open_video = np.where(apart, open_video, np.where(fits, has_video, items.has_video[:, place]))
         open_needs = np.where(apart[:, None], open_needs, np.where(fits[:, None], needs, items.needs[:, place]))
     return ids
 
 
-def _is_alone(items: CallItems, tables: GraphTables, *, defer: bool = False) -> BoolArray:
+def _is_alone(items: Groups, tables: GraphTables, *, defer: bool = False) -> BoolArray:
     """Items that are judged by themselves: no graph holds them. Deferring, too many tokens are no reason."""
     is_held = np.ones(items.shape, dtype=bool)
     is_too_large = np.zeros(items.shape, dtype=bool)
     for path in items.features:
-        is_held &= path_fits(tables, items.alone(), path)
+        is_held &= path_fits(tables, items, path)
         is_too_large |= items.tokens(path) > tables.budgets[path][-1]
     if tables.plan.max_frames == 0:
-        is_too_large &= ~items.is_video
+        is_too_large &= ~items.has_video
     return ~is_held & ~is_too_large if defer else ~is_held
 
 
@@ -291,13 +285,13 @@ def _is_cheaper_apart(budgets: IntArray, opened: IntArray, tokens: IntArray) -> 
     return (own >= before) & (own + before < budget_of(opened + tokens))
 
 
-def _exact_ids(items: CallItems, tables: GraphTables) -> IntArray:
+def _exact_ids(items: Groups, tables: GraphTables) -> IntArray:
     """All items that a graph holds in the first one's group where their tokens are a budget, else each in its own."""
     count = items.shape[1]
     is_held = ~_is_alone(items, tables)
     held = is_held.sum(axis=1)
     is_whole = (held > 1) & (held <= tables.plan.max_items)
-    has_video = np.asarray((items.is_video & is_held).any(axis=1))
+    has_video = np.asarray((items.has_video & is_held).any(axis=1))
     is_whole &= tables.segments_fit(np.where(is_held, items.segments, 0).sum(axis=1), has_video)
     is_whole &= tables.axis_index(np.where(is_held[..., None], items.needs, 0).max(axis=1)) >= 0
     for path in items.features:
@@ -306,7 +300,7 @@ def _exact_ids(items: CallItems, tables: GraphTables) -> IntArray:
     return np.where(is_whole[:, None] & is_held, is_held.argmax(axis=1)[:, None], np.arange(count))
 
 
-def grouped(items: CallItems, ids: IntArray) -> Groups:
+def grouped(items: Groups, ids: IntArray) -> Groups:
     """The groups `[N, m]` of packed calls; those that no item is in have no rows."""
     calls, count = items.shape
     rows = np.arange(calls)
@@ -320,7 +314,7 @@ def grouped(items: CallItems, ids: IntArray) -> Groups:
             features[path][rows, group] += values[:, place]
         counts[rows, group] += 1
         segments[rows, group] += items.segments[:, place]
-        has_video[rows, group] |= items.is_video[:, place]
+        has_video[rows, group] |= items.has_video[:, place]
         needs[rows, group] = np.maximum(needs[rows, group], items.needs[:, place])
     return Groups(features, counts, segments, has_video, needs)
 

@@ -131,15 +131,6 @@ class Limits:
     max_capture_s: float | None = None
     most_slower: float = MOST_SLOWER
 
-    def __post_init__(self) -> None:
-        for option, value in (
-            ("--max-graphs", self.max_graphs),
-            ("--max-graph-memory", self.max_memory_bytes),
-            ("--max-capture-time", self.max_capture_s),
-        ):
-            if value is not None and not value > 0:
-                raise UsageError(f"{option} is {value}; it must be positive, or left out for no limit")
-
     @property
     def needs_penalty(self) -> bool:
         """True where a limit depends on which budgets are chosen, and not on how many alone."""
