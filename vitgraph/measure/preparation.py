@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,10 @@ from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.assignment import (
     Assigner,
-    ShareByCost,
     assignment_effect,
     imbalance_of,
     input_loads,
+    share_by_cost,
     share_by_size,
 )
 from vitgraph.predict.cost_model import CostModel
@@ -170,7 +171,7 @@ def choose_assigner(spec: BenchSpec, source: ModelSource) -> tuple[Assigner, Cos
     if spec.parallel.assignment == "size":
         return share_by_size, None
     cost = CostModel(find_profile(spec.graph.calibration, source))
-    return ShareByCost(cost), cost
+    return partial(share_by_cost, cost), cost
 
 
 def describe_sharing(

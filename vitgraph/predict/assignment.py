@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,15 +25,10 @@ def share_by_size(specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
     return assign_load_balanced([spec.input_size for spec in specs], ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class ShareByCost:
+def share_by_cost(model: CostModel, specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
     """Longest predicted latency first, each to the rank with the least so far."""
-
-    model: CostModel
-
-    def __call__(self, specs: Sequence[EncoderItemSpec], ranks: int) -> Shares:
-        costs = predicted_item_ms(self.model, specs, ranks)
-        return assign_load_balanced([round(cost * _NANOSECONDS_PER_MS) for cost in costs], ranks)
+    costs = predicted_item_ms(model, specs, ranks)
+    return assign_load_balanced([round(cost * _NANOSECONDS_PER_MS) for cost in costs], ranks)
 
 
 def assign_load_balanced(sizes: Sequence[int], ranks: int) -> Shares:
@@ -82,8 +76,7 @@ def assignment_effect(
     """
     if not calls:
         return None
-    by_cost = ShareByCost(model)
-    shared = [(share_by_size(specs, ranks), by_cost(specs, ranks)) for specs in calls]
+    shared = [(share_by_size(specs, ranks), share_by_cost(model, specs, ranks)) for specs in calls]
     times = [
         [predicted_rank_ms(model, specs, shares) for shares in both] for specs, both in zip(calls, shared, strict=True)
     ]

@@ -26,7 +26,7 @@ from vitgraph.predict.fitting import (
     smooth_max,
 )
 from vitgraph.predict.profile import CalibrationProfile, check_profile
-from vitgraph.records.kinds.calibrate import CapturePoint, MemoryPoint, ReplayPoint
+from vitgraph.records.kinds.calibrate import ReplayPoint
 
 PAIR_LENGTHS = (64.0, 256.0, 1024.0, np.inf)
 """Segment lengths, in output tokens, at which the cost of an attention pair may change: short rows use a GPU badly."""
@@ -191,7 +191,7 @@ class CostModel:
         self._fit_eager()
         self.launch_ms *= host_factor
         self.launch_item_ms *= host_factor
-        self._memory = _MemoryModel(profile.memory, profile.captures)
+        self._fit_memory()
 
     # -- eager ---------------------------------------------------------------------------------------------------------
 
@@ -283,37 +283,29 @@ class CostModel:
 
     # -- memory and capture --------------------------------------------------------------------------------------------
 
+    def _fit_memory(self) -> None:
+        """Bytes as lines over the budget, and capture time as a curve."""
+        memory, captures = self.profile.memory, self.profile.captures
+        largest, budgets = [point.max_budget for point in memory], [point.token_budget for point in captures]
+        self._pool_line = nonnegative_line(largest, [point.first_pool_bytes for point in memory])
+        self._shared_line = nonnegative_line(largest, [point.buffer_bytes for point in memory])
+        self._own_line = nonnegative_line(budgets, [point.buffer_bytes for point in captures])
+        further = [(p.pool_bytes - p.first_pool_bytes, p.graphs - 1) for p in memory if p.graphs > 1]
+        self._graph_bytes = max(0.0, sum(b for b, _ in further) / sum(n for _, n in further)) if further else 0.0
+        self._capture_curve = MonotoneCurve(budgets or [1.0], [point.capture_ms for point in captures] or [0.0])
+
     def capture_ms(self, budgets: npt.ArrayLike) -> FloatArray:
         """Predicted time to capture one graph of each budget."""
-        return self._memory.capture(budgets)
+        return self._capture_curve(budgets)
+
+    def _pool_bytes(self, max_budget: int, graphs: int) -> float:
+        return float(self._pool_line @ (1.0, max_budget)) + self._graph_bytes * (graphs - 1)
 
     def shared_bytes(self, max_budget: int, graphs: int) -> float:
         """Predicted pool and buffers of `graphs` graphs that share one set of buffers."""
-        return self._memory.pool_bytes(max_budget, graphs) + float(self._memory.shared @ (1.0, max_budget))
+        return self._pool_bytes(max_budget, graphs) + float(self._shared_line @ (1.0, max_budget))
 
     def separate_bytes(self, budgets: IntArray) -> float:
         """Predicted pool and buffers of one graph a budget, each with buffers of its own."""
-        own = sum(float(self._memory.own @ (1.0, budget)) for budget in budgets)
-        return self._memory.pool_bytes(int(max(budgets)), len(budgets)) + own
-
-
-class _MemoryModel:
-    """Bytes as lines over the budget, and capture time as a curve."""
-
-    def __init__(self, memory: Sequence[MemoryPoint], captures: Sequence[CapturePoint]) -> None:
-        largest = [point.max_budget for point in memory]
-        self.pool = nonnegative_line(largest, [point.first_pool_bytes for point in memory])
-        self.shared = nonnegative_line(largest, [point.buffer_bytes for point in memory])
-        self.own = nonnegative_line(
-            [point.token_budget for point in captures], [point.buffer_bytes for point in captures]
-        )
-        further = [(p.pool_bytes - p.first_pool_bytes, p.graphs - 1) for p in memory if p.graphs > 1]
-        self.pool_per_graph = max(0.0, sum(b for b, _ in further) / sum(n for _, n in further)) if further else 0.0
-        self.capture = (
-            MonotoneCurve([point.token_budget for point in captures], [point.capture_ms for point in captures])
-            if captures
-            else MonotoneCurve([1.0], [0.0])
-        )
-
-    def pool_bytes(self, max_budget: int, graphs: int) -> float:
-        return float(self.pool @ (1.0, max_budget)) + self.pool_per_graph * (graphs - 1)
+        own = sum(float(self._own_line @ (1.0, budget)) for budget in budgets)
+        return self._pool_bytes(int(max(budgets)), len(budgets)) + own

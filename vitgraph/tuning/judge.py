@@ -122,9 +122,7 @@ class ExactGraph(Series):
     def keys(self, call: EncoderCall) -> dict[str, GraphKey]:
         """The graph of a call on each of its paths, whether it could be captured or not."""
         plan, keys = self._graphs.plan, {}
-        axis_key: tuple[int, ...] = ()
-        for axis in plan.axes:
-            axis_key += axis.covering_key(spec.axis_sizes[axis.name] for spec in call.specs) or ()
+        axis_key = plan.axis_key(call.specs) or ()
         for path in self._paths:
             tokens = sum(spec.tokens_on(path) for spec in call.specs)
             if tokens:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from synthetic import Machine, image, synthetic_profile, video
 
@@ -11,11 +13,11 @@ from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.assignment import (
-    ShareByCost,
     assignment_effect,
     imbalance_of,
     predicted_item_ms,
     predicted_rank_ms,
+    share_by_cost,
     share_by_size,
 )
 from vitgraph.predict.cost_model import CostModel
@@ -54,7 +56,7 @@ def model() -> CostModel:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_item_is_in_one_share(count: int, ranks: int, model: CostModel) -> None:
     specs = [image(64 * (1 + index * 7 % 5)) if index % 3 else video(4, 64) for index in range(count)]
-    for assign in (share_by_size, ShareByCost(model)):
+    for assign in (share_by_size, partial(share_by_cost, model)):
         shares = assign(specs, ranks)
         assert len(shares) == ranks
         assert sorted(index for share in shares for index in share) == list(range(count))
@@ -73,7 +75,7 @@ def test_attention_makes_one_large_image_dearer_than_a_long_video_of_equal_size(
 def test_cost_moves_what_size_would_balance_wrongly() -> None:
     model = CostModel(synthetic_profile(Machine(per_pair=4e-5)))
     call = [image(4096), video(64, 64), image(1024), image(1024)]
-    by_size, by_cost = share_by_size(call, 2), ShareByCost(model)(call, 2)
+    by_size, by_cost = share_by_size(call, 2), share_by_cost(model, call, 2)
     assert by_size == ((0, 2), (1, 3))
     assert by_cost == ((0,), (1, 2, 3))
     slowest = [max(predicted_rank_ms(model, call, shares)) for shares in (by_size, by_cost)]
@@ -88,7 +90,7 @@ def test_cost_moves_what_size_would_balance_wrongly() -> None:
 def test_equal_items_cost_the_same_and_are_shared_as_by_size(model: CostModel) -> None:
     call = [image(100)] * 20
     assert len(set(predicted_item_ms(model, call, 4))) == 1
-    assert ShareByCost(model)(call, 4) == share_by_size(call, 4)
+    assert share_by_cost(model, call, 4) == share_by_size(call, 4)
 
 
 def test_the_prices_of_even_shares_add_up_to_a_rank() -> None:
