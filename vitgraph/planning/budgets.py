@@ -30,13 +30,15 @@ def generate_budgets(min_budget: int, max_budget: int) -> list[int]:
             f"largest token budget {max_budget} is below the smallest, {min_budget} (one item of this model); "
             f"raise --max-model-len / --max-num-batched-tokens to {min_budget} or more, or pass --token-budgets"
         )
-    budgets = []
-    budget = min_budget
-    while budget <= max_budget:
-        budgets.append(budget)
-        budget *= 2
-    if budgets[-1] != max_budget:
-        budgets.append(max_budget)
+    return geometric_budgets(min_budget, max_budget, 2.0)
+
+
+def geometric_budgets(low: int, high: int, fine: float, coarse: float = 0.0, turn: int | None = None) -> list[int]:
+    """Budgets from `low` to `high`, in steps of the ratio `fine` up to `turn` and of `coarse` above."""
+    budgets = [low]
+    while budgets[-1] < high:
+        ratio = fine if turn is None or budgets[-1] < turn else coarse
+        budgets.append(min(high, max(budgets[-1] + 1, round(budgets[-1] * ratio))))
     return budgets
 
 

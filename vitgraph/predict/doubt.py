@@ -82,13 +82,7 @@ def profile_doubts(profile: CalibrationProfile, error: ModelError) -> list[str]:
 
 
 def summarize_errors(predicted: Sequence[float], measured: Sequence[float]) -> PredictionError:
-    """Errors of predictions against measurements of the same calls.
-
-    Raises:
-        ValueError: The series differ in length.
-    """
-    if len(predicted) != len(measured):
-        raise ValueError(f"{len(predicted)} predictions of {len(measured)} measurements")
+    """Errors of predictions against measurements of the same calls."""
     if not predicted:
         return PredictionError(n=0)
     errors = (np.array(predicted) / np.array(measured) - 1.0) * 100.0

@@ -12,9 +12,6 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 Value = TypeVar("Value")
 
-MOST_FEATURES = 8
-"""Every subset of the features is solved, so there must be few."""
-
 
 def nonnegative_least_squares(
     features: FloatArray, target: FloatArray, weights: FloatArray | None = None
@@ -22,10 +19,10 @@ def nonnegative_least_squares(
     """The non-negative coefficients with the least weighted squared error, exactly.
 
     The constrained optimum is the unconstrained one over the features that it uses, so each subset is solved and the
-    best feasible one taken.
+    best feasible one taken; there must be few.
 
     Args:
-        features: `[n, f]`, with f at most `MOST_FEATURES`.
+        features: `[n, f]`.
         target: `[n]`.
         weights: `[n]`, multiplying the residuals; None for equal ones.
 
@@ -33,8 +30,6 @@ def nonnegative_least_squares(
         `[f]`; zeros where there are no rows.
     """
     rows, count = features.shape
-    if count > MOST_FEATURES:
-        raise ValueError(f"{count} features; at most {MOST_FEATURES} are solved over all subsets")
     best = np.zeros(count)
     if not rows:
         return best
@@ -130,15 +125,6 @@ def spread(values: list[Value], most: int) -> list[Value]:
     if len(values) <= most:
         return values
     return [values[int(place)] for place in np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))]
-
-
-def geometric_budgets(low: int, high: int, fine: float, coarse: float = 0.0, turn: int | None = None) -> list[int]:
-    """Budgets from `low` to `high`, in steps of the ratio `fine` up to `turn` and of `coarse` above."""
-    budgets = [low]
-    while budgets[-1] < high:
-        ratio = fine if turn is None or budgets[-1] < turn else coarse
-        budgets.append(min(high, max(budgets[-1] + 1, round(budgets[-1] * ratio))))
-    return budgets
 
 
 def median_of_three(values: FloatArray) -> FloatArray:

@@ -56,17 +56,15 @@ def explain_plan(
     Raises:
         UsageError: The policy needs a calibration.
     """
-    prediction = cost.predict_call(specs, plan, policy) if cost is not None else None
-    batches = prediction.batches if prediction is not None else pack_items(specs, plan, policy)
-    times = prediction.replay_ms if prediction is not None else [None] * len(batches)
-    predicted = None
-    if prediction is not None and cost is not None:
-        predicted = {
-            "graph_ms": prediction.graph_ms,
-            "eager_ms": prediction.eager_ms,
-            "is_faster": prediction.graph_ms < prediction.eager_ms,
-            **_error(cost),
-        }
+    predicted: dict[str, Any] | None = None
+    if cost is None:
+        batches = pack_items(specs, plan, policy)
+        times: list[float | None] = [None] * len(batches)
+    else:
+        found = cost.predict_call(specs, plan, policy)
+        batches, times = found.batches, found.replay_ms
+        is_faster = found.graph_ms < found.eager_ms
+        predicted = {"graph_ms": found.graph_ms, "eager_ms": found.eager_ms, "is_faster": is_faster, **_error(cost)}
     return {
         "policy": policy,
         "items": [_item(index, spec) for index, spec in enumerate(specs)],

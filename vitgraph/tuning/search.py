@@ -15,10 +15,10 @@ from itertools import accumulate, combinations, product
 import numpy as np
 
 from vitgraph.errors import BudgetError, UsageError
-from vitgraph.planning.budgets import BudgetSettings, generate_budgets
+from vitgraph.planning.budgets import BudgetSettings, generate_budgets, geometric_budgets
 from vitgraph.planning.graph_tables import FloatArray, IntArray
 from vitgraph.predict.engine_rules import EngineRules
-from vitgraph.predict.fitting import geometric_budgets, spread
+from vitgraph.predict.fitting import spread
 from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Target, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
 from vitgraph.records.kinds.calibrate import EncoderFacts
