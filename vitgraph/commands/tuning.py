@@ -222,7 +222,7 @@ def _measure(
     from vitgraph.measure.environment import snapshot
     from vitgraph.measure.setup import load, resolve_device, resolve_dtype
     from vitgraph.predict.targets import VLLM
-    from vitgraph.tuning.judge import verify_tuning
+    from vitgraph.tuning.judge import Verification
 
     device = resolve_device(spec.bench.model.device)
     progress.phase("loading the encoder")
@@ -232,16 +232,10 @@ def _measure(
     for difference in profile.differences(snapshot(device).but(encoder=ran)):
         progress.note(difference)
         advice.note(difference)
-    verify_tuning(
-        encoder,
-        advice.calls,
-        advice,
-        max_calls=spec.verify_calls,
-        seed=model.seed,
-        time_limit_s=spec.time_limit,
-        checkpoint=save,
-        progress=progress,
+    verification = Verification(
+        encoder, advice.calls, advice, seed=model.seed, time_limit_s=spec.time_limit, progress=progress
     )
+    verification.run(spec.verify_calls, checkpoint=save)
 
 
 # -- recommend ---------------------------------------------------------------------------------------------------------

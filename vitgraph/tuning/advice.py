@@ -53,7 +53,7 @@ class Advice:
     """The answer of `tune-budgets`, and what measuring it takes.
 
     Attributes:
-        result: The answer; `result.measured` is None until `verify_tuning` fills it.
+        result: The answer; `result.measured` is None until a `Verification` fills it.
         calls: Calls that the search has not seen.
         most_slower: Share of the requests that may become slower.
     """

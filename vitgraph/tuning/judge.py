@@ -63,55 +63,6 @@ def representative(calls: Sequence[EncoderCall], seed: int) -> Iterator[EncoderC
         place = (place + GOLDEN) % 1.0
 
 
-def verify_tuning(
-    encoder: VisionEncoder,
-    calls: Sequence[EncoderCall],
-    advice: Advice,
-    *,
-    max_calls: int = 100,
-    rounds: int = 2,
-    seed: int = 0,
-    time_limit_s: float = 240.0,
-    checkpoint: Callable[[], object] = lambda: None,
-    progress: Progress | None = None,
-) -> Measured:
-    """Measures the tuned settings and their baselines, and lets `advice` take the answer in.
-
-    A stop by the user ends the measuring; what was measured until then is reported.
-
-    Args:
-        encoder: The encoder, on the device that the profile was measured on.
-        max_calls: Calls to measure at most, small and large ones in the workload's shares.
-        rounds: Times that a short call is measured in each strategy; long ones are measured once.
-        time_limit_s: For capturing and measuring: as many calls are chosen as are predicted to fit, and none is begun
-            later.
-        checkpoint: Called now and then, when `advice` has been brought up to date.
-
-    Returns:
-        What was measured, and what was left out.
-    """
-    run = Verification(encoder, calls, advice, rounds, seed, time_limit_s, progress or SilentProgress())
-    run.choose(max_calls)
-
-    def report() -> Measured:
-        measured = measured_answer(run)
-        advice.samples = list(run.samples)
-        advice.take(measured)
-        return measured
-
-    def save() -> None:
-        report()
-        checkpoint()
-
-    try:
-        with torch.inference_mode():
-            run.capture()
-            run.measure(save)
-        return report()
-    finally:
-        run.release()
-
-
 class ExactGraph(Series):
     """A graph of exactly the call's size on each path, replayed alone."""
 
@@ -171,20 +122,28 @@ class ExactCall(Series):
 
 
 class Verification:
-    """One verification in progress."""
+    """Measures tuned settings and their baselines.
+
+    Args:
+        encoder: The encoder, on the device that the profile was measured on.
+        rounds: Times that a short call is measured in each strategy; long ones are measured once.
+        time_limit_s: For capturing and measuring: as many calls are chosen as are predicted to fit, and none is begun
+            later.
+    """
 
     def __init__(
         self,
         encoder: VisionEncoder,
         calls: Sequence[EncoderCall],
         advice: Advice,
-        rounds: int,
-        seed: int,
-        time_limit_s: float,
-        progress: Progress,
+        *,
+        rounds: int = 2,
+        seed: int = 0,
+        time_limit_s: float = 240.0,
+        progress: Progress | None = None,
     ) -> None:
-        self.encoder, self.progress = encoder, progress
-        self.workload, self.tuned = calls, advice.tuned
+        self.encoder, self.progress = encoder, progress or SilentProgress()
+        self.workload, self.advice, self.tuned = calls, advice, advice.tuned
         self.rounds, self.seed, self.time_limit_s = rounds, seed, time_limit_s
         self.cost: TargetCost = advice.tuned.cost
         self.paths = tuple(encoder.get_encoder_cudagraph_config().paths)
@@ -202,6 +161,30 @@ class Verification:
     @property
     def elapsed_s(self) -> float:
         return time.perf_counter() - self._started
+
+    def run(self, max_calls: int = 100, checkpoint: Callable[[], object] = lambda: None) -> Measured:
+        """What was measured and what was left out, which the advice takes in.
+
+        A stop by the user ends the measuring; what was measured until then is reported.
+
+        Args:
+            max_calls: Calls to measure at most, small and large ones in the workload's shares.
+            checkpoint: Called now and then, when the advice has been brought up to date.
+        """
+        self.choose(max_calls)
+        try:
+            with torch.inference_mode():
+                self.capture()
+                self.measure(checkpoint)
+            return self._report()
+        finally:
+            self.release()
+
+    def _report(self) -> Measured:
+        measured = measured_answer(self)
+        self.advice.samples = list(self.samples)
+        self.advice.take(measured)
+        return measured
 
     # -- what to measure -----------------------------------------------------------------------------------------------
 
@@ -315,6 +298,7 @@ class Verification:
                 yield call, round_index
             self.progress.step()
             if self.elapsed_s > saved_s + CHECKPOINT_S:
+                self._report()
                 checkpoint()
                 saved_s = self.elapsed_s
 

@@ -105,10 +105,17 @@ def test_a_sweep_ends_when_the_time_is_up(calls: list[Call]) -> None:
 
 def profile_on(host: Host, tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch) -> CalibrationProfile:
     """A calibration whose eager times are the host's; replays and whole calls take none."""
+    beside_eager = DeviceTiming.beside_eager
 
     def beside(
-        timing: DeviceTiming, manager: EncoderCudaGraphManager, batches: Sequence[PackedBatch], items: list[SizedItem]
+        timing: DeviceTiming,
+        manager: EncoderCudaGraphManager,
+        items: list[SizedItem],
+        batches: Sequence[PackedBatch] | None = None,
+        share: float = 1.0,
     ) -> tuple[Timing, Timing]:
+        if batches is None:
+            return beside_eager(timing, manager, items, share=share)
         found = host.eager(items)
         return found, found
 

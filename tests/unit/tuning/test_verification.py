@@ -12,7 +12,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.kinds.tune import Measured
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
-from vitgraph.tuning.judge import FEWEST_CALLS, Verification, representative, verify_tuning
+from vitgraph.tuning.judge import FEWEST_CALLS, Verification, representative
 from vitgraph.workloads.base import MediaItem, Request
 
 SOURCE = resolve_source(ModelSpec("qwen3-vl-debug"))
@@ -33,7 +33,7 @@ def advice() -> Advice:
 @pytest.fixture(scope="module")
 def measured(tower: VisionEncoder, advice: Advice) -> Measured:
     del advice.tuned.plans["seed_nine"]
-    return verify_tuning(tower, some_calls(12), advice, max_calls=4, rounds=1)
+    return Verification(tower, some_calls(12), advice, rounds=1).run(max_calls=4)
 
 
 def test_every_strategy_is_measured_on_the_same_calls(measured: Measured, advice: Advice) -> None:
@@ -88,7 +88,7 @@ def test_every_beginning_of_the_order_is_representative() -> None:
 
 
 def test_a_short_time_takes_fewer_calls_and_says_so(tower: VisionEncoder, advice: Advice) -> None:
-    answer = verify_tuning(tower, some_calls(60, 1), advice, rounds=1, time_limit_s=0.0)
+    answer = Verification(tower, some_calls(60, 1), advice, rounds=1, time_limit_s=0.0).run()
     assert answer.calls == 1
     assert answer.calls_left_out == FEWEST_CALLS - 1
     assert answer.calls_of_workload == 60
@@ -104,11 +104,11 @@ def test_a_stop_keeps_what_was_measured(tower: VisionEncoder, advice: Advice, mo
         meet(self, call, **options)
 
     monkeypatch.setattr(Verification, "_meet", stop_at_third)
-    answer = verify_tuning(tower, some_calls(12), advice, rounds=1)
+    answer = Verification(tower, some_calls(12), advice, rounds=1).run()
     assert answer.is_interrupted
     assert (answer.calls, answer.calls_left_out) == (2, 4)
 
 
 def test_graphs_that_no_call_meets_are_not_captured(tower: VisionEncoder, advice: Advice) -> None:
-    automatic = verify_tuning(tower, some_calls(4, 1), advice, rounds=1).strategies["automatic"]
+    automatic = Verification(tower, some_calls(4, 1), advice, rounds=1).run().strategies["automatic"]
     assert 0 < (automatic.graphs_captured or 0) < (automatic.graphs or 0)
