@@ -69,7 +69,7 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     missing, fails or is wrong keeps its row with the reason.
     """
     from vitgraph.commands.on_ranks import measured, on_rank, ran_on_ranks
-    from vitgraph.measure.compare import choose_backends, prepare_compare, run_compare, run_isolated
+    from vitgraph.measure.compare import Comparison, choose_backends, prepare_compare, run_isolated
     from vitgraph.measure.micro import MICRO_KIND, micro_failure, run_micro_comparison
     from vitgraph.ranks.launch import is_rank
     from vitgraph.records.candidates import COMPARE_KIND as KIND
@@ -92,7 +92,7 @@ def compare_backends(spec: CompareSpec, progress: Progress) -> Shown | None:
     def measure() -> Record | None:
         if spec.isolate:
             return run_isolated(prepared, folder, progress, lambda name, part: _part_command(name, part, spec))
-        return on_rank(bench, folder, lambda group: run_compare(prepared, folder, progress, group))
+        return on_rank(bench, folder, lambda group: Comparison.of(prepared, progress, group).record(folder))
 
     return measured(
         prepared.bench, folder, progress, prepared.describe, measure, lambda record, _: failure_of(record.result)

@@ -112,24 +112,6 @@ def new_draft(prepared: PreparedCompare, kind: CompareKind = "compare-backends")
     )
 
 
-def run_compare(
-    prepared: PreparedCompare, folder: Path, progress: Progress, group: ParallelGroup | None = None
-) -> CompareRecord | None:
-    """Runs a comparison in this process and saves its record in `folder`, whatever ends it.
-
-    Args:
-        group: The ranks that share the calls, each of which runs this.
-
-    Returns:
-        The record, also where no backend could be measured, which `failure` of `vitgraph.records.candidates` tells;
-        None on a rank other than 0, which does the same work and saves none.
-
-    Raises:
-        VitgraphError: The model itself cannot be loaded or checked, or another rank failed.
-    """
-    return Comparison.of(prepared, progress, group).record(folder)
-
-
 def run_compile_rows(prepared: PreparedBench, folder: Path, progress: Progress) -> CompareRecord:
     """Measures eager and graph, each plain and with compiled blocks, and saves the record, whatever ends it.
 

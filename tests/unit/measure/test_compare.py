@@ -20,7 +20,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import candidate as candidate_module
 from vitgraph.measure import compare
 from vitgraph.measure.candidate import Candidate, CandidateSeries
-from vitgraph.measure.compare import choose_backends, prepare_compare, run_compare
+from vitgraph.measure.compare import Comparison, choose_backends, prepare_compare
 from vitgraph.measure.correctness import limit_of
 from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.experiment import Experiment
@@ -114,7 +114,7 @@ def prepare(*backends: str, dtype: str = "float32", rounds: int = 1, budgets: tu
 
 
 def run(folder: Path, *backends: str, **options: Any) -> CompareRecord:
-    return run_compare(prepare(*backends, **options), folder, SilentProgress())
+    return Comparison.of(prepare(*backends, **options), SilentProgress()).record(folder)
 
 
 def reload(folder: Path) -> CompareRecord:
@@ -225,7 +225,7 @@ def test_a_tower_that_refuses_capture_is_measured_eagerly(tmp_path: Path, monkey
 
 
 def test_graphs_that_would_replay_nothing_are_a_failure_of_the_mode(tmp_path: Path) -> None:
-    record = run_compare(_exact(prepare("GOOD", budgets=(37, 111))), tmp_path, SilentProgress())
+    record = Comparison.of(_exact(prepare("GOOD", budgets=(37, 111))), SilentProgress()).record(tmp_path)
     assert states(record) == {"GOOD": ("ok", "error")}
     assert "would replay nothing: all 5 items go eager (5 not_exact)" in str(record.result.candidates[0].reason)
     assert isinstance(failure(record.result), NothingReplayedError)
@@ -422,7 +422,7 @@ def test_a_failed_diagnosis_keeps_the_latencies(
 
     monkeypatch.setattr(Candidate, "diagnose", fail)
     progress = SilentProgress()
-    record = run_compare(prepare("GOOD"), tmp_path, progress)
+    record = Comparison.of(prepare("GOOD"), progress).record(tmp_path)
     assert progress.notes == ["GOOD: GPU-busy time was not measured (RuntimeError: the profiler is in use)"]
     assert record.status == "complete"
     assert calls_of(record.result.candidates[0], "graph") == REQUESTS

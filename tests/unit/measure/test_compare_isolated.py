@@ -11,7 +11,7 @@ import pytest
 from saved_run_folders import read_compare
 
 from vitgraph.errors import UsageError
-from vitgraph.measure.compare import prepare_compare, run_compare, run_isolated
+from vitgraph.measure.compare import Comparison, prepare_compare, run_isolated
 from vitgraph.records.candidates import before_its_turn, failure
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
@@ -41,7 +41,7 @@ def prepare(*backends: str) -> Any:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a process that measured TORCH_SDPA alone leaves."""
     folder = tmp_path_factory.mktemp("part")
-    run_compare(prepare("TORCH_SDPA"), folder, Silent())
+    Comparison.of(prepare("TORCH_SDPA"), Silent()).record(folder)
     return folder
 
 

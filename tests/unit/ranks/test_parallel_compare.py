@@ -14,7 +14,7 @@ from test_parallel_bench import RANKS, bench_spec, fail_in_call, run_out_of_memo
 
 from vitgraph.errors import BackendError
 from vitgraph.measure.candidate import Candidate
-from vitgraph.measure.compare import prepare_compare, run_compare
+from vitgraph.measure.compare import Comparison, prepare_compare
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.planning.accounting import GraphCounters
@@ -37,7 +37,7 @@ def compare_on_ranks(folder: Path, before: Callable[[ParallelGroup], None] = lam
 
     def work(group: ParallelGroup) -> Any:
         before(group)
-        record = run_compare(prepared, folder, SilentProgress(), group)
+        record = Comparison.of(prepared, SilentProgress(), group).record(folder)
         return record and record.status
 
     return run_ranks(RANKS, work)
