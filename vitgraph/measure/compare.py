@@ -199,7 +199,10 @@ def _failed(row: CandidateRow, reason: str) -> CandidateRow:
 
 
 class Comparison(MeasuredRun[CompareRecord]):
-    """Candidates, each in both modes; what goes wrong with one of them ends up in its row."""
+    """Candidates, each in both modes; what goes wrong with one of them ends up in its row.
+
+    Its record is whole where no candidate could be measured, which `failure` of `vitgraph.records.candidates` tells.
+    """
 
     kind: ClassVar[CompareKind] = "compare-backends"
     candidate_class: ClassVar[type[Candidate]] = Candidate

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +24,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.assignment import Assigner
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
+from vitgraph.ranks.sharing import CallSharing
 from vitgraph.records.sections import Encoder
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class SharedSeries(Series):
     """A series that all ranks encode together, each its share of the items."""
 
     def __init__(self, alone: Series, ranks: RanksOfRun, sharing: CallSharing) -> None:
-        shared = DataParallelEncoder(alone.encode, sharing, ranks.timer.mark_encoded)
-        super().__init__(alone.name, shared.execute, alone.manager)
+        encode = partial(sharing.encode, alone.encode, on_encoded=ranks.timer.mark_encoded)
+        super().__init__(alone.name, encode, alone.manager)
         self.alone = alone
         self._ranks = ranks
 

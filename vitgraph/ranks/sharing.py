@@ -134,30 +134,22 @@ class CallSharing:
         share = layout.shares[self.group.rank]
         return self.encoder.select_encoder_cudagraph_items(mm_kwargs, share) if share else None
 
-
-class DataParallelEncoder:
-    """Runs one way of encoding, graph or eager, on all ranks of a group.
-
-    Every rank calls it with the same items and with the pixels of at least its own share. The ranks meet in one
-    gather after everything was encoded, which is outside of every captured graph; a rank without items goes straight to
-    it.
-
-    Args:
-        encode: What each rank does with its share: `EncoderCudaGraphManager.execute`, or an eager forward.
-        on_encoded: Called between encoding and gather; a measurement reads its clock there.
-    """
-
-    def __init__(
+    @torch.inference_mode()
+    def encode(
         self,
         encode: Callable[[EncoderInputs], list[torch.Tensor]],
-        sharing: CallSharing,
-        on_encoded: Callable[[], None] | None = None,
-    ) -> None:
-        self._encode, self._sharing, self._on_encoded = encode, sharing, on_encoded
+        mm_kwargs: EncoderInputs,
+        on_encoded: Callable[[], None] = lambda: None,
+    ) -> list[torch.Tensor]:
+        """Encodes one call, graph or eager, on all ranks, each of which calls it with the same items.
 
-    @torch.inference_mode()
-    def execute(self, mm_kwargs: EncoderInputs) -> list[torch.Tensor]:
-        """Encodes one call.
+        The ranks meet in one gather after everything was encoded, which is outside of every captured graph; a rank
+        without items goes straight to it.
+
+        Args:
+            encode: What each rank does with its share: `EncoderCudaGraphManager.execute`, or an eager forward.
+            mm_kwargs: All items of the call, with the pixels of at least this rank's share.
+            on_encoded: Called between encoding and gather; a measurement reads its clock there.
 
         Returns:
             The final embedding of each item, in input order, on every rank. On a GPU the rows are there once the
@@ -166,10 +158,8 @@ class DataParallelEncoder:
         Raises:
             RankFailedError: A rank failed, or did not come within the group's limit.
         """
-        layout = self._sharing.divide(mm_kwargs.chosen)
-        selected = self._sharing.select(mm_kwargs, layout)
-        pieces = [] if selected is None else self._encode(selected)
-        if self._on_encoded is not None:
-            self._on_encoded()
-        encoder = self._sharing.encoder
-        return gather_rows(self._sharing.group, pieces, layout, encoder.rule.output_width, encoder.dtype)
+        layout = self.divide(mm_kwargs.chosen)
+        selected = self.select(mm_kwargs, layout)
+        pieces = [] if selected is None else encode(selected)
+        on_encoded()
+        return gather_rows(self.group, pieces, layout, self.encoder.rule.output_width, self.encoder.dtype)

@@ -15,7 +15,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.predict.assignment import Shares, share_by_size
-from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
+from vitgraph.ranks.sharing import CallSharing
 from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.verify.probes import Candidate, ProbeStore, encode_eagerly
 from vitgraph.verify.session import ERROR, FAILED, OK, SKIPPED, CheckBook, VerifySession, unreached
@@ -86,7 +86,7 @@ def _check_calls(session: VerifySession, group: ParallelGroup) -> str:
         name, assign = list(assigners.items())[number % len(assigners)]
         sharing = CallSharing(group, encoder, assign)
         for mode, encode in (("graph", manager.execute), ("eager", partial(encode_eagerly, encoder))):
-            outputs = DataParallelEncoder(encode, sharing).execute(inputs)
+            outputs = sharing.encode(encode, inputs)
             group.wait_device()
             book.compare(probes, outputs, f"{mode}, {len(probes)} items on {group.size} ranks, shared {name}")
         selected = sharing.select(inputs, sharing.divide(inputs.chosen))

@@ -19,7 +19,7 @@ from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.planning.accounting import count_calls
 from vitgraph.predict.assignment import share_by_size
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.ranks.sharing import CallSharing, DataParallelEncoder
+from vitgraph.ranks.sharing import CallSharing
 from vitgraph.specs.parts import GraphSpec, ModelSpec
 from vitgraph.verify.probes import encode_eagerly
 
@@ -106,9 +106,9 @@ def outputs(request: pytest.FixtureRequest) -> list[dict[tuple[str, str, int], O
             encoder, manager = encoder_for(case), manager_of(case)
             ways = {"graph": manager.execute, "eager": lambda call, encoder=encoder: encode_eagerly(encoder, call)}
             for mode, encode in ways.items():
-                parallel = DataParallelEncoder(encode, CallSharing(group, encoder, share_by_size))
+                sharing = CallSharing(group, encoder, share_by_size)
                 for count in COUNTS:
-                    found[case, mode, count] = [rows.clone() for rows in parallel.execute(call_of(case, count))]
+                    found[case, mode, count] = [rows.clone() for rows in sharing.encode(encode, call_of(case, count))]
         return found
 
     return on_ranks(request.param, encode_all)

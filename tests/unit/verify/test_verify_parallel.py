@@ -14,7 +14,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.ranks.sharing import DataParallelEncoder, RowLayout
+from vitgraph.ranks.sharing import CallSharing, RowLayout
 from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.verify.parallel import merge_ranks
 from vitgraph.verify.run import verify_row
@@ -96,10 +96,10 @@ def test_a_rank_that_fails_among_shared_calls_is_named(small_tower: VisionEncode
     def fail_on_rank_1(group: ParallelGroup) -> None:
         if group.rank == 1:
 
-            def execute(self: DataParallelEncoder, mm_kwargs: Any) -> None:
+            def encode(self: CallSharing, *arguments: Any) -> None:
                 raise MemoryError("no room for the rows")
 
-            DataParallelEncoder.execute = execute  # type: ignore[method-assign, assignment]
+            CallSharing.encode = encode  # type: ignore[method-assign, assignment]
 
     def work(group: ParallelGroup) -> dict[str, Any]:
         fail_on_rank_1(group)
