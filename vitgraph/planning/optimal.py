@@ -117,12 +117,7 @@ class _Task:
 
 
 def best_packing(
-    items: Groups,
-    tables: GraphTables,
-    cost: PackingCost,
-    *,
-    exact_items: int = EXACT_ITEMS,
-    with_groups: bool = False,
+    items: Groups, tables: GraphTables, cost: PackingCost, *, exact_items: int = EXACT_ITEMS, with_groups: bool = False
 ) -> Packing:
     """The packing with the least predicted latency of each call.
 

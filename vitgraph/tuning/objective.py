@@ -68,7 +68,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A weighted mix of metrics, each relative to eager so that their units do not matter; smaller is better.
+    """A mix of metrics by weights that sum to 1, each relative to eager, so that units do not matter; less is better.
 
     `mean` and `p99` are over requests; `throughput` is the time of the whole workload, one call after the other. Where
     only the P99 counts, the mean decides between settings that are alike in it, with a weight of `TIE_WEIGHT`.
