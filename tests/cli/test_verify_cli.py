@@ -26,14 +26,14 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_row_replays_as_it_runs_eagerly(row: ModelRow) -> None:
     result = CliRunner().invoke(
-        app, ["verify", "--model", row.debug_preset, "--device", "cpu", "--calls", "30", "--json", "--quiet"]
+        app, ["verify", "--model", row.debug_preset, "--device", "cpu", "--calls", "12", "--json", "--quiet"]
     )
     assert result.exit_code == 0, result.stderr
     (found,) = json.loads(result.stdout)["result"]["models"]
     assert (found["row"], found["status"]) == (row.name, "ok")
     assert not [check for check in found["checks"] if check["status"] == "failed"]
     assert found["max_rel_l2"] <= TOLERANCE
-    assert found["calls"] == 30
+    assert found["calls"] == 12
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from vitgraph.tuning.search import Search
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 
+SOURCES = {model: resolve_model(model) for model in sorted(all_presets())}
 DOCS = Path(__file__).parents[3] / "docs" / "choose-budgets.md"
 
 
@@ -79,10 +80,10 @@ def test_videos_do_not_overflow_the_list_of_segments() -> None:
     assert names("qwen2.5-vl-7b", (64, 4096), 1, 0, has_videos=False) == []
 
 
-@pytest.mark.parametrize("model", sorted(all_presets()))
+@pytest.mark.parametrize("model", SOURCES)
 @pytest.mark.parametrize("has_videos", [False, True])
 def test_conforming_settings_break_nothing(model: str, has_videos: bool) -> None:
-    rules = EngineRules(engine_tower(resolve_model(model)), has_videos)
+    rules = EngineRules(engine_tower(SOURCES[model]), has_videos)
     unit = max(rules.tower.path_tokens.values())
     for items in (1, 2, 3, 7, 8):
         for top in (unit, 4096, 4410, 16384):
@@ -114,7 +115,7 @@ def test_an_imported_line_that_would_end_the_server_is_noted() -> None:
 
 def test_every_preset_has_a_family_whose_file_is_named() -> None:
     known = {name for family in FAMILIES for name in family.architectures}
-    assert {resolve_model(preset).architecture for preset in all_presets()} <= known | WITHOUT_GRAPHS.keys()
+    assert {source.architecture for source in SOURCES.values()} <= known | WITHOUT_GRAPHS.keys()
     assert all(re.fullmatch(r"model(s|_executor)/[\w/]+\.py", family.file) for family in FAMILIES)
 
 
@@ -151,8 +152,12 @@ def test_no_proposal_breaks_a_rule(model: str, trace: str) -> None:
     assert proposals(model, trace, 2) == []
 
 
+TOWERS = list({(source.row.name, repr(engine_tower(source))): model for model, source in SOURCES.items()}.values())
+"""A preset of each tower as the engine sees it: others of a row differ in widths and depths only."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("turn", "model"), enumerate(sorted(all_presets())))
-def test_no_proposal_on_any_trace_and_preset_breaks_a_rule(turn: int, model: str) -> None:
+@pytest.mark.parametrize(("turn", "model"), enumerate(TOWERS))
+def test_no_proposal_on_any_trace_and_tower_breaks_a_rule(turn: int, model: str) -> None:
     for number, trace in enumerate(SHIPPED_TRACES):
         assert proposals(model, trace, (1, 4)[(turn + number) % 2]) == [], trace
