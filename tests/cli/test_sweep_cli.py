@@ -13,7 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from vitgraph.cli import app
+from vitgraph.errors import UsageError
 from vitgraph.measure import processes
+from vitgraph.records.store import ResultFolder
+from vitgraph.report import to_files
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -82,6 +85,20 @@ def test_a_stop_keeps_what_there_is_and_ends_the_sweep(tmp_path: Path, monkeypat
     result = sweep(tmp_path, f"settings:{SETTINGS}axes:\n  seed: [1, 2]\n", "--json")
     assert result.exit_code == 130
     assert [run["status"] for run in json.loads(result.stdout)["runs"]] == ["interrupted", "not run"]
+
+
+def test_a_sweep_keeps_its_folder_until_its_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = []
+
+    def write(*_: Any, **__: Any) -> None:
+        with pytest.raises(UsageError) as error:
+            ResultFolder(tmp_path / "out", overwrite=True)
+        refused.append(str(error.value))
+
+    monkeypatch.setattr(processes, "run_process", lambda *_: (False, 0))
+    monkeypatch.setattr(to_files, "write", write)
+    assert sweep(tmp_path, f"settings:{SETTINGS}axes: {{seed: [1]}}\n").exit_code == 0
+    assert len(refused) == 1 and refused[0].startswith("another vitgraph is writing")
 
 
 def test_a_command_whose_result_is_a_file_is_swept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,6 +234,10 @@ class Forked:
         os.kill(self.pid, number)
         self.signalled = time.monotonic()
 
+    def is_there(self) -> bool:
+        """It has not ended."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
     def ended(self) -> Ended:
         """Waits for its end; a command that hangs is killed."""
         deadline = time.monotonic() + LIMIT_S

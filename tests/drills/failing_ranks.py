@@ -33,6 +33,7 @@ from every_command import (
     wrong_text,
 )
 
+from vitgraph.commands.on_ranks import on_rank
 from vitgraph.errors import EXIT_OK, EXIT_UNEXPECTED
 from vitgraph.records.store import read_record
 
@@ -91,7 +92,7 @@ def _raise_in(thread: int) -> None:
 
 def _is_at_work(thread: int) -> bool:
     frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_code.co_name != "bench_on_rank":
+    while frame is not None and frame.f_code is not on_rank.__code__:
         frame = frame.f_back
     return frame is not None
 

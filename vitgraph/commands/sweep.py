@@ -85,7 +85,7 @@ def sweep(spec: SweepSpec, progress: Progress) -> Shown:
             if runs[place].status == "interrupted":
                 break
             progress.step()
-    return _shown(command, runs, root / EXPORT_FOLDER)
+        return _shown(command, runs, root / EXPORT_FOLDER)
 
 
 def read_sweep(file: Path, root: Path) -> tuple[str, list[SweepRun]]:
