@@ -269,7 +269,7 @@ def test_a_broken_encoder_fails_exactly_the_check_named_for_it(encoder_class, ch
     ],
 )
 def test_a_broken_manager_fails_exactly_the_check_named_for_it(manager_class, check, words):
-    result = verify(manager_class=manager_class)
+    result = verify(manager_class=manager_class, token_budgets=BUDGETS[:2], calls=4)
     assert result.error is None
     assert (result.status, result.failed_checks) == ("failed", [check])
     assert words in detail_of(result, check)
