@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 from vitgraph.cli import app
 from vitgraph.errors import UsageError
 from vitgraph.measure import processes
+from vitgraph.records.record import version_of_code
 from vitgraph.records.store import ResultFolder
 from vitgraph.report import to_files
 
@@ -74,7 +74,7 @@ def test_every_run_has_a_row_and_the_table_a_figure_of_each(tmp_path: Path, star
     again = sweep(tmp_path, text)
     assert again.exit_code == 1
     assert [name.rpartition("-")[0] for name in started[3:]] == ["packing=optimal"]
-    assert "Figures of the runs that are complete" in again.stdout
+    assert "Figures of the benches that are complete" in again.stdout
     changed = sweep(tmp_path, text.replace("num_prompts: 3", "num_prompts: 2").replace("packing: optimal", "seed: 1"))
     assert changed.exit_code == 3, "all that failed ended with 3"
     assert len(started) == 7, "a setting of all runs makes other runs"
@@ -102,12 +102,13 @@ def test_a_sweep_keeps_its_folder_until_its_tables_are_written(tmp_path: Path, m
 
 
 def test_a_command_whose_result_is_a_file_is_swept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = []
+    runs, version = [], [version_of_code()]
 
     def calibrate(command: Sequence[str], folder: Path) -> tuple[bool, int]:
         options = json.loads((folder / "options.json").read_text())
         runs.append(options["model"])
-        shutil.copy(ROOT / "tests" / "data" / "synthetic-profile.json", options["output"])
+        profile = json.loads((ROOT / "tests" / "data" / "synthetic-profile.json").read_text())
+        Path(options["output"]).write_text(json.dumps(profile | {"vitgraph_version": version[0]}))
         return False, 0
 
     monkeypatch.setattr(processes, "run_process", calibrate)
@@ -115,6 +116,24 @@ def test_a_command_whose_result_is_a_file_is_swept_too(tmp_path: Path, monkeypat
     for _ in range(2):
         assert sweep(tmp_path, text).exit_code == 0
     assert runs == ["qwen3-vl-debug", "qwen2-vl-debug"]
+    sweep(tmp_path, text, "--time-limit", "1e-9")
+    assert len(runs) == 2
+    version[0] = "0.1.0+of.other.code"
+    sweep(tmp_path, text.replace("axes:", "axes:\n  seed: [1]"))
+    late = sweep(tmp_path, text.replace("axes:", "axes:\n  seed: [1]"), "--time-limit", "1e-9")
+    assert len(runs) == 4, "measured by other code, they are to be run again"
+    assert late.exit_code == 0
+    assert "the time was up before 2 of 2 runs began; run the sweep again" in " ".join(late.stderr.split())
+
+
+def test_the_runs_of_a_sweep_may_be_of_several_commands(tmp_path: Path, started: list[str]) -> None:
+    model = "model: qwen3-vl-debug, load_format: dummy, device: cpu, token_budgets: [128]"
+    media = "num_prompts: 2, num_warmups: 1, rounds: 1, mm_processor_kwargs: {max_pixels: 100000}"
+    text = f"runs:\n- {{command: verify, {model}, calls: 1}}\n- {{{model}, {media}}}\n"
+    result = sweep(tmp_path, text, "--json")
+    assert result.exit_code == 0, result.output
+    assert [run["command"] for run in json.loads(result.stdout)["runs"]] == ["verify", "bench"]
+    assert [name.partition(",")[0] for name in started] == ["command=verify", "model=qwen3-vl-debug"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import sys
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError
@@ -25,6 +28,15 @@ CompareKind = Literal["compare-backends", "compile-rows"]
 Status = Literal["complete", "interrupted", "error"]
 
 
+@cache
+def version_of_code() -> str:
+    """The version, `+` a digest of the package's source files: `0.1.0+1a2b3c4d`, which tells two commits apart."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
+    return f"{__version__}+{digest.hexdigest()[:8]}"
+
+
 class Record(Section):
     """What a command leaves behind: who measured what, when, with what settings and on what, and what came out."""
 
@@ -32,7 +44,9 @@ class Record(Section):
     format: Literal[2] = Field(default=2, description="Version of this format; readers refuse any other.")
     status: Status = Field(default="error", description="How the run ended; what was measured until then is kept.")
     status_reason: str | None = Field(default=NOTHING_MEASURED, description="Why it is not complete; null where it is.")
-    vitgraph_version: str = Field(default=__version__, description="Version that measured.")
+    vitgraph_version: str = Field(
+        default_factory=version_of_code, description="Version that measured, `+` a digest of its source files."
+    )
     created_at: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     """Start of the run, ISO 8601 in UTC."""
     command: tuple[str, ...] = Field(default_factory=lambda: ("vitgraph", *sys.argv[1:]))

@@ -24,7 +24,15 @@ from vitgraph.specs.parts import (
     overwrite_option,
     same_margin_option,
 )
-from vitgraph.specs.values import MOST_COUNT, at_least, parse_log_fields, parse_percent, preset_names, refuse_given
+from vitgraph.specs.values import (
+    MOST_COUNT,
+    at_least,
+    between,
+    parse_log_fields,
+    parse_percent,
+    preset_names,
+    refuse_given,
+)
 
 WHOLE_TRACE = MOST_COUNT
 """Requests of `workload inspect` and `convert` where no number is asked for: all that there are."""
@@ -184,11 +192,17 @@ class SweepSpec(Spec):
     file: Path = option(
         MISSING,
         "YAML or JSON file: `command` (bench where it is left out), `settings` of all runs, `axes` (option: list of "
-        "values) whose combinations are runs, `runs` (list of settings) for others.",
+        "values) whose combinations are runs, `runs` (list of settings) for others, which may name a `command` too.",
         is_argument=True,
     )
     output_dir: Path | None = option(
         None, "Folder with one folder a run; unset: runs/sweep-NAME of the file's name, so that it goes on.", panel=RUN
+    )
+    time_limit: float | None = option(
+        None,
+        "Seconds after which no new run begins; run again, the sweep goes on.",
+        panel=RUN,
+        rule=between(0, 1e6, "above 0 seconds, for example 600", open_ends=True),
     )
     shell: ShellSpec = part(ShellSpec, without=("config",))
 

@@ -249,7 +249,7 @@ def sweep_document(
         "vitgraph sweep",
         f"{say.count(len(runs), 'run')} of {command}",
         section("", table.without_empty("exit_status", "seconds", "found")),
-        section("", "Figures of the runs that are complete:") if figures else None,
+        section("", "Figures of the benches that are complete:") if figures else None,
         *beside.sections,
         what=(", ".join(f"{count} {status}" for status, count in counts.items()),),
         tables=(table, *beside.tables),
