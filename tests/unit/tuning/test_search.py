@@ -242,8 +242,3 @@ def test_objective_weighs_mean_and_tail_against_eager() -> None:
     assert Objective.parse("mean").score(graph, eager) == pytest.approx(0.65)
     assert Objective.parse("mean=0.5,p99=0.5").score(graph, eager) == pytest.approx(0.5 * 0.65 + 0.5 * 2.0)
     assert Objective.parse("p99").score(graph, eager) == pytest.approx(0.95 * 2.0 + 0.05 * 0.65)
-
-
-def test_limits_must_be_positive() -> None:
-    with pytest.raises(UsageError, match="--max-graphs is 0"):
-        Limits(max_graphs=0)
