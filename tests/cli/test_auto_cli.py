@@ -82,6 +82,7 @@ def test_compare_backends(tmp_path: Path) -> None:
     check(record_of(tmp_path / "run")["result"]["candidates"][0]["choices"], said)
 
 
+@pytest.mark.slow
 def test_profile(tmp_path: Path) -> None:
     options = ["--items", "2*64x64,320x320", "--repeats", "1", "--output-dir", str(tmp_path / "run")]
     said = ran("profile", *TINY, *options)

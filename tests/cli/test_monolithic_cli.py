@@ -47,7 +47,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.fixture(scope="module", params=[MODELS[0], pytest.param(MODELS[1], marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=MODELS)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, str]:
     """A model, the folder of its run on documents, and what was printed."""
     folder = tmp_path_factory.mktemp(request.param) / "run"
@@ -76,6 +76,7 @@ def test_one_run_measures_eager_two_paths_and_the_monolithic_graph(finished: tup
     assert 0 <= (correctness.monolithic_max_rel_l2 or 0.0) <= correctness.tolerance
 
 
+@pytest.mark.slow
 def test_the_modes_are_interleaved_and_change_places(finished: tuple[str, Path, str]) -> None:
     _, folder, _ = finished
     calls = read_samples(folder / "samples.csv").calls.groupby(["round", "call"])
@@ -92,6 +93,7 @@ def test_the_modes_are_interleaved_and_change_places(finished: tuple[str, Path, 
     assert {order[0] for order in orders} == {"eager", "graph", "monolithic"}
 
 
+@pytest.mark.slow
 def test_waste_counts_the_crops_that_images_do_not_have(finished: tuple[str, Path, str]) -> None:
     model, folder, _ = finished
     record = read_bench(folder)
@@ -113,6 +115,7 @@ def test_waste_counts_the_crops_that_images_do_not_have(finished: tuple[str, Pat
     assert whole.captured and (whole.buffer_bytes or 0) > 0
 
 
+@pytest.mark.slow
 def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((ROOT / "docs" / "records.schema.json").read_text("utf-8"))
@@ -120,6 +123,7 @@ def test_the_record_follows_the_schema(finished: tuple[str, Path, str]) -> None:
     assert [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(record)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str], tmp_path: Path) -> None:
     _, folder, printed = finished
@@ -147,6 +151,7 @@ def test_tables_and_pages_show_both_sides(finished: tuple[str, Path, str], tmp_p
         assert "monolithic" in (tmp_path / "plots" / f"{name}.svg").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_its_table_is_exported_beside_those_of_other_runs(finished: tuple[str, Path, str], tmp_path: Path) -> None:
     _, folder, _ = finished
     runs = [str(folder), str(ROOT / "tests" / "data" / "bench-run")]
@@ -157,6 +162,7 @@ def test_its_table_is_exported_beside_those_of_other_runs(finished: tuple[str, P
     assert "monolithic" in {row["table"] for row in read_csv(tmp_path / "columns.csv")}
 
 
+@pytest.mark.slow
 def test_images_without_crops_replay_no_crops_on_two_paths_only(tmp_path: Path) -> None:
     result = run(
         "deepseek-ocr-debug", *small_images(100), "--monolithic-crops", "6", "--output-dir", str(tmp_path / "run"),

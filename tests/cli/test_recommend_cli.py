@@ -58,6 +58,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         return folder, run(*SMALL, "--output-dir", str(folder))
 
 
+@pytest.mark.slow
 def test_with_a_device_it_calibrates_measures_and_verifies(measured: tuple[Path, Any]) -> None:
     folder, result = measured
     assert result.exit_code == 0, result.output
@@ -71,6 +72,7 @@ def test_with_a_device_it_calibrates_measures_and_verifies(measured: tuple[Path,
     assert record.result.target == "vllm"
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_the_headline(measured: tuple[Path, Any]) -> None:
     record = vitgraph.read_record(measured[0])
     assert isinstance(record, TuneRecord)
@@ -78,6 +80,7 @@ def test_what_is_measured_is_the_headline(measured: tuple[Path, Any]) -> None:
     assert advice_of(record, None) == record.result.verdict
 
 
+@pytest.mark.slow
 def test_a_replay_that_differs_outweighs_everything(measured: tuple[Path, Any]) -> None:
     folder, _ = measured
     data = json.loads((folder / "verify" / "run.json").read_text())

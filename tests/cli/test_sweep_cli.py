@@ -53,6 +53,7 @@ def sweep(folder: Path, text: str, *words: str) -> Any:
     return CliRunner().invoke(app, ["sweep", str(file), "--output-dir", str(folder / "out"), *words])
 
 
+@pytest.mark.slow
 def test_every_run_has_a_row_and_the_table_a_figure_of_each(tmp_path: Path, started: list[str]) -> None:
     text = f"settings:{SETTINGS}axes:\n  packing: [greedy, exact]\nruns:\n- {{packing: optimal}}\n"
     dry = sweep(tmp_path, text, "--dry-run")

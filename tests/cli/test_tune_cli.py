@@ -185,6 +185,7 @@ def test_calibrate_writes_a_profile_that_tuning_takes(tmp_path: Path) -> None:
     assert tuned.exit_code == 0, tuned.stderr
 
 
+@pytest.mark.slow
 def test_tuning_imports_no_torch(tmp_path: Path) -> None:
     """A laptop without a GPU tunes from a file and shows a plan with its predicted times."""
     program = (

@@ -6,12 +6,6 @@ import pytest
 from failing_disks import KINDS, WRITING, drill_command, two_at_once
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_command_on_a_broken_disk_ends_in_words(kind: str) -> None:
-    ends, wrong = drill_command("workload make", kind, 3, seed=2)
-    assert not wrong and sum(ends.values()) == 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRITING)
 def test_every_command_on_a_broken_disk_ends_in_words(name: str) -> None:

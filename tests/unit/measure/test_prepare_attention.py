@@ -59,7 +59,7 @@ def cost(backend: AttentionBackend, arguments: Packed, is_graph: bool) -> Trial:
     return Trial(taken, lambda: lambda: (0.0, taken))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("preset", "side"), [("qwen3-vl-debug", 256), ("qwen2.5-vl-debug", 224)])
 def test_auto_judges_each_graph_by_the_replays_that_the_packing_gives_it(
     preset: str, side: int, compiled: bool, traced_only: None

@@ -124,6 +124,7 @@ def test_the_cpu_has_no_such_epilogue() -> None:
     assert replaced_in(Mlp(tanh_gelu), 6, 32)[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", each_row(rows=[row for row in ROWS if row.name in EPILOGUES]))
 def test_which_rows_have_such_products(row: Any, on_cpu: None, traced_only: None) -> None:
     spec = ModelSpec(row.debug_preset, load_format="dummy", device="cpu", compile=True)
@@ -136,6 +137,7 @@ def test_which_rows_have_such_products(row: Any, on_cpu: None, traced_only: None
     }
 
 
+@pytest.mark.slow
 def test_inductor_compiles_the_changed_graph_for_any_length(on_cpu: None) -> None:
     plain = Mlp(tanh_gelu).to(HALF).requires_grad_(False)
     compiler = FusingCompiler()

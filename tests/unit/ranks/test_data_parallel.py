@@ -24,7 +24,7 @@ from vitgraph.specs.parts import GraphSpec, ModelSpec
 from vitgraph.verify.probes import encode_eagerly
 
 TOLERANCE = 1e-5
-RANKS = (3, pytest.param(4, marks=pytest.mark.slow))
+RANKS = (3, 4)
 COUNTS = (0, 1, 3, 20)
 Size = tuple[int, int, int]
 IMAGES: tuple[Size, ...] = ((96, 64, 1), (64, 64, 1), (160, 96, 1), (64, 128, 1), (224, 160, 1))
@@ -114,6 +114,7 @@ def outputs(request: pytest.FixtureRequest) -> list[dict[tuple[str, str, int], O
     return on_ranks(request.param, encode_all)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_gets_what_one_process_gets(

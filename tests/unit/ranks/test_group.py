@@ -106,6 +106,7 @@ def test_ranks_that_wait_hear_of_a_failure_at_once() -> None:
     assert all(error.endswith("failed: the budgets of this rank are odd") for error in blamed(results, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_killed_rank_ends_the_others_by_name(ranks: int) -> None:
     def work(group: ParallelGroup) -> None:
@@ -120,6 +121,7 @@ def test_a_killed_rank_ends_the_others_by_name(ranks: int) -> None:
     assert all("did not answer within 1 s" in error for error in blamed(results, 1))
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a launcher the store of the run is there before the ranks are."""
     monkeypatch.setattr(group_module, "JOIN_LIMIT_S", 1.0)
@@ -153,6 +155,7 @@ class StopsOnceTold(dist.Store):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops_while_the_ranks_connect_is_waited_for_within_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,6 +177,7 @@ def test_a_rank_that_stops_while_the_ranks_connect_is_waited_for_within_the_limi
     assert result.error is not None and "rank 0 did not answer within 1 s" in result.error
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others_after_the_limit() -> None:
     ended = multiprocessing.get_context("fork").Semaphore(0)
 
@@ -263,6 +267,7 @@ def test_ranks_that_would_do_different_things_are_refused() -> None:
         assert "has workload w1" in result.error and result.error.endswith("the same command and files")
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_rank_in_the_middle_of_a_wait() -> None:
     """Inside torch or the driver, the signal would be handled when the wait is over, and so perhaps never."""
 

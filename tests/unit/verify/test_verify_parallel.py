@@ -34,6 +34,7 @@ def check(result: VerifiedModel, name: str) -> Check:
     return next(check for check in result.checks if check.name == name)
 
 
+@pytest.mark.slow
 def test_ranks_verify_the_same_encoder_and_share_calls(small_tower: VisionEncoder) -> None:
     results = verified(small_tower, 2)
     for result in results:
@@ -47,6 +48,7 @@ def test_ranks_verify_the_same_encoder_and_share_calls(small_tower: VisionEncode
     assert check(merged, "data_parallel").compared == sum(check(r, "data_parallel").compared for r in results)
 
 
+@pytest.mark.slow
 def test_rows_in_another_order_are_found(small_tower: VisionEncoder) -> None:
     def turn_rows_around(group: ParallelGroup) -> None:
         real = RowLayout.split
@@ -77,6 +79,7 @@ class UnableOnRank1(EncoderCudaGraphManager):
         super().capture(progress)
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_capture_is_named_and_the_others_go_on(small_tower: VisionEncoder) -> None:
     def number(group: ParallelGroup) -> None:
         UnableOnRank1.rank = group.rank
@@ -92,6 +95,7 @@ def test_a_rank_that_cannot_capture_is_named_and_the_others_go_on(small_tower: V
     assert merged.error.startswith("rank 1: OutOfMemoryError: no room")
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_among_shared_calls_is_named(small_tower: VisionEncoder) -> None:
     def fail_on_rank_1(group: ParallelGroup) -> None:
         if group.rank == 1:
