@@ -128,6 +128,7 @@ def test_a_regression_ends_with_5(factor: float, limit: str, status: int, said: 
     assert "noise between processes is unknown" in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_a_regression_among_noisy_processes_is_not_claimed_and_said(tmp_path: Path) -> None:
     base = [str(write_run(tmp_path / f"a{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.0, 1.06, 0.95)]
     new = [str(write_run(tmp_path / f"b{f}", wall_ms=scale(eager=f, graph=f))) for f in (1.04, 1.07, 1.0)]
@@ -232,6 +233,7 @@ def comparison(tmp_path: Path) -> Path:
     return saved(tmp_path / "compared", comparison_record())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("drawn")
 def test_a_backend_comparison_is_rebuilt_in_every_format_from_its_record_alone(comparison: Path) -> None:
     result = run(str(comparison))

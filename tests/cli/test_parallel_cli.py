@@ -195,6 +195,7 @@ def test_comparisons_that_ranks_cannot_do_are_refused(
     assert named in result.stderr
 
 
+@pytest.mark.slow
 def test_plan_shows_the_ranks_and_what_sharing_by_cost_changes() -> None:
     """The shipped calibration: a long video and a large image of as many pixel rows do not cost the same."""
     options = ["--model", "qwen3-vl-30b-a3b", "--items", "2048x2048,512x512x32,512x512,512x512", *DATA, "2"]
@@ -215,6 +216,7 @@ def test_plan_shows_the_ranks_and_what_sharing_by_cost_changes() -> None:
     assert by_size["sharing"]["by_cost"] is None
 
 
+@pytest.mark.slow
 def test_plan_of_a_workload_counts_each_rank() -> None:
     options = ["--model", "qwen3-vl-30b-a3b", "--dataset-path", "mixed-chat", "--num-prompts", "20", *DATA, "2"]
     result = run("plan", *options, "--requests-per-call", "4", "--dp-assignment", "cost", "--json")

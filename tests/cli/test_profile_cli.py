@@ -39,6 +39,7 @@ def test_torchs_profiler_tells_nothing_of_its_own(tmp_path: Path, capfd: pytest.
     assert "USDT" not in said.err + said.out
 
 
+@pytest.mark.slow
 def test_a_call_can_be_drawn_as_random_mm_draws_it(tmp_path: Path) -> None:
     result = run(
         "--random-mm-bucket-config", '{"(64,96,1)": 1.0}', "--random-mm-base-items-per-request", "3", "--json",
