@@ -165,6 +165,7 @@ def test_every_row_of_the_registry_has_a_file() -> None:
     assert all(file["load_format"] == "dummy" and file["dataset_path"] == "mixed-chat" for file in files.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["FLASH_ATTN", "FLASHINFER"])
 def test_the_published_scenarios_are_there_for_each_backend(backend: str, parquet: Path) -> None:
     arena, twin, random = (

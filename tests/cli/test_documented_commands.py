@@ -73,6 +73,7 @@ def test_every_page_of_a_task_shows_commands() -> None:
     assert {f"{task}.md" for task in (*tasks, "compile-the-blocks", "how-we-measure")} <= shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "words"), COMMANDS, ids=[f"{page}: {' '.join(w)[:60]}" for page, w in COMMANDS])
 def test_a_command_parses_and_runs_dry(page: str, words: list[str], folder: Path) -> None:
     if words[0].startswith("-"):

@@ -127,6 +127,7 @@ def test_a_command_whose_result_is_a_file_is_swept_too(tmp_path: Path, monkeypat
     assert "the time was up before 2 of 2 runs began; run the sweep again" in " ".join(late.stderr.split())
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_may_be_of_several_commands(tmp_path: Path, started: list[str]) -> None:
     model = "model: qwen3-vl-debug, load_format: dummy, device: cpu, token_budgets: [128]"
     media = "num_prompts: 2, num_warmups: 1, rounds: 1, mm_processor_kwargs: {max_pixels: 100000}"

@@ -325,6 +325,7 @@ def test_a_stop_that_python_swallows_is_not_lost(name: str) -> None:
             signal.signal(each, handler)
 
 
+@pytest.mark.slow
 def test_a_terminal_of_ascii_gets_a_whole_plan() -> None:
     words = ["plan", *MODEL, "--items", "336x336"]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}

@@ -153,6 +153,7 @@ def stopped_run(
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "status", "reason"),
     [
@@ -175,6 +176,7 @@ def test_a_stop_in_the_second_graph_keeps_the_figures_of_the_first(
     assert (record.result.latency["graph"].times_speed_of_light or 0) > 0
 
 
+@pytest.mark.slow
 def test_a_path_whose_graph_was_not_timed_reads_as_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def widened(encoder: VisionEncoder) -> list[WidenedLinear]:
     return [module for module in encoder.modules.modules() if isinstance(module, WidenedLinear)]
 
 
+@pytest.mark.slow
 def test_rows_with_an_unaligned_mlp_are_widened_and_no_others() -> None:
     found = {row.name for row in ROWS if widened(debug_encoder(row.name))}
     assert found == UNALIGNED

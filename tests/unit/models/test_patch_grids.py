@@ -28,6 +28,7 @@ OTHERS = (
 NAMES = (*OF_A_KIND, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_eager_is_the_stock_forward(name: str) -> None:
     # Double precision: float32 rounding alone separates either forward from the exact result by more than 1e-6.

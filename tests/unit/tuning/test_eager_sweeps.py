@@ -136,6 +136,7 @@ def profile_on(host: Host, tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.slow
 def test_calibration_on_a_host_that_slows_down_keeps_its_own_times(
     tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

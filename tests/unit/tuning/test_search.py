@@ -69,6 +69,7 @@ def test_guided_search_equals_trying_everything(most_items: int, sizes: int, obj
     assert best_score(guided) <= best_score(exhaustive) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [

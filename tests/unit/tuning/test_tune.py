@@ -133,6 +133,7 @@ def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> N
     assert "FLASH_ATTN is the best alone for these calls, its attention takes 1.0" in note
 
 
+@pytest.mark.slow
 def test_a_profile_is_not_called_that_of_another_model_under_the_models_other_name() -> None:
     profile = synthetic_profile(Machine())
     said = "the profile was measured with"
@@ -187,6 +188,7 @@ def test_a_profile_of_another_tower_of_the_family_is_not_acted_on() -> None:
     assert "the tower of other" in data.verdict_text
 
 
+@pytest.mark.slow
 def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
     """Every size occurs once: a list that is made of the ones seen pads those that were held back."""
     distinct = list({call.tokens: call for call in trace_calls(prompts=800)}.values())
@@ -214,6 +216,7 @@ def test_without_a_number_of_requests_the_advice_stands_side_by_side() -> None:
     assert data.settings_for == "calls of one request"
 
 
+@pytest.mark.slow
 def test_a_list_that_does_not_hold_for_all_calls_is_not_printed() -> None:
     """Eight requests a call keep this GPU busy, so that graphs only pad; one does not."""
     profile = synthetic_profile(Machine(launch=15.0, call=0.1))

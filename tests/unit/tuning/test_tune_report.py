@@ -120,6 +120,7 @@ def test_no_budgets_figure_where_nothing_is_replayed() -> None:
     assert [chart.name for chart in document_of(changed(tuned(), by_budget=())).charts] == ["pareto"]
 
 
+@pytest.mark.slow
 def test_a_saved_result_is_rebuilt_from_its_record_alone(tmp_path: Path) -> None:
     data = tuned()
     (tmp_path / "run.json").write_text(data.model_dump_json(), encoding="utf-8")
