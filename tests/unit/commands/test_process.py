@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -33,7 +34,12 @@ def _own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(process, "LEAK_REPORTER", "no such module")
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = {number: signal.getsignal(number) for number in process.STOP_SIGNALS}
+    # A stop within a destructor of what other tests left is sent again, and would come when this test is over.
+    monkeypatch.setattr(process, "_stop_main_thread", lambda: None)
+    gc.collect()
+    gc.disable()
     yield
+    gc.enable()
     for number, handler in before.items():
         signal.signal(number, handler)
 
