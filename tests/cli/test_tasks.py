@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from forked_programs import forked_program
 from PIL import Image
 from safetensors.torch import save_file
 
@@ -44,7 +45,7 @@ def write_fine_tune(folder: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with the files that the tasks start from, and `vitgraph` on the path."""
+    """A folder with the files that the tasks start from."""
     folder = tmp_path
     lines = [f'1.2.3.4 - - "POST /v1" 200 size={w}x{h}\n' for _ in range(20) for w, h in SIZES]
     (folder / "access.log").write_text("".join(lines))
@@ -55,10 +56,6 @@ def place(tmp_path: Path) -> Path:
     image = {"bytes": (folder / "photos" / "1.jpg").read_bytes(), "path": None}
     pq.write_table(pa.table({"images": [[image]] * 20}), folder / "lmarena-ai" / "VisionArena-Chat" / "part.parquet")
     write_fine_tune(folder / "my-finetune")
-    (folder / "bin").mkdir()
-    for name, words in (("vitgraph", "-m vitgraph"), ("python", "")):
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {words} "$@"\n')
-        (folder / "bin" / name).chmod(0o755)
     return folder
 
 
@@ -69,12 +66,19 @@ def test_there_are_ten() -> None:
 @pytest.mark.slow
 def test_each_task_prints_what_the_page_says(place: Path) -> None:
     """One test: a task takes what those before it left, and tests that run side by side share no folder."""
+    sys.path.append(str(ROOT / "tests" / "drills"))
+    every_command = importlib.import_module("every_command")
+    every_command.load_modules("bench")
+    (place / "bin").mkdir()
+    (place / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (place / "bin" / "python").chmod(0o755)
     environment = {**os.environ, "PATH": f"{place / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    for title, script, printed in TASKS:
-        ran = subprocess.run(
-            ["bash", "-ec", script], cwd=place, env=environment, capture_output=True, text=True, check=False
-        )
-        assert ran.returncode == 0, f"{title}: {ran.stdout}{ran.stderr}"
-        said = " ".join(f"{ran.stdout} {ran.stderr}".split())
-        for line in printed.splitlines():
-            assert " ".join(line.split()) in said, f"{title}: {ran.stdout}{ran.stderr}"
+    with forked_program(place / "bin", every_command.run_main):
+        for title, script, printed in TASKS:
+            ran = subprocess.run(
+                ["bash", "-ec", script], cwd=place, env=environment, capture_output=True, text=True, check=False
+            )
+            assert ran.returncode == 0, f"{title}: {ran.stdout}{ran.stderr}"
+            said = " ".join(f"{ran.stdout} {ran.stderr}".split())
+            for line in printed.splitlines():
+                assert " ".join(line.split()) in said, f"{title}: {ran.stdout}{ran.stderr}"

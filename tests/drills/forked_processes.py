@@ -96,11 +96,11 @@ def _serve(requests: socket.socket, become: Callable[[list[str]], NoReturn]) -> 
 
 
 def _inherit(wanted: Wanted, handles: list[int], become: Callable[[list[str]], NoReturn]) -> NoReturn:
+    for handle, place in zip(handles, (1, 2), strict=True):
+        os.dup2(handle, place)
     for number in STOPS:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    for handle, place in zip(handles, (1, 2), strict=True):
-        os.dup2(handle, place)
     if wanted.has_session:
         os.setsid()
     os.environ.clear()

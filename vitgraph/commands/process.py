@@ -50,6 +50,11 @@ def _stop(*_: object) -> None:
         raise KeyboardInterrupt
 
 
+def has_just_stopped() -> bool:
+    """A stop has been raised so lately that an error may be what became of it."""
+    return time.monotonic() - _stopped_at < ONE_STOP_S
+
+
 def _send_again(ignored: Any) -> None:
     """A stop that reached Python where it cannot raise (a finaliser, a callback of C code) is sent once more."""
     if issubclass(ignored.exc_type, KeyboardInterrupt):

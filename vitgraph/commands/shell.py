@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from vitgraph.commands.process import be_stoppable
+from vitgraph.commands import process
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
 from vitgraph.records.draft import encode
 from vitgraph.records.record import Record
@@ -106,7 +106,7 @@ def _print(shown: Shown, *, as_json: bool) -> None:
 @contextmanager
 def reported_errors(*, debug: bool = False) -> Iterator[None]:
     """Turns whatever ends a command into one message on stderr and an exit status."""
-    be_stoppable()
+    process.be_stoppable()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that lacks a character shows another one for it instead of ending the command.
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
@@ -117,11 +117,7 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
         _tell(f"error: {error}", error)
         raise typer.Exit(error.exit_status) from error
     except KeyboardInterrupt:
-        from vitgraph.ranks.launch import tells_of_stops
-
-        if tells_of_stops():
-            tell("stopped")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        _end_stopped()
     except BrokenPipeError:
         # Who reads the output has enough of it. Python would complain once more when it closes the stream.
         sys.stdout = None  # type: ignore[assignment]
@@ -136,6 +132,9 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
     except Exception as error:
         if debug or type(error).__module__.startswith(("click", "typer")):
             raise
+        if process.has_just_stopped():
+            # Code in C that was calling Python, as a plot's does, makes an error of its own of the stop.
+            _end_stopped()
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = " ".join(str(error).split())[:LONGEST_REASON] or "no reason given"
         message = (
@@ -144,6 +143,14 @@ def reported_errors(*, debug: bool = False) -> Iterator[None]:
         )
         _tell(f"error: {message}", VitgraphError(message))
         raise typer.Exit(EXIT_UNEXPECTED) from error
+
+
+def _end_stopped() -> NoReturn:
+    from vitgraph.ranks.launch import tells_of_stops
+
+    if tells_of_stops():
+        tell("stopped")
+    raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def tell(text: str) -> None:

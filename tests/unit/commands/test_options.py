@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vitgraph import errors
 from vitgraph.cli import app
 from vitgraph.commands.habits import as_here
 from vitgraph.commands.options import add_command, options_page, read_spec, specs_of_commands
+from vitgraph.commands.process import STOP_SIGNALS
 from vitgraph.commands.shell import Shown, reported_errors
 from vitgraph.errors import EXIT_STATUSES, UsageError, VitgraphError
 from vitgraph.specs.asked import BenchSpec, CompareSpec
@@ -303,26 +305,41 @@ def test_what_nobody_foresaw_is_one_line_and_a_traceback_where_it_is_asked_for(m
     assert isinstance(CliRunner().invoke(own, ["--debug"]).exception, KeyError)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_stop_that_python_swallows_is_not_lost(name: str) -> None:
-    class Stopped:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), getattr(signal, name))
-
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+@pytest.fixture
+def hears_stops() -> Iterator[None]:
+    before = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     hook = sys.unraisablehook
     # A program that a shell starts behind another one is born deaf to it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(typer.Exit) as ended, reported_errors():
-            Stopped()
+    yield
+    sys.unraisablehook = hook
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_that_python_swallows_is_not_lost(number: int, hears_stops: None) -> None:
+    class Stopped:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(typer.Exit) as ended, reported_errors():
+        Stopped()
+        time.sleep(5.0)
+        pytest.fail("the run went on")
+    assert ended.value.exit_code == 130
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_that_a_library_makes_an_error_of_is_a_stop(number: int, hears_stops: None) -> None:
+    """As code in C does that was calling Python."""
+    with pytest.raises(typer.Exit) as ended, reported_errors():
+        try:
+            os.kill(os.getpid(), number)
             time.sleep(5.0)
-            pytest.fail("the run went on")
-        assert ended.value.exit_code == 130
-    finally:
-        sys.unraisablehook = hook
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        except KeyboardInterrupt:
+            raise ValueError("Invalid bounding box") from None
+    assert ended.value.exit_code == 130
 
 
 @pytest.mark.slow
