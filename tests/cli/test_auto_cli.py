@@ -11,9 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from vitgraph.attention import registry
-from vitgraph.attention.base import AttentionBackend, Packed
+from vitgraph.attention.base import AttentionBackend, Packed, TorchSdpaBackend
 from vitgraph.attention.per_shape import PerShapeBackend, Trial
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.cli import app
 
 TINY = ["--model", "qwen3-vl-debug", "--load-format", "dummy", "--device", "cpu", "--quiet"]

@@ -13,7 +13,7 @@ from saved_run_folders import read_compare
 from typer.testing import CliRunner
 
 from vitgraph.attention import registry
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
+from vitgraph.attention.base import TorchSdpaBackend
 from vitgraph.cli import app
 from vitgraph.measure.experiment import Experiment
 from vitgraph.records.sample_table import read_samples

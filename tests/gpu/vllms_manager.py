@@ -39,9 +39,8 @@ from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import relative_l2, worst
 from vitgraph.measure.experiment import Control, Experiment, TimedCall
 from vitgraph.measure.preparation import prepare_bench
-from vitgraph.measure.series import Series
+from vitgraph.measure.series import CallTimer, Series
 from vitgraph.measure.setup import resolve_device, resolve_source
-from vitgraph.measure.timing import CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder
 from vitgraph.models.grid_encoder import GridTowerEncoder

@@ -1,1 +1,1 @@
-"""Attention backends: the registry and one file a backend."""
+"""Attention backends: the registry and one file a package of kernels."""

@@ -1,4 +1,4 @@
-"""What an attention backend is: declared abilities, one varlen call, one dense call.
+"""What an attention backend is: declared abilities, one varlen call, one dense call; and `TORCH_SDPA`, torch's own.
 
 Shape legend: N packed rows, S segments, H heads, E head width, B tiles, L rows of a tile.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 
-from vitgraph.attention.padding import GraphOutputs
+from vitgraph.attention.padding import GraphOutputs, segment_endpoints
 
 Packed = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, float]
 """A call of packed segments: query, key and value `[N, H, E]` of any strides whose last is 1; `[S + 1]` int32 offsets
@@ -276,3 +276,37 @@ def fused_tiles(*tiles: *Tiles) -> torch.Tensor:
     query, key, value, mask, scale = tiles
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return out.transpose(1, 2)
+
+
+class TorchSdpaBackend(AttentionBackend):
+    """torch's fused attention, one call a segment; the only backend on a CPU. It reads the segment lengths on the host,
+    so its varlen call cannot be captured on a GPU; its dense call can.
+
+    On a CPU, where a "replay" calls the forward again, the lengths are read anew each time.
+    """
+
+    name: ClassVar[str] = "TORCH_SDPA"
+    is_capture_safe: ClassVar[bool] = False
+    writes_padding_rows: ClassVar[bool] = True
+    segment_padding: ClassVar[str] = "empty segments are left out on the host"
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device) -> str | None:
+        return None
+
+    def unsupported_reason(self, head_width: int, dtype: torch.dtype) -> str | None:
+        return None
+
+    def varlen(self, *packed: *Packed) -> torch.Tensor:
+        query, key, value, cu_seqlens, _, scale = packed
+        out = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
+        start = 0
+        for stop in segment_endpoints(cu_seqlens, query.shape[0]):
+            q, k, v = (tensor[start:stop].transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+            segment = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+            out[start:stop] = segment[0].transpose(0, 1)
+            start = stop
+        return out
+
+    def dense(self, *tiles: *Tiles) -> torch.Tensor:
+        return fused_tiles(*tiles)

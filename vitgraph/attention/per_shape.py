@@ -22,10 +22,18 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 
 from vitgraph.attention.base import AttentionBackend, GraphContents, Lengths, Packed, Tiles
-from vitgraph.attention.measure import QUEUE_CYCLES, AttentionCase, Reading, graph_reading, queued_times
+from vitgraph.attention.measure import (
+    QUEUE_CYCLES,
+    AttentionCase,
+    CallShape,
+    Candidate,
+    Reading,
+    graph_reading,
+    likely_lengths,
+    queued_times,
+    typical,
+)
 from vitgraph.attention.padding import zero_rows_past_end
-from vitgraph.attention.selection import Candidate
-from vitgraph.attention.shapes import CallShape, likely_lengths, typical
 from vitgraph.errors import first_line
 
 logger = logging.getLogger(__name__)

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from vitgraph.attention.base import AttentionBackend, register_with_transformers
+from vitgraph.attention.measure import try_candidates
 from vitgraph.attention.per_shape import PerShapeBackend
-from vitgraph.attention.selection import try_candidates
 from vitgraph.errors import BackendError
 
 BACKENDS: dict[str, str] = {
     "FLASH_ATTN": "vitgraph.attention.flash_attn:FlashAttnBackend",
     "FLASHINFER": "vitgraph.attention.flashinfer:FlashInferBackend",
     "TRITON_ATTN": "vitgraph.attention.triton_attn:TritonAttnBackend",
-    "ROCM_AITER_FA": "vitgraph.attention.rocm_aiter:RocmAiterBackend",
-    "TORCH_SDPA": "vitgraph.attention.torch_sdpa:TorchSdpaBackend",
+    "ROCM_AITER_FA": "vitgraph.attention.flash_attn:RocmAiterBackend",
+    "TORCH_SDPA": "vitgraph.attention.base:TorchSdpaBackend",
 }
 """Registry name to `module:class`; one line a backend, in order of preference on a GPU where nothing is measured."""
 

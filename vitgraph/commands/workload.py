@@ -79,7 +79,7 @@ def calls(spec: WorkloadCallsSpec) -> Shown:
     from vitgraph.measure.setup import resolve_source
     from vitgraph.report.charts import chart_files
     from vitgraph.report.views.workload import call_facts, calls_document
-    from vitgraph.workloads.calls import grouping_of, split_by_calls
+    from vitgraph.workloads.base import grouping_of, split_by_calls
     from vitgraph.workloads.registry import build_workload
     from vitgraph.workloads.trace import save_trace
 

@@ -11,8 +11,7 @@ from vitgraph.errors import InputError
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.workloads.base import MediaItem, Request, SkippedItem
-from vitgraph.workloads.calls import CallMix, Grouping
+from vitgraph.workloads.base import CallMix, Grouping, MediaItem, Request, SkippedItem
 
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder

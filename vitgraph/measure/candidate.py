@@ -25,9 +25,17 @@ from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.on_ranks import RanksOfRun
 from vitgraph.measure.preparation import PreparedBench
 from vitgraph.measure.run import captured_facts, clear_graphs
-from vitgraph.measure.series import Encode, Series, eager_series, expect_calls, graph_series, prepare_attention
+from vitgraph.measure.series import (
+    CallTime,
+    CallTimer,
+    Encode,
+    Series,
+    eager_series,
+    expect_calls,
+    graph_series,
+    prepare_attention,
+)
 from vitgraph.measure.setup import load
-from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.measure.trace import busy_time
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.compile.compilation import compile_facts

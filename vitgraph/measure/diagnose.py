@@ -15,7 +15,7 @@ import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.timing import CallTimer
+from vitgraph.measure.series import CallTimer
 from vitgraph.measure.trace import BusyTime, busy_time
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey

@@ -11,8 +11,7 @@ import torch
 
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.measure.environment import read_gpu_state
-from vitgraph.measure.series import Series
-from vitgraph.measure.timing import CallTime, CallTimer
+from vitgraph.measure.series import CallTime, CallTimer, Series
 from vitgraph.models.base import EncoderInputs
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import PackedBatch

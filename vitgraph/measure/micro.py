@@ -13,14 +13,24 @@ from typing import Any
 import torch
 
 from vitgraph.attention.base import AttentionBackend
-from vitgraph.attention.measure import AttentionCase, graph_ms, queued_ms
+from vitgraph.attention.measure import (
+    CAPTURE_FAILED,
+    ERROR,
+    INCORRECT,
+    OK,
+    OUT_OF_MEMORY,
+    TOLERANCE,
+    AttentionCase,
+    check_case,
+    graph_ms,
+    queued_ms,
+)
 from vitgraph.attention.registry import backend_class
-from vitgraph.attention.selection import CAPTURE_FAILED, ERROR, INCORRECT, OK, OUT_OF_MEMORY, TOLERANCE, check_case
 from vitgraph.errors import BackendError, UsageError, VitgraphError, first_line
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
+from vitgraph.measure.series import matrix_rate_flops
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
-from vitgraph.measure.timing import matrix_rate_flops
 from vitgraph.records.draft import Draft
 from vitgraph.records.kinds.micro import MicroResult, MicroRow, crossings
 from vitgraph.records.record import MicroRecord

@@ -16,9 +16,8 @@ from pydantic_core import to_jsonable_python
 from vitgraph.measure.calls import EncoderCall, part_of
 from vitgraph.measure.environment import validity_problems
 from vitgraph.measure.experiment import Experiment, TimedCall
-from vitgraph.measure.series import Encode, Series
+from vitgraph.measure.series import CallTime, CallTimer, Encode, Series
 from vitgraph.measure.setup import load
-from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch

@@ -11,12 +11,13 @@ import numpy as np
 
 from vitgraph import __version__
 from vitgraph.measure.calls import EncoderCall, common_size, make_calls
-from vitgraph.measure.monolithic import MonolithicBench, plan_monolithic
 from vitgraph.measure.setup import (
     AUTO_BACKEND,
+    MonolithicBench,
     check_model,
     engine_notes,
     plan_graphs,
+    plan_monolithic,
     planning_warnings,
     resolve_source,
 )
@@ -44,8 +45,7 @@ from vitgraph.specs.asked import BenchSpec
 from vitgraph.specs.parts import MONOLITHIC_BASELINE, GraphSpec, ModelSpec
 from vitgraph.specs.tools import WorkloadCallsSpec
 from vitgraph.specs.values import call_shares
-from vitgraph.workloads.base import SkippedItem, Workload
-from vitgraph.workloads.calls import CallMix, grouping_of
+from vitgraph.workloads.base import CallMix, SkippedItem, Workload, grouping_of
 from vitgraph.workloads.registry import build_workload
 
 EAGER_ALONE = "graphs are switched off (--enforce-eager, or cudagraph_mm_encoder false): eager alone is measured"

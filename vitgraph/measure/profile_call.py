@@ -21,9 +21,8 @@ from vitgraph.measure.correctness import eager_reference, incorrect, largest_dev
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.preparation import resolved_of
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.series import encode_eagerly, expect_calls, prepare_attention
+from vitgraph.measure.series import CallTimer, encode_eagerly, expect_calls, matrix_rate_flops, prepare_attention
 from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
-from vitgraph.measure.timing import CallTimer, matrix_rate_flops
 from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.compile.replaced_modules import stock_modules

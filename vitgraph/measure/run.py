@@ -20,9 +20,8 @@ from vitgraph.measure.experiment import Control, Experiment, TimedCall, rounds_o
 from vitgraph.measure.on_ranks import RanksOfRun
 from vitgraph.measure.preparation import PreparedBench, shared_facts
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.series import Series
+from vitgraph.measure.series import CallTimer, Series, matrix_rate_flops
 from vitgraph.measure.setup import resolve_device, resolve_dtype
-from vitgraph.measure.timing import CallTimer, matrix_rate_flops
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.draft import Draft, Kind

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from vitgraph.errors import InputError
 from vitgraph.planning.items import EncoderItemSpec
-from vitgraph.workloads.base import SkippedItem, Workload
-from vitgraph.workloads.calls import arrivals_of, split_by_calls
+from vitgraph.workloads.base import SkippedItem, Workload, arrivals_of, split_by_calls
 
 if TYPE_CHECKING:
     from vitgraph.models.geometry import GeometryRule

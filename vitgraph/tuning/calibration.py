@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from vitgraph.graphs.call_plan import forced_batch
-from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.graphs.manager import EncoderCudaGraphManager, forced_batch
 from vitgraph.measure.environment import read_gpu_state, snapshot, validity_problems
 from vitgraph.measure.experiment import without_collection
 from vitgraph.measure.progress import Progress, SilentProgress

@@ -8,10 +8,8 @@ from itertools import chain
 import numpy as np
 import torch
 
-from vitgraph.graphs.call_plan import CallPlan, forced_batch
-from vitgraph.graphs.manager import EncoderCudaGraphManager
-from vitgraph.measure.series import encode_eagerly
-from vitgraph.measure.timing import CallTimer
+from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager, forced_batch
+from vitgraph.measure.series import CallTimer, encode_eagerly
 from vitgraph.measure.trace import BusyTime, busy_time
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder

@@ -14,15 +14,21 @@ from functools import partial
 import numpy as np
 import torch
 
-from vitgraph.graphs.call_plan import CallPlan, forced_batch
 from vitgraph.graphs.capture import reserve_together
-from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager, forced_batch
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.correctness import item_limits, relative_l2, worst
 from vitgraph.measure.experiment import Control, Experiment
 from vitgraph.measure.progress import Progress, SilentProgress
-from vitgraph.measure.series import Series, eager_series, encode_eagerly, expect_calls, graph_series
-from vitgraph.measure.timing import CallTime, CallTimer
+from vitgraph.measure.series import (
+    CallTime,
+    CallTimer,
+    Series,
+    eager_series,
+    encode_eagerly,
+    expect_calls,
+    graph_series,
+)
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey

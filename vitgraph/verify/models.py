@@ -26,8 +26,7 @@ from vitgraph.records.kinds.verify import VerifiedModel, VerifyResult
 from vitgraph.records.record import Record, Status, VerifyRecord
 from vitgraph.records.store import RecordFileError, ResultFolder
 from vitgraph.specs.parts import ModelSpec
-from vitgraph.verify.parallel import merge_ranks
-from vitgraph.verify.run import describe_error, effort_on, plan_verification, verify_row
+from vitgraph.verify.run import describe_error, effort_on, merge_ranks, plan_verification, verify_row
 from vitgraph.verify.session import ERROR, FAILED, OK
 
 if TYPE_CHECKING:

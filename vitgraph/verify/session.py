@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from vitgraph.errors import InputError
-from vitgraph.graphs.call_plan import CallPlan, forced_batch
-from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.graphs.manager import CallPlan, EncoderCudaGraphManager, forced_batch
 from vitgraph.measure.correctness import limit_of, worst
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters

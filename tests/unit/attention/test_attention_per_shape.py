@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from vitgraph.attention import per_shape
-from vitgraph.attention.base import AttentionBackend, GraphContents, Packed
-from vitgraph.attention.measure import AttentionCase, reference_attention
+from vitgraph.attention.base import AttentionBackend, GraphContents, Packed, TorchSdpaBackend
+from vitgraph.attention.measure import AttentionCase, CallShape, reference_attention
 from vitgraph.attention.per_shape import PerShapeBackend, Trial
-from vitgraph.attention.shapes import CallShape
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError
 from vitgraph.records.attention_choices import best_alone, choices_text, costs_ms
 from vitgraph.records.sections import AttentionChoice

@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from vitgraph.attention import selection
-from vitgraph.attention.measure import AttentionCase
+from vitgraph.attention import measure
+from vitgraph.attention.base import TorchSdpaBackend
+from vitgraph.attention.measure import AttentionCase, check_backend, try_candidates
 from vitgraph.attention.registry import BACKENDS, backend_class, create_backend, describe_backends, unavailable_backends
-from vitgraph.attention.selection import check_backend, try_candidates
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import BackendError
 
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ def test_a_backend_that_cannot_run_here_is_refused_with_the_ones_that_can(monkey
 
 @pytest.mark.parametrize("facts", [{}, {"head_width": 72, "heads": 16, "dtype": torch.float32}])
 def test_auto_on_a_cpu_is_torch_without_measuring(facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_try_candidate", lambda *_: pytest.fail("nothing is to be measured on a CPU"))
+    monkeypatch.setattr(measure, "_try_candidate", lambda *_: pytest.fail("nothing is to be measured on a CPU"))
     backend = create_backend("auto", CPU, **facts)
     assert backend.name == "TORCH_SDPA"
     assert backend.selection == ()
@@ -156,5 +155,5 @@ def test_nothing_usable_names_every_reason() -> None:
 
 
 def test_a_backend_that_cannot_be_captured_is_no_candidate() -> None:
-    outcome = selection._try_candidate(TorchSdpaBackend, None, CASES, CPU)
+    outcome = measure._try_candidate(TorchSdpaBackend, None, CASES, CPU)
     assert (outcome.status, outcome.reason) == ("unsupported", "its call cannot be captured")

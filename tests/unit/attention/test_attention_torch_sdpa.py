@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend
+from vitgraph.attention.base import AttentionBackend, TorchSdpaBackend
 from vitgraph.attention.measure import AttentionCase, reference_attention, relative_error
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 
 CPU = torch.device("cpu")
 CASE = AttentionCase(2, 24, torch.float32, (5, 0, 1, 30, 0), slots=8, padding_rows=4)

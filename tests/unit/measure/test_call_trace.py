@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from vitgraph.measure import trace as call_trace
-from vitgraph.measure.kernel_kinds import ATTENTION, COPY, KINDS, PRODUCT
-from vitgraph.measure.trace import TracedKernel, summarize_traces, trace_calls, trace_of_kernels
+from vitgraph.measure.trace import (
+    ATTENTION,
+    COPY,
+    KINDS,
+    PRODUCT,
+    TracedKernel,
+    summarize_traces,
+    trace_calls,
+    trace_of_kernels,
+)
 
 FLASH, GEMM, MEMCPY = "flash_fwd_kernel", "nvjet_tst_64x64_64x8_2x1_v_bz_TNT", "Memcpy HtoD (Pinned -> Device)"
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from vitgraph.attention import registry
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
+from vitgraph.attention.base import TorchSdpaBackend
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, UsageError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import candidate as candidate_module

@@ -12,12 +12,12 @@ from made_up_comparison import make_record
 from rich.console import Console
 from transformers import AttentionInterface
 
-from vitgraph.attention import opaque
 from vitgraph.measure.candidate import COMPILED, PLAIN, CandidateSeries
 from vitgraph.measure.compare import CONTRASTS, run_compile_rows
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.progress import SilentProgress
+from vitgraph.models.compile import compilation
 from vitgraph.records.candidates import COMPILE_KIND
 from vitgraph.records.latency import Improvement, Pair
 from vitgraph.records.record import CompareRecord
@@ -59,7 +59,7 @@ def test_all_four_rows_are_measured_and_each_tower_calls_its_own_backend(
         seen["plain"] = (
             getclosurevars(AttentionInterface()[plain.transformers_name]).nonlocals["varlen"].__self__ is plain
         )
-        seen["compiled"] = opaque._BACKENDS[compiled.name] is compiled
+        seen["compiled"] = compilation._BACKENDS[compiled.name] is compiled
         seen["apart"] = plain is not compiled
         real(self, *arguments)
 

@@ -13,7 +13,7 @@ import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure import diagnose as diagnostics
-from vitgraph.measure import run, timing
+from vitgraph.measure import run, series
 from vitgraph.measure.bench import BenchRun, run_bench
 from vitgraph.measure.calls import CallInputs, EncoderCall, make_calls
 from vitgraph.measure.diagnose import Diagnosis
@@ -76,7 +76,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
 
         for graph in manager.graphs.values():
             monkeypatch.setattr(graph.graph, "_run", replay)
-        for module in (diagnostics, timing):
+        for module in (diagnostics, series):
             monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now))
         monkeypatch.setattr(diagnostics, "busy_time", busy_time)
         return traced

@@ -11,9 +11,8 @@ import torch
 
 from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.measure.experiment import Control, Experiment, TimedCall, rounds_over, turn_order
-from vitgraph.measure.series import Series
+from vitgraph.measure.series import CallTime, CallTimer, Series
 from vitgraph.measure.setup import resolve_source
-from vitgraph.measure.timing import CallTime, CallTimer
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.workloads.base import MediaItem, Request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitgraph.measure.kernel_kinds import ATTENTION, COPY, ELEMENTWISE, KINDS, NORM, OTHER, PRODUCT, kernel_kind
+from vitgraph.measure.trace import ATTENTION, COPY, ELEMENTWISE, KINDS, NORM, OTHER, PRODUCT, kernel_kind
 
 NAMES = {
     ATTENTION: [

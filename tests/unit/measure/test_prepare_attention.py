@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from vitgraph.attention.base import AttentionBackend, Packed
+from vitgraph.attention.base import AttentionBackend, Packed, TorchSdpaBackend
 from vitgraph.attention.per_shape import PerShapeBackend, Trial
 from vitgraph.attention.registry import create_backend
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.series import expect_calls, prepare_attention

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vitgraph.measure.diagnose import launch_gap
-from vitgraph.measure.timing import CallTimer, matrix_rate_flops
+from vitgraph.measure.series import CallTimer, matrix_rate_flops
 from vitgraph.measure.trace import BusyTime, TracedKernel, busy_time
 
 

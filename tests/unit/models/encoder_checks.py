@@ -18,9 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface
 
-from vitgraph.attention.base import AttentionBackend, Packed
+from vitgraph.attention.base import AttentionBackend, Packed, TorchSdpaBackend
 from vitgraph.attention.registry import create_backend
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.series import encode_eagerly
 from vitgraph.models.base import EncoderInputs

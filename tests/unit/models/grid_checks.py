@@ -15,9 +15,8 @@ from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitgraph.attention.base import Packed
+from vitgraph.attention.base import Packed, TorchSdpaBackend
 from vitgraph.attention.registry import create_backend
-from vitgraph.attention.torch_sdpa import TorchSdpaBackend
 from vitgraph.errors import InputError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs

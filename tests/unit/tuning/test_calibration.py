@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from vitgraph.errors import UsageError
+from vitgraph.measure.series import CallTime
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.measure.timing import CallTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import all_presets
 from vitgraph.planning.items import DEFAULT_PATH

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
+from vitgraph.measure.series import CallTime
 from vitgraph.measure.setup import resolve_source
-from vitgraph.measure.timing import CallTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.profile import CalibrationProfile
@@ -121,7 +121,7 @@ def profile_on(host: Host, tower: VisionEncoder, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(DeviceTiming, "eager", lambda timing, items, share=1.0: host.eager(items, share))
     monkeypatch.setattr(DeviceTiming, "beside_eager", beside)
-    monkeypatch.setattr("vitgraph.measure.timing.CallTimer.time", lambda timer, call: CallTime(1.5, None))
+    monkeypatch.setattr("vitgraph.measure.series.CallTimer.time", lambda timer, call: CallTime(1.5, None))
     monkeypatch.setattr("vitgraph.tuning.device_timing.SECONDS_A_POINT", 0.0)
     monkeypatch.setattr("vitgraph.tuning.device_timing.FEWEST_REPEATS", 1)
     model = {"name": "qwen3-vl-debug", "row": "qwen3_vl"}

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.measure.timing import CallTime
+from vitgraph.measure.series import CallTime
 from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.predict.cost_model import CostModel
@@ -92,7 +92,7 @@ class Machine:
 
         trace = BusyTime(1.0, 10.0, self.kernels)
         monkeypatch.setattr(DeviceTiming, "trace", lambda timing, items: trace)
-        monkeypatch.setattr("vitgraph.measure.timing.CallTimer.time", time_call)
+        monkeypatch.setattr("vitgraph.measure.series.CallTimer.time", time_call)
         monkeypatch.setattr(calibration, "layer_timer", lambda device: lambda: 5.0 * self.host_ms(next(self._timed)))
         monkeypatch.setattr(device_timing, "SECONDS_A_POINT", 0.0)
         monkeypatch.setattr(device_timing, "FEWEST_REPEATS", 1)

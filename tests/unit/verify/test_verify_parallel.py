@@ -16,8 +16,7 @@ from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.ranks.sharing import CallSharing, RowLayout
 from vitgraph.records.kinds.verify import Check, VerifiedModel
-from vitgraph.verify.parallel import merge_ranks
-from vitgraph.verify.run import verify_row
+from vitgraph.verify.run import merge_ranks, verify_row
 
 
 def verified(

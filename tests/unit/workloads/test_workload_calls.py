@@ -10,8 +10,7 @@ import pytest
 from vitgraph.errors import InputError, UsageError
 from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.specs.values import call_shares
-from vitgraph.workloads.base import MediaItem, Request
-from vitgraph.workloads.calls import CallMix, arrivals_of, grouping_of, split_by_calls
+from vitgraph.workloads.base import CallMix, MediaItem, Request, arrivals_of, grouping_of, split_by_calls
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import save_trace
 

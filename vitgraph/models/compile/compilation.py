@@ -1,4 +1,5 @@
-"""Regional compilation: the repeated block once, where its code is kept between runs, and what compiling took."""
+"""Regional compilation: the repeated block once, traced around attention, not into it; where its code is kept between
+runs, and what compiling took."""
 
 from __future__ import annotations
 
@@ -6,13 +7,16 @@ import os
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import library
 
+from vitgraph.attention.base import AttentionBackend, register_with_transformers, transformers_function
 from vitgraph.errors import ModelError
 from vitgraph.models.base import EncoderInputs
 from vitgraph.planning.budgets import GraphKey
@@ -20,6 +24,50 @@ from vitgraph.planning.budgets import GraphKey
 if TYPE_CHECKING:
     from vitgraph.models.compile.fusions import FusingCompiler
     from vitgraph.models.encoder import VisionEncoder
+
+_BACKENDS: dict[str, AttentionBackend] = {}
+"""Backends that compiled blocks call, by the name that their operator is given."""
+
+_OPERATORS = library.Library("vitgraph", "FRAGMENT")
+
+
+def _define(schema: str, compute: Callable[..., torch.Tensor], example: Callable[..., torch.Tensor]) -> Any:
+    """Makes an operator; without torch's `custom_op`, whose every call costs 5 us more on the host."""
+    name = schema.partition("(")[0]
+    _OPERATORS.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in ("CPU", "CUDA"):
+        _OPERATORS.impl(name, compute, device)
+    library.register_fake(f"{_OPERATORS.ns}::{name}", example, lib=_OPERATORS)
+    return getattr(getattr(torch.ops, _OPERATORS.ns), name).default
+
+
+varlen_attention = _define(
+    "varlen_attention(str backend, Tensor query, Tensor key, Tensor value, Tensor cu_seqlens, SymInt max_seqlen, "
+    "float scale) -> Tensor",
+    lambda backend, *packed: _BACKENDS[backend].varlen(*packed),
+    lambda _, query, key, value, *rest: query.new_empty((*query.shape[:2], value.shape[2])),
+)
+dense_attention = _define(
+    "dense_attention(str backend, Tensor query, Tensor key, Tensor value, Tensor? mask, float scale) -> Tensor",
+    lambda backend, *tiles: _BACKENDS[backend].dense(*tiles).contiguous(),
+    lambda _, query, key, value, *rest: query.new_empty((*query.transpose(1, 2).shape[:3], value.shape[3])),
+)
+
+
+def register_opaque(backend: AttentionBackend) -> str:
+    """Makes the operator form of a backend known to transformers.
+
+    Returns:
+        The attention implementation that a tower is set to before its blocks are compiled.
+    """
+    name, implementation = backend.name, f"{backend.transformers_name}_opaque"
+    _BACKENDS[name] = backend
+    # The compiler may reuse the memory of what an operator returns, so layers must not share one output.
+    backend.outputs.are_fresh = True
+    attend = transformers_function(partial(varlen_attention, name), partial(dense_attention, name))
+    register_with_transformers(implementation, attend)
+    return implementation
+
 
 RECOMPILE_LIMIT = 32
 YOUNGEST_DAMAGED_S = 10.0
@@ -109,9 +157,9 @@ def use_disk_cache() -> Path | None:
 
 def _drop_cut_off_libraries(folder: Path) -> None:
     """Removes libraries that a killed run left unfinished, which torch would load; it builds missing ones again."""
-    for library in folder.rglob("*.so"):
-        about = library.stat()
-        with library.open("rb") as file:
+    for built in folder.rglob("*.so"):
+        about = built.stat()
+        with built.open("rb") as file:
             head = file.read(64)
         end = 64
         if len(head) == 64 and head[:5] == b"\x7fELF\x02":
@@ -120,7 +168,7 @@ def _drop_cut_off_libraries(folder: Path) -> None:
             end = offset + entry_bytes * entries
         # A younger one may be another process's, which is at work on it.
         if about.st_size < end and time.time() - about.st_mtime > YOUNGEST_DAMAGED_S:
-            library.unlink(missing_ok=True)
+            built.unlink(missing_ok=True)
 
 
 def compile_blocks(encoder: VisionEncoder) -> int:
@@ -132,7 +180,6 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     Raises:
         ModelError: The family names no repeated block.
     """
-    from vitgraph.attention.opaque import register_opaque
     from vitgraph.models.compile.fusions import FusingCompiler
     from vitgraph.models.compile.residual import CompiledBlockRunner
     from vitgraph.models.loading import set_implementation
