@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from vitgraph.cli import app
 from vitgraph.measure.bench import BenchRun
 from vitgraph.measure.diagnose import Diagnosis
-from vitgraph.models.monolithic import MonolithicEncoder
 from vitgraph.models.registry import resolve_model
+from vitgraph.models.two_path import MonolithicEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.records.sample_table import read_samples
 from vitgraph.report.documents import saved_document

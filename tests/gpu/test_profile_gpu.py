@@ -12,8 +12,8 @@ from vitgraph.measure.calls import CallInputs, make_calls
 from vitgraph.measure.diagnose import Diagnosis
 from vitgraph.measure.profile_call import prepare_profile, run_profile
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.compile.replaced_modules import PatchProduct, stock_modules
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.replaced_modules import PatchProduct, stock_modules
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.specs.asked import ProfileSpec
 from vitgraph.specs.parts import GraphSpec, ModelSpec

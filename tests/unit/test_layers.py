@@ -121,7 +121,7 @@ def test_only_the_command_line_imports_commands() -> None:
 
 def test_the_graph_manager_knows_no_family_and_no_backend() -> None:
     found = {each.name for name in MODULES if room_of(name) == "graphs" for each in imports()[name]}
-    known = {"vitgraph.models.base", "vitgraph.models.metadata", "vitgraph.models.geometry"}
+    known = {"vitgraph.models.base", "vitgraph.models.geometry"}
     assert {name for name in found if name.startswith(("vitgraph.models", "vitgraph.attention"))} <= known
 
 

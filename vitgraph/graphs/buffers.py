@@ -12,8 +12,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from vitgraph.models.base import PixelField, PixelRows
-from vitgraph.models.metadata import MetadataLayout
+from vitgraph.models.base import MetadataLayout, PixelField, PixelRows
 
 STAGING_SLABS, SLABS_AN_EVENT = 8, 4
 """Host slabs that take turns, so that writing one does not wait for the copy out of another; and how many of them share

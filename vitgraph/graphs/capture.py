@@ -17,8 +17,7 @@ import torch
 
 from vitgraph.errors import CaptureError, NothingReplayedError
 from vitgraph.graphs.buffers import MetadataWriter, StaticBuffers, total_bytes
-from vitgraph.models.base import PixelField, SupportsEncoderCudaGraph
-from vitgraph.models.metadata import MetadataLayout
+from vitgraph.models.base import MetadataLayout, PixelField, SupportsEncoderCudaGraph
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 
 WARMUP_RUNS = 2

@@ -27,9 +27,9 @@ from vitgraph.measure.series import (
     prepare_attention,
 )
 from vitgraph.measure.setup import load
-from vitgraph.models.compile.compilation import compile_facts
+from vitgraph.models.compilation import compile_facts
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.monolithic import MonolithicEncoder
+from vitgraph.models.two_path import MonolithicEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.ranks.group import ParallelGroup

@@ -38,7 +38,7 @@ from vitgraph.measure.series import (
 from vitgraph.measure.setup import load
 from vitgraph.measure.trace import busy_time
 from vitgraph.models.base import EncoderInputs
-from vitgraph.models.compile.compilation import compile_facts
+from vitgraph.models.compilation import compile_facts
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.records.candidates import (

@@ -25,9 +25,9 @@ from vitgraph.measure.series import CallTimer, encode_eagerly, expect_calls, mat
 from vitgraph.measure.setup import load, plan_graphs, resolve_device, resolve_dtype, resolve_source
 from vitgraph.measure.trace import save_chrome_trace, summarize_traces, trace_calls
 from vitgraph.models.base import EncoderInputs
-from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
+from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import VIDEO
 from vitgraph.records.draft import Draft

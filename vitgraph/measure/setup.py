@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.errors import BudgetError, UsageError
 from vitgraph.measure.calls import EncoderCall
 from vitgraph.models.geometry import GeometryRule
-from vitgraph.models.monolithic import MonolithicRule
 from vitgraph.models.registry import ROWS, ModelSource, resolve_model
-from vitgraph.models.two_path import GLOBAL, LOCAL, TwoPathRule
+from vitgraph.models.two_path import GLOBAL, LOCAL, MonolithicRule, TwoPathRule
 from vitgraph.planning.accounting import GraphCounters, waste_of
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, resolve_budget_settings
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
@@ -192,9 +191,9 @@ def load(
     Raises:
         VitgraphError: What cannot be loaded or run; nothing else is used instead.
     """
-    from vitgraph.models.compile.compilation import compile_encoder
-    from vitgraph.models.compile.replaced_modules import parameter_count
+    from vitgraph.models.compilation import compile_encoder
     from vitgraph.models.loading import load_encoder
+    from vitgraph.models.replaced_modules import parameter_count
 
     attention = _create_backend(source, spec, device, dtype)
     encoder = load_encoder(source, attention, device=device, dtype=dtype, load_format=spec.load_format, seed=spec.seed)

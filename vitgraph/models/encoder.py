@@ -21,22 +21,23 @@ from vitgraph.models.base import (
     EncoderCudaGraphCaptureInputs,
     EncoderCudaGraphReplayBuffers,
     EncoderInputs,
+    MetadataCache,
     MetadataField,
     PathRows,
     PixelField,
     Tensors,
+    to_device,
 )
 from vitgraph.models.family import Family, named_pairs
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
 from vitgraph.models.lazy_torch import nn, torch
-from vitgraph.models.metadata import MetadataCache, to_device
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 
 if TYPE_CHECKING:
     from vitgraph.attention.base import AttentionBackend
-    from vitgraph.models.compile.residual import BlockRunner
+    from vitgraph.models.fusions import BlockRunner
 
 
 SEGMENT_OFFSETS = {"cu_seqlens": "max_seqlen", "cu_window_seqlens": "max_window_seqlen"}
@@ -62,14 +63,14 @@ class VisionEncoder(Family, ABC):
     compiled_functions: ClassVar[Sequence[str]] = ()
     """Attributes that hold functions of tensors which regional compilation compiles beside the blocks."""
     patch_convolutions: ClassVar[Sequence[str]] = ()
-    """Names in `modules` of convolutions that embed patches; see `vitgraph.models.compile.replaced_modules`."""
+    """Names in `modules` of convolutions that embed patches; see `vitgraph.models.replaced_modules`."""
     blocks: ClassVar[str | None] = None
     """Name in `modules` of the list of blocks that the tower repeats."""
     block_scale: ClassVar[str | None] = None
     """Attribute of the repeated block that holds the factor `[K]` of its last branch, where `run_block` is used."""
 
     def __init__(self, modules: nn.ModuleDict, rule: GeometryRule, attention: AttentionBackend) -> None:
-        from vitgraph.models.compile.residual import run_block
+        from vitgraph.models.fusions import run_block
 
         self.modules: Any = modules
         self.rule = rule
@@ -136,7 +137,7 @@ class VisionEncoder(Family, ABC):
 
     def run_blocks(self, hidden: torch.Tensor, **arguments: Any) -> torch.Tensor:
         """The residual stream after all of `repeated_blocks`, for towers whose loop over them is the adapter's."""
-        from vitgraph.models.compile.residual import ResidualStream
+        from vitgraph.models.fusions import ResidualStream
 
         stream = ResidualStream(hidden)
         for block in self.repeated_blocks():
@@ -149,7 +150,7 @@ class VisionEncoder(Family, ABC):
 
     def stock_forward(self, mm_kwargs: EncoderInputs) -> torch.Tensor:
         """transformers' own forward with nothing precomputed, `[M, D]`: the `hf` baseline and the tests' reference."""
-        from vitgraph.models.compile.replaced_modules import stock_modules
+        from vitgraph.models.replaced_modules import stock_modules
 
         with stock_modules(self):
             return self.stock_rows(mm_kwargs)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vitgraph.errors import BudgetError, InputError, ModelError
 from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
+from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, linear_flops
 from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import GraphKey
@@ -215,3 +216,20 @@ class TileEncoder(VisionEncoder):
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         return {"pixel_values": self.processed(image.convert("RGB"))["pixel_values"].flatten(0, -4)}
+
+
+class SiglipTileEncoder(TileEncoder):
+    """SigLIP without its head on square tiles, and the modules that a family puts after it."""
+
+    tower = Tower("siglip", "SiglipVisionConfig", "SiglipVisionModel")
+    patch_convolutions = ("visual.embeddings.patch_embedding",)
+    blocks = "visual.encoder.layers"
+    checkpoint_keys: ClassVar[Sequence[tuple[str, str]]] = (
+        (r"vision_tower\.(?:vision_model\.)?", "visual."),
+        (r"multi_modal_projector\.", "projector."),
+        (r"image_newline$", "tokens.image_newline"),
+    )
+
+    @classmethod
+    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
+        return super().build_tower({**vision_config, "vision_use_head": False}, extra, dtype)

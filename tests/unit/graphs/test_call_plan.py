@@ -13,10 +13,9 @@ import torch
 from vitgraph.errors import CaptureError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.correctness import relative_l2
-from vitgraph.models.base import EncoderInputs
+from vitgraph.models.base import EncoderInputs, MetadataCache
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.models.metadata import MetadataCache
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE
 

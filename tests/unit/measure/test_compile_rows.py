@@ -17,7 +17,7 @@ from vitgraph.measure.compare import CONTRASTS, run_compile_rows
 from vitgraph.measure.experiment import Experiment
 from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.progress import SilentProgress
-from vitgraph.models.compile import compilation
+from vitgraph.models import compilation
 from vitgraph.records.candidates import COMPILE_KIND
 from vitgraph.records.latency import Improvement, Pair
 from vitgraph.records.record import CompareRecord

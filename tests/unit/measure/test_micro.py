@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitgraph.attention import torch_sdpa
+from vitgraph.attention import base
 from vitgraph.attention.measure import AttentionCase
 from vitgraph.errors import BackendError
 from vitgraph.measure.micro import sweep_cases, time_backend
@@ -42,15 +42,15 @@ def test_a_backend_that_cannot_run_keeps_one_row_with_its_reason() -> None:
 
 
 def test_a_wrong_or_failing_case_is_not_timed_and_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = torch_sdpa.TorchSdpaBackend.varlen
+    real = base.TorchSdpaBackend.varlen
 
-    def varlen(self: torch_sdpa.TorchSdpaBackend, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    def varlen(self: base.TorchSdpaBackend, query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         if query.shape[0] == 12:
             raise RuntimeError("illegal instruction\nsecond line")
         out = real(self, query, *others)  # type: ignore[arg-type]
         return out * float("nan") if query.shape[0] == 48 else out
 
-    monkeypatch.setattr(torch_sdpa.TorchSdpaBackend, "varlen", varlen)
+    monkeypatch.setattr(base.TorchSdpaBackend, "varlen", varlen)
     rows = time_backend("TORCH_SDPA", CASES, CPU)
     assert [row.status for row in rows] == ["ok", "error", "ok", "incorrect", "ok", "ok"]
     assert rows[1].reason == "RuntimeError: illegal instruction"

@@ -15,7 +15,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
 from vitgraph.measure.series import expect_calls, prepare_attention
 from vitgraph.measure.setup import plan_graphs, resolve_source
-from vitgraph.models.compile.compilation import compile_encoder
+from vitgraph.models.compilation import compile_encoder
 from vitgraph.models.loading import load_encoder
 from vitgraph.specs.parts import GraphSpec, ModelSpec
 

@@ -22,14 +22,13 @@ from vitgraph.attention.base import AttentionBackend, Packed, TorchSdpaBackend
 from vitgraph.attention.registry import create_backend
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.series import encode_eagerly
-from vitgraph.models.base import EncoderInputs
-from vitgraph.models.compile.replaced_modules import WidenedLinear, stock_modules
+from vitgraph.models.base import EncoderInputs, MetadataLayout
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.loading import load_encoder
-from vitgraph.models.metadata import MetadataLayout
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ROWS, ModelSource, all_presets, resolve_model, row_presets
+from vitgraph.models.replaced_modules import WidenedLinear, stock_modules
 from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 
 CPU = torch.device("cpu")

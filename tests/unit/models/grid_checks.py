@@ -20,12 +20,12 @@ from vitgraph.attention.registry import create_backend
 from vitgraph.errors import InputError
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.models.base import EncoderInputs
-from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, GridGeometry, ItemGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ModelSource, resolve_model
+from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.planning.budgets import BudgetSettings, plan_budgets
 from vitgraph.planning.items import IMAGE, VIDEO
 

@@ -15,7 +15,7 @@ import torch
 
 from tests.unit.models.encoder_checks import CPU, plain_backend
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.grid_encoder import block_positions
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ROWS, ModelSource, resolve_model

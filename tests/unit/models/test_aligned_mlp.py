@@ -11,9 +11,9 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.compile.replaced_modules import WidenedLinear, parameter_count, stock_modules, use_aligned_mlps
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ROWS
+from vitgraph.models.replaced_modules import WidenedLinear, parameter_count, stock_modules, use_aligned_mlps
 
 CPU = torch.device("cpu")
 UNALIGNED = {

@@ -15,8 +15,8 @@ from rows_of_a_kind import each_row
 from vitgraph.errors import ModelError
 from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.compile import compilation
-from vitgraph.models.compile.compilation import (
+from vitgraph.models import compilation
+from vitgraph.models.compilation import (
     CACHE_VARIABLE,
     SWITCH_VARIABLES,
     compile_blocks,

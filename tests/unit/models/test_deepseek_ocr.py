@@ -18,7 +18,7 @@ from transformers.models.unlimited_ocr import UnlimitedOcrModel
 from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.families import deepseek_ocr_modules
+from vitgraph.models.families import deepseek_ocr
 from vitgraph.models.families.deepseek_ocr import DeepseekOCREncoder, DeepseekOCRRule
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource, row_presets
@@ -191,7 +191,7 @@ def test_padded_equals_eager(encoder: DeepseekOCREncoder, spare: int) -> None:
 def test_global_attention_in_turns_gives_the_same(encoder: DeepseekOCREncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = checks.inputs_of(encoder, MIXED)
     expected = [encoder.encoder_eager_forward(inputs, path) for path in (GLOBAL, LOCAL)]
-    monkeypatch.setattr(deepseek_ocr_modules, "GLOBAL_BIAS_BYTES", 2 * 3 * 256**2 * 4)
+    monkeypatch.setattr(deepseek_ocr, "GLOBAL_BIAS_BYTES", 2 * 3 * 256**2 * 4)
     turns: list[int] = []
     layer: Any = encoder.repeated_blocks()[1]
     hook = layer.register_forward_pre_hook(lambda _, args: turns.append(len(args[0])))

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.compile import fusions
-from vitgraph.models.compile.fusions import (
+from vitgraph.models import fusions
+from vitgraph.models.fusions import (
     MOST_PERSISTENT,
     FusingCompiler,
     erf_gelu,
@@ -24,7 +24,7 @@ from vitgraph.models.compile.fusions import (
     persistent_reductions,
     replace_gelus,
 )
-from vitgraph.models.compile.persistent_norms import PersistentChoices
+from vitgraph.models.persistent_norms import PersistentChoices
 from vitgraph.models.registry import ROWS
 from vitgraph.specs.parts import ModelSpec
 

@@ -11,7 +11,7 @@ import torch
 from vitgraph.errors import InputError
 from vitgraph.models.families.glm4v import sampled_coordinates
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.models.grid_metadata import cubic_axis, table_taps
+from vitgraph.models.grid_encoder import cubic_axis, table_taps
 from vitgraph.models.registry import resolve_model, row_of_config
 from vitgraph.planning.items import VIDEO
 

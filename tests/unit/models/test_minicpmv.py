@@ -18,12 +18,20 @@ from transformers.models.minicpmv4_6.image_processing_pil_minicpmv4_6 import Min
 from transformers.vision_utils import get_vision_nearest_position_ids
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.compile.replaced_modules import stock_modules
-from vitgraph.models.families.minicpmv import MiniCPMV25Encoder, MiniCPMV45Encoder, MiniCPMVEncoder, nearest_positions
-from vitgraph.models.families.minicpmv_modules import TABLE_ROWS, Resampler
+from vitgraph.models.families.minicpmv import (
+    TABLE_ROWS,
+    MiniCPMV25Encoder,
+    MiniCPMV45Encoder,
+    MiniCPMVEncoder,
+    build_resampler,
+    nearest_positions,
+    resampled,
+    resampled_padded,
+)
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRule, SliceGeometry
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
+from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.items import IMAGE, VIDEO
 from vitgraph.planning.packing import pack_items
@@ -170,14 +178,14 @@ def test_first_versions_tower_takes_a_slice_for_one_row_of_patches() -> None:
     hidden = idefics(strip, patch_attention_mask=torch.ones(1, 1, 56, dtype=torch.bool)).last_hidden_state
     resampler: Any = encoder.modules["resampler"]
     assert metadata["position_ids"].max() == 17
-    expected = resampler([hidden[0]], [(8, 7)])
+    expected = resampled_padded(resampler, [hidden[0]], [(8, 7)])
     assert checks.relative_error(encoder.encoder_eager_forward(call), expected) <= 1e-6
 
 
 @torch.inference_mode()
 def test_resampler_adds_column_and_row_sines_to_keys_only() -> None:
     torch.manual_seed(0)
-    resampler = Resampler(queries=3, width=16, heads=2, kv_width=12)
+    resampler: Any = build_resampler(queries=3, width=16, heads=2, kv_width=12)
     features, (h, w) = torch.randn(10, 12), (2, 5)
     frequencies = [10000.0 ** (-index / 4) for index in range(4)]
 
@@ -189,21 +197,21 @@ def test_resampler_adds_column_and_row_sines_to_keys_only() -> None:
     values = resampler.kv_norm(resampler.kv_proj(features))
     attended, _ = resampler.attn(resampler.query_norm(resampler.query), values + places, values)
     expected = resampler.post_norm(attended) @ resampler.proj
-    assert checks.relative_error(resampler([features], [(h, w)]), expected) <= 1e-6
+    assert checks.relative_error(resampled_padded(resampler, [features], [(h, w)]), expected) <= 1e-6
 
 
 @torch.inference_mode()
 def test_empty_slices_read_no_padded_row_and_stay_finite() -> None:
     torch.manual_seed(0)
-    resampler = Resampler(queries=3, width=16, heads=2, kv_width=12)
+    resampler: Any = build_resampler(queries=3, width=16, heads=2, kv_width=12)
     hidden = torch.randn(20, 12)
     hidden[10:] = torch.nan
     offsets = torch.tensor([0, 4, 10, 10, 10], dtype=torch.int32)
     places = torch.zeros(20, 2, dtype=torch.int32)
     places[4:10] = torch.tensor([(column, row) for row in range(2) for column in range(3)])
     places[:4] = torch.tensor([(column, row) for row in range(4) for column in range(1)])
-    output = resampler.forward_packed(hidden, offsets, places, 8, 5, checks.plain_backend())
-    expected = resampler(hidden[:10].split([4, 6]), [(4, 1), (2, 3)])
+    output = resampled(resampler, hidden, offsets, places, 8, 5, checks.plain_backend())
+    expected = resampled_padded(resampler, hidden[:10].split([4, 6]), [(4, 1), (2, 3)])
     assert checks.relative_error(output[:6], expected) <= 1e-6
     assert output.shape == (12, 16) and bool(output.isfinite().all())
 

@@ -12,8 +12,7 @@ import two_path_checks
 from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import ModelError
-from vitgraph.models.monolithic import MonolithicEncoder, MonolithicRule
-from vitgraph.models.two_path import CropGeometry, TwoPathEncoder
+from vitgraph.models.two_path import CropGeometry, MonolithicEncoder, MonolithicRule, TwoPathEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 from vitgraph.verify.probes import encode_eagerly

@@ -9,8 +9,8 @@ import torch
 from encoder_checks import debug_encoder
 from torch import nn
 
-from vitgraph.models.compile.replaced_modules import PatchProduct, is_product, stock_modules, use_patch_products
 from vitgraph.models.registry import ROWS
+from vitgraph.models.replaced_modules import PatchProduct, is_product, stock_modules, use_patch_products
 
 CPU = torch.device("cpu")
 CUT = ("qwen3_vl", "qwen2_vl", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "glm4v", "kimi_vl", "minimax_m3")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitgraph.models.families.qwen2_5_vl import most_windows, window_order
+from vitgraph.models.families.qwen2_vl import most_windows, window_order
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import resolve_model
 from vitgraph.planning.budgets import GraphKey

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitgraph.measure.setup import load, resolve_source
-from vitgraph.models.compile.residual import CompiledBlockRunner, ResidualStream, open_last_sum, run_block
+from vitgraph.models.fusions import CompiledBlockRunner, ResidualStream, open_last_sum, run_block
 from vitgraph.models.registry import ROWS
 from vitgraph.specs.parts import ModelSpec
 

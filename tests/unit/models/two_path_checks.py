@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.setup import plan_graphs
-from vitgraph.models.compile.replaced_modules import stock_modules
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource
+from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE

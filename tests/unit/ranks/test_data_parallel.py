@@ -15,7 +15,7 @@ from vitgraph.measure.correctness import relative_l2
 from vitgraph.measure.setup import load, plan_graphs, resolve_source
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.monolithic import MonolithicEncoder
+from vitgraph.models.two_path import MonolithicEncoder
 from vitgraph.planning.accounting import count_calls
 from vitgraph.predict.assignment import share_by_size
 from vitgraph.ranks.group import ParallelGroup

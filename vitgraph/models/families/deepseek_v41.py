@@ -15,7 +15,7 @@ import numpy as np
 
 from vitgraph.errors import InputError
 from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, Tensors
-from vitgraph.models.families.qwen2_5_vl import Qwen2_5VLEncoder
+from vitgraph.models.families.qwen2_vl import Qwen2_5VLEncoder
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder

@@ -12,12 +12,11 @@ from typing import Any, ClassVar
 
 from vitgraph.errors import InputError
 from vitgraph.models.base import Tensors
-from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS, QKV
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
-from vitgraph.models.tiles import TileRule, best_resolution
+from vitgraph.models.tiles import SiglipTileEncoder, TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from vitgraph.errors import ModelError
-from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS
-from vitgraph.models.tiles import TileRule
+from vitgraph.models.tiles import SiglipTileEncoder, TileRule
 
 
 class Gemma3Rule(TileRule):

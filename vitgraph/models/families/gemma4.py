@@ -19,8 +19,7 @@ from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, modeling_class
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import block_positions
+from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import GraphKey

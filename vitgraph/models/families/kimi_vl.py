@@ -16,8 +16,14 @@ from vitgraph.errors import InputError, ModelError
 from vitgraph.models.base import PAD_IDENTITY, MetadataField, Tensors
 from vitgraph.models.family import CHANNELS, QKV, Names, Tower, named_pairs
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import PositionTable, block_ranks, center_coordinates, cubic_axis, linear_axis
+from vitgraph.models.grid_encoder import (
+    GridTowerEncoder,
+    PositionTable,
+    block_ranks,
+    center_coordinates,
+    cubic_axis,
+    linear_axis,
+)
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey

@@ -12,11 +12,10 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
-from vitgraph.models.families.siglip import SiglipTileEncoder
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
 from vitgraph.models.lazy_torch import functional, nn, torch
-from vitgraph.models.tiles import TileRule, best_resolution
+from vitgraph.models.tiles import SiglipTileEncoder, TileRule, best_resolution
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE, VIDEO
 

@@ -4,13 +4,15 @@ transformers has the tower (as part of MiniCPM-V 4.6) but neither these models n
 same number of tokens whatever its size, so tokens do not bound patches: the capture axis `patch_grid` does. Its keys
 are patch grids that cover every slice of a batch; since the processor aims every slice at one area, a graph's patches
 for a slice are the most that its slices can have within the key's grid, which is far below the grid's own area.
+
+Shape legend: S slices, L keys of a slice, Q queries, W width (the language model's), N packed patches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -18,14 +20,35 @@ from vitgraph.errors import ModelError
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVImageRule, MiniCPMVRule, SliceGeometry
-from vitgraph.models.families.siglip import packed_siglip
-from vitgraph.models.family import own_fields
+from vitgraph.models.family import Tower, own_fields
 from vitgraph.models.geometry import ItemGeometry
-from vitgraph.models.grid_metadata import block_positions, offsets_of
+from vitgraph.models.grid_encoder import block_positions, offsets_of
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
+
+if TYPE_CHECKING:
+    from vitgraph.attention.base import AttentionBackend
+
+
+NORM_EPS = 1e-6
+TABLE_ROWS = 512
+"""Positions kept ready on an axis; longer slices (aspect ratios above about 250) make their own table, in eager."""
+
+KEY_ALIGNMENT = 8
+"""Keys of a dense slice are padded to a multiple of this, which fused attention asks of a mask's last dimension."""
+
+
+def sine_table(rows: int, width: int) -> torch.Tensor:
+    """Sine and cosine of positions 0 to `rows - 1` on one axis: `[rows, width]` float32, sines first.
+
+    The published two-dimensional table is this table of the column followed by this table of the row.
+    """
+    frequencies = np.arange(width // 2, dtype=np.float32) / np.float32(width / 2)
+    frequencies = np.float32(1.0) / np.power(np.float32(10000.0), frequencies)
+    angles = np.arange(rows, dtype=np.float32)[:, None] * frequencies
+    return torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)], axis=1))
 
 
 @lru_cache(maxsize=1024)
@@ -40,6 +63,120 @@ def nearest_positions(rows: int, columns: int, side: int) -> np.ndarray:
         for size in (rows, columns)
     )
     return (row_cells[:, None] * side + column_cells).reshape(-1).astype(np.int32)
+
+
+def build_resampler(queries: int, width: int, heads: int, kv_width: int) -> nn.Module:
+    """Learned queries that turn every slice into Q rows of the language model's width from rows of `kv_width`; that
+    width is a multiple of 4 and of `heads`.
+
+    transformers has no class for it; parameter names follow the published checkpoints, with norms spelled out.
+    """
+    module: Any = nn.Module()
+    module.query = nn.Parameter(torch.empty(queries, width))
+    module.kv_proj = nn.Linear(kv_width, width, bias=False) if kv_width != width else nn.Identity()
+    module.attn = nn.MultiheadAttention(width, heads, batch_first=True)
+    module.query_norm, module.kv_norm, module.post_norm = (nn.LayerNorm(width, eps=NORM_EPS) for _ in range(3))
+    module.proj = nn.Parameter(torch.empty(width, width))
+    nn.init.normal_(module.query, std=0.02)
+    nn.init.normal_(module.proj, std=width**-0.5)
+    module.register_buffer("axis_table", sine_table(TABLE_ROWS, width // 2), persistent=False)
+    return module
+
+
+def axis_table(resampler: Any, largest_side: int) -> torch.Tensor:
+    """`[>= largest_side, W / 2]` positions of one axis, in the parameters' dtype."""
+    if largest_side <= len(resampler.axis_table):
+        return resampler.axis_table
+    # Only eager calls come here (a graph's key bounds the side), so making a table may wait for the device.
+    return sine_table(largest_side, resampler.axis_table.shape[1]).to(resampler.axis_table)
+
+
+def resampled(
+    resampler: Any,
+    hidden: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    grid_positions: torch.Tensor,
+    max_seqlen: int,
+    largest_side: int,
+    attention: AttentionBackend,
+) -> torch.Tensor:
+    """Resamples packed slices; every shape follows from the shapes and host integers given.
+
+    Args:
+        hidden: `[N, kv_width]` tower output. Rows past `cu_seqlens[-1]` may hold anything and are not read.
+        cu_seqlens: `[S + 1]` offsets of the slices; empty slices at the end give unspecified, finite rows.
+        grid_positions: `[N, 2]` column and row of each patch within its slice.
+        max_seqlen: Upper bound of a slice's patches.
+        largest_side: Upper bound of a slice's columns and rows.
+        attention: Backend of the dense cross attention.
+
+    Returns:
+        `[S * Q, W]`.
+    """
+    length = -(-max_seqlen // KEY_ALIGNMENT) * KEY_ALIGNMENT
+    rows, is_key = _dense_keys(cu_seqlens, length)
+    values = resampler.kv_norm(resampler.kv_proj(hidden.index_select(0, rows))).unflatten(0, (-1, length))
+    places = grid_positions.index_select(0, rows)
+    # [S * L, 2] columns and rows to [S * L, 2, W / 2]: the two halves of the published table, side by side.
+    keys = values + functional.embedding(places, axis_table(resampler, largest_side)).view_as(values)
+    # With the weights of `nn.MultiheadAttention`.
+    attn, query = resampler.attn, resampler.query_norm(resampler.query).unsqueeze(0)
+    parts = zip((query, keys, values), attn.in_proj_weight.chunk(3), attn.in_proj_bias.chunk(3), strict=True)
+    query, key, value = (functional.linear(*part).unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)
+    scale = query.shape[-1] ** -0.5
+    attended = attention.dense(query.expand(len(keys), -1, -1, -1), key, value, is_key[:, None, None, :], scale)
+    return resampler.post_norm(attn.out_proj(attended.reshape(-1, keys.shape[-1]))) @ resampler.proj
+
+
+def resampled_padded(
+    resampler: Any, features: Sequence[torch.Tensor], grids: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """The published form, `[S * Q, W]`: slices padded to the longest, padding masked; the reference of the packed form.
+
+    Args:
+        features: `[h * w, kv_width]` tower output of each slice.
+        grids: Patch rows and columns of each slice.
+    """
+    table = axis_table(resampler, max(max(grid) for grid in grids))
+    padded = nn.utils.rnn.pad_sequence(list(features), batch_first=True)
+    values = resampler.kv_norm(resampler.kv_proj(padded))
+    sines = nn.utils.rnn.pad_sequence([_grid_sines(table, h, w) for h, w in grids], batch_first=True)
+    lengths = torch.tensor([h * w for h, w in grids], device=values.device)
+    is_padding = torch.arange(values.shape[1], device=values.device) >= lengths[:, None]
+    query = resampler.query_norm(resampler.query).expand(len(grids), -1, -1)
+    attended, _ = resampler.attn(query, values + sines, values, key_padding_mask=is_padding, need_weights=False)
+    return (resampler.post_norm(attended) @ resampler.proj).flatten(0, 1)
+
+
+def _dense_keys(cu_seqlens: torch.Tensor, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Packed row of every dense key (`[S * length]`), and which dense keys count (`[S, length]` bool).
+
+    A missing key repeats its slice's last one, and an empty slice takes the last real row: padded rows of the packed
+    tensor may hold NaN, which no mask removes. Every slice, empty ones too, keeps one key, so no softmax is empty.
+    """
+    starts, lengths = cu_seqlens[:-1], cu_seqlens.diff()
+    offsets = torch.arange(length, dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    present = lengths.clamp(min=1)[:, None]
+    rows = starts[:, None] + torch.minimum(offsets, present - 1)
+    return torch.minimum(rows, cu_seqlens[-1:] - 1).flatten(), offsets < present
+
+
+def _grid_sines(table: torch.Tensor, h: int, w: int) -> torch.Tensor:
+    """`[h * w, W]`: the table of the column, then that of the row."""
+    columns = table[:w].unsqueeze(0).expand(h, -1, -1)
+    rows = table[:h].unsqueeze(1).expand(-1, w, -1)
+    return torch.cat([columns, rows], dim=-1).flatten(0, 1)
+
+
+PACKED_TOWER = Tower("minicpmv4_6", "MiniCPMV4_6VisionConfig", "MiniCPMV4_6VisionModel")
+
+
+def packed_siglip(vision_config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """MiniCPM-V 4.6's tower without its merger: SigLIP's layers with attention segments over packed patches."""
+    # A window of one patch keeps the merger small until it is dropped.
+    tower = PACKED_TOWER.build({**vision_config, "window_kernel_size": (1, 1)}, dtype)
+    del tower.vit_merger
+    return tower
 
 
 class MiniCPMVEncoder(VisionEncoder):
@@ -66,10 +203,8 @@ class MiniCPMVEncoder(VisionEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-        from vitgraph.models.families.minicpmv_modules import Resampler
-
         sizes = (extra["query_num"], extra["text_hidden_size"], extra["resampler_heads"], config.hidden_size)
-        return {"resampler": Resampler(*sizes)}
+        return {"resampler": build_resampler(*sizes)}
 
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
@@ -147,7 +282,8 @@ class MiniCPMVEncoder(VisionEncoder):
             inputs_embeds=hidden.unsqueeze(0), cu_seqlens=inputs["cu_seqlens"], max_seqlen=scalars["max_seqlen"]
         ).last_hidden_state
         return [
-            self.modules["resampler"].forward_packed(
+            resampled(
+                self.modules["resampler"],
                 self.visual.post_layernorm(hidden)[0],
                 inputs["cu_seqlens"],
                 inputs["grid_positions"],
@@ -168,7 +304,8 @@ class MiniCPMVEncoder(VisionEncoder):
         # The processor hands sizes over on the host, where the tower loops over them.
         sizes = torch.tensor([self.rule.tower_grid(grid) for grid in grids], dtype=torch.int32)
         hidden = self.visual(strip, target_sizes=sizes, use_vit_merger=False).last_hidden_state[0]
-        return self.modules["resampler"](hidden.split([rows * columns for rows, columns in grids]), grids)
+        parts = hidden.split([rows * columns for rows, columns in grids])
+        return resampled_padded(self.modules["resampler"], parts, grids)
 
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         """Patches of the overview and of each cut; transformers has no processor for these models."""

@@ -10,8 +10,7 @@ from vitgraph.models.base import Tensors
 from vitgraph.models.families.qwen2_vl import FrameSizedVideos
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.grid_metadata import PositionTable, corner_coordinates, linear_axis
+from vitgraph.models.grid_encoder import GridTowerEncoder, PositionTable, corner_coordinates, linear_axis
 from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import sampled_frames, smart_resize_video
 from vitgraph.planning.items import VIDEO
@@ -104,7 +103,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
             positions: Position embeddings `[N, K]`, to be added to them.
             arguments: Of every block.
         """
-        from vitgraph.models.compile.residual import ResidualStream
+        from vitgraph.models.fusions import ResidualStream
 
         stream, levels = ResidualStream(hidden, positions), []
         taps = self.visual.deepstack_visual_indexes if self.has_deepstack else ()

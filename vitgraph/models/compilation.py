@@ -22,8 +22,8 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.planning.budgets import GraphKey
 
 if TYPE_CHECKING:
-    from vitgraph.models.compile.fusions import FusingCompiler
     from vitgraph.models.encoder import VisionEncoder
+    from vitgraph.models.fusions import FusingCompiler
 
 _BACKENDS: dict[str, AttentionBackend] = {}
 """Backends that compiled blocks call, by the name that their operator is given."""
@@ -180,8 +180,7 @@ def compile_blocks(encoder: VisionEncoder) -> int:
     Raises:
         ModelError: The family names no repeated block.
     """
-    from vitgraph.models.compile.fusions import FusingCompiler
-    from vitgraph.models.compile.residual import CompiledBlockRunner
+    from vitgraph.models.fusions import CompiledBlockRunner, FusingCompiler
     from vitgraph.models.loading import set_implementation
 
     blocks = encoder.repeated_blocks()

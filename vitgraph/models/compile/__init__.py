@@ -1,1 +1,0 @@
-"""What compiled blocks get beyond torch's own choices."""
