@@ -71,7 +71,7 @@ def as_here(args: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], 
             words.append(head + is_dotted + key + is_set + value)
             if not is_set and not flags[head] and rest:
                 words.append(rest.pop(0))
-        elif _CONFIG in flags and (taken := _values_in_vllm(head)) is not None:
+        elif _CONFIG in flags and (taken := values_in_vllm(head)) is not None:
             ignored.append(head)
             while not is_set and rest and taken and not rest[0].startswith("--"):
                 rest.pop(0)
@@ -81,7 +81,7 @@ def as_here(args: Sequence[str], flags: Mapping[str, bool]) -> tuple[list[str], 
     return words + _config_words(words, config), ignored
 
 
-def _values_in_vllm(name: str) -> int | None:
+def values_in_vllm(name: str) -> int | None:
     """How many words an option of vLLM may take; None for one that it does not have."""
     known = _options_of_vllm()
     if name in known["switches"] or name.replace("--no-", "--", 1) in known["switches"]:

@@ -7,16 +7,15 @@ proposed in https://github.com/sgl-project/sglang/pull/25986, its enabling varia
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from vitgraph.commands.habits import set_field
+from vitgraph.commands.server_command import SGLANG, VLLM, find_server
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import resolve_preset
@@ -32,23 +31,8 @@ from vitgraph.specs.values import (
     read_json,
 )
 
-_SHELL_WORDS = ("env", "export", "sudo")
-_PROGRAMS = (
-    *("vllm", "serve", "bench", "mm-processor", "sglang", "python", "python3", "docker", "podman", "run", "exec"),
-    *_SHELL_WORDS,
-)
-_LEVELS = tuple("{0123456789")
-_NUMBER = re.compile(r"-?\d+(\.\d+)?")
-VLLM, SGLANG = "vLLM", "SGLang"
-
 _MAX_FRAMES = "encoder_cudagraph_max_frames_per_batch"
 _DATA = "data"
-_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
-_EXAMPLE = "for example: vitgraph import \"vllm serve MODEL --compilation-config '{...}'\""
-
-_VLLM_MARKS = ("vllm", "--compilation-config", "--mm-encoder-attn-backend", "-cc", "-O")
-_SGLANG_MARKS = ("sglang", "--vit-cuda-graph", "--enable-vit-cuda-graph", "--model-path", "--mm-attention-backend")
-
 _SGLANG_BACKENDS: Mapping[str, tuple[str, int | None]] = {
     "sdpa": ("TORCH_SDPA", None),
     "fa2": ("FLASH_ATTN", 2),
@@ -71,7 +55,6 @@ class ServerLine:
         given: Values of its options that were not taken.
         options: vitgraph option to its value as text, in the order of printing; an empty text is a switch.
         left_out: Options of the line that do not shape the encoder here, as typed.
-        extra: Words behind the values of options that were taken.
     """
 
     server: str
@@ -79,7 +62,6 @@ class ServerLine:
     options: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    extra: list[str] = field(default_factory=list)
 
     def arguments(self) -> list[str]:
         """The options as arguments of `vitgraph bench`."""
@@ -96,11 +78,25 @@ class ServerLine:
 
     def take(self, *names: str) -> str | None:
         """The value of the first of these options that is given; an empty text for a switch."""
-        found = [self.given.pop(name) for name in names if name in self.given]
+        found = [(name, self.given.pop(name)) for name in names if name in self.given]
         if not found:
             return None
-        self.extra += found[0][1:]
-        return found[0][0] if found[0] else ""
+        name, values = found[0]
+        return checked_value(name, values[0]) if values else ""
+
+    def join_dotted(self, name: str) -> None:
+        """Makes one JSON value of an option and the fields of its dotted spelling, which win."""
+        dotted = [each for each in self.given if each.startswith(f"{name}.")]
+        if not dotted:
+            return
+        whole: dict[str, Any] = read_json(name, self.given[name][0]) if self.given.get(name) else {}
+        for each in dotted:
+            values = self.given.pop(each)
+            if not values:
+                raise UsageError(f"{each} has no value in the line; give the whole command")
+            for value in values if each.endswith("+") else values[-1:]:
+                set_field(whole, each.partition(".")[2], value)
+        self.given[name] = [json.dumps(whole)]
 
     def copy(self) -> None:
         """Says the values of options under vitgraph's names, where they are given and stand for anything."""
@@ -118,82 +114,48 @@ class ServerLine:
 
     def leave_out_the_rest(self) -> None:
         """Names everything that was not taken."""
+        if "--config" in self.given:
+            self.notes.append(
+                f"the settings in {' '.join(self.given['--config'])} (--config) are not read; write them as options in "
+                "the line"
+            )
         self.left_out += [" ".join([name, *values]) for name, values in self.given.items()]
 
 
-def import_settings(text: str) -> ServerLine:
-    """Reads a server's command line, a part of one, or the JSON of vLLM's `--compilation-config`.
+def checked_value(name: str, value: str) -> str:
+    """The value, unless a shell would put another in its place.
 
     Raises:
-        UsageError: Not a line of a known server, or a value in it cannot be read.
+        UsageError: It has a variable that the line does not set, or a command.
+    """
+    if "$" in value:
+        raise UsageError(
+            f"{name} is {value!r} in the line; write the value itself in place of what a shell would put in"
+        )
+    return value
+
+
+def import_settings(text: str) -> ServerLine:
+    """Reads a server's command line, a script or a part of one, or the JSON of vLLM's `--compilation-config`.
+
+    Raises:
+        UsageError: Not a line of a known server, more than one, or a value in it cannot be read.
     """
     stripped = text.strip()
     if stripped.startswith("{"):
         return _import_vllm([], {"--compilation-config": [stripped]}, [])
-    try:
-        words = shlex.split(stripped.replace("\\\n", " "))
-    except ValueError as error:
-        raise UsageError(
-            f"the line is not a shell command ({error}): {_short(text)}; quote it whole, {_EXAMPLE}"
-        ) from None
-    server = _server_of(words, text)
-    assignments = list(takewhile(lambda word: word in _SHELL_WORDS or _ASSIGNMENT.fullmatch(word), words))
-    environment = [word for word in words if (word in assignments and "=" in word) or word.startswith("SGLANG_")]
-    words = [word for word in words if word not in environment]
-    positional, options = _split_options(words)
-    return _import_sglang(options, environment) if server == SGLANG else _import_vllm(positional, options, environment)
-
-
-def _split_options(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Arguments before the first option, and the values of each option's last occurrence, option names with dashes."""
-    positional: list[str] = []
-    options: dict[str, list[str]] = {}
-    values = positional
-    for word in words:
-        if not word.startswith("-") or _NUMBER.fullmatch(word):
-            values.append(word)
-            continue
-        # vLLM spells -O3 and -O{...} without a space.
-        name, is_set, value = ("-O", "=", word[2:]) if word.startswith("-O") and word[2:3] in _LEVELS else _parts(word)
-        values = [value] if is_set else []
-        if name.endswith("+"):
-            # One word more of a list each time.
-            values = options.setdefault(name, [])
-            values += [value] if is_set else []
-        else:
-            options[name] = values
-    return [word for word in positional if word.rsplit("/", 1)[-1] not in _PROGRAMS], options
-
-
-def _parts(word: str) -> tuple[str, str, str]:
-    """Name, `=` where there is one, and value of `--name=value`; `--name.key` keeps its key's spelling."""
-    name, is_set, value = word.partition("=")
-    head, dot, key = name.partition(".")
-    if head.startswith("--"):
-        head = head.replace("_", "-")
-    if head == "-cc" or (head == "-O" and dot):
-        head = "--compilation-config"
-    return head + dot + key, is_set, value
-
-
-def _server_of(words: Sequence[str], text: str) -> str:
-    names = [word.replace("_", "-") if word.startswith("--") else word for word in words]
-    for server, marks in ((SGLANG, _SGLANG_MARKS), (VLLM, _VLLM_MARKS)):
-        starts = tuple(f"{mark}{sign}" for mark in marks for sign in ".=-/_")
-        if any(name.rsplit("/", 1)[-1] in marks or name.lower().startswith(starts) for name in names):
-            return server
-    raise UsageError(
-        f"neither vLLM nor SGLang is named, and no option of theirs that shapes the encoder: {_short(text)}; give "
-        f"the whole command, {_EXAMPLE}"
-    )
+    server, environment, positional, options = find_server(stripped)
+    return (_import_sglang if server == SGLANG else _import_vllm)(positional, options, environment)
 
 
 def _import_vllm(positional: Sequence[str], given: dict[str, list[str]], environment: Sequence[str]) -> ServerLine:
     line = ServerLine(VLLM, given)
     options, notes = line.options, line.notes
-    model = line.take("--model")
+    named = line.take("--model")
+    model = named or next((checked_value("the model", word) for word in positional[:1]), None)
     options["--model"] = ""
-    line.take("-m")
+    for name in ("--mm-processor-kwargs", "--limit-mm-per-prompt"):
+        line.join_dotted(name)
     line.copy()
     fields = _compilation_fields(line)
     if fields.pop(ENABLED_FIELD, None) is not True:
@@ -215,10 +177,8 @@ def _import_vllm(positional: Sequence[str], given: dict[str, list[str]], environ
     )
     size, mode = line.take("--tensor-parallel-size", "-tp"), line.take("--mm-encoder-tp-mode")
     _add_ranks(line, size, mode == _DATA, "--mm-encoder-tp-mode weights")
-    line.left_out += environment
+    line.left_out += [*environment, *positional[0 if named else 1 :]]
     line.leave_out_the_rest()
-    # An argument without a name may also follow an option and its value.
-    model = model or next((word for word in [*positional, *line.extra] if ":" not in word), None)
     if model:
         options["--model"] = model
         notes += _engine_notes(model, options, may_have_videos=not (limit and _allows_no_video(limit)))
@@ -241,11 +201,10 @@ def _engine_notes(model: str, options: Mapping[str, str], *, may_have_videos: bo
         return [str(error)]
 
 
-def _import_sglang(given: dict[str, list[str]], environment: Sequence[str]) -> ServerLine:
+def _import_sglang(positional: Sequence[str], given: dict[str, list[str]], environment: Sequence[str]) -> ServerLine:
     budgets = given.pop("--vit-cuda-graph-token-budgets", None)
     line = ServerLine(SGLANG, given)
     options, notes = line.options, line.notes
-    line.take("-m")
     line.copy()
     backend = line.take("--mm-attention-backend")
     if backend is not None and backend in _SGLANG_BACKENDS:
@@ -275,22 +234,19 @@ def _import_sglang(given: dict[str, list[str]], environment: Sequence[str]) -> S
         notes.append("SGLang's budgets count output tokens after the merge, as here")
     size = line.take("--tensor-parallel-size", "--tp-size", "--tp")
     _add_ranks(line, size, line.take("--mm-enable-dp-encoder") is not None, "no --mm-enable-dp-encoder")
-    line.left_out += [word for word in environment if word not in by_variable]
+    line.left_out += [*(word for word in environment if word not in by_variable), *positional]
     line.leave_out_the_rest()
     return line
 
 
 def _compilation_fields(line: ServerLine) -> dict[str, Any]:
     """The encoder's fields, from the JSON and from the dotted spelling, which wins."""
-    short = line.take("-O")
-    text = line.take("--compilation-config") or (short if (short or "").startswith("{") else None)
+    short = line.take("-O") or ""
+    if short.startswith("{"):
+        line.given.setdefault("--compilation-config", [short])
+    line.join_dotted("--compilation-config")
+    text = line.take("--compilation-config")
     config: dict[str, Any] = read_json("--compilation-config", text) if text else {}
-    for name in [name for name in line.given if name.startswith("--compilation-config.")]:
-        values = line.given.pop(name)
-        if not values:
-            raise UsageError(f"{name} has no value in the line; give the whole command")
-        for value in values if name.endswith("+") else values[-1:]:
-            set_field(config, name.partition(".")[2], value)
     is_enabled = config.get(ENABLED_FIELD)
     if is_enabled is False:
         del config[ENABLED_FIELD]
@@ -342,11 +298,6 @@ def _integers(option: str, values: Sequence[str]) -> list[int]:
             f"{option} is {' '.join(values)!r} in the line; it must be positive integers, for example 1024"
         )
     return [int(part) for part in parts]
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return repr(line if len(line) <= 80 else f"{line[:77]}...")
 
 
 _CONVERTED: Mapping[str, Callable[[str, str], str]] = {

@@ -83,10 +83,29 @@ def test_a_line_without_encoder_graphs_says_so(config: str) -> None:
         "CUDA_VISIBLE_DEVICES=0 python -m vllm.entrypoints.openai.api_server --model m/m",
         "docker run --gpus all vllm/vllm-openai:latest --model m/m",
         "python3 -m sglang.launch_server --model-path m/m",
+        "nohup vllm serve --enforce-eager m/m > log 2>&1 &",
+        "# start\n$ cd /opt && conda activate vllm; uv run --with vllm vllm serve m/m | tee log; sleep 9",
+        "docker run -it -m 64g --name vllm -v ~/.cache/vllm:/root/.cache/vllm --ipc=host vllm/vllm-openai:v0.11.0 m/m",
+        "docker exec vllm bash -c 'vllm serve m/m'",
+        "[Service]\nExecStart=/usr/bin/vllm serve m/m \\\r\n --port 1\nRestart=always\n",
+        'NAME=m/m\nvllm serve "$NAME"\n --port 1 # why',
+        "python3 /opt/vllm/entrypoints/openai/api_server.py --model m/m",
     ],
 )
 def test_the_model_is_found_wherever_it_stands(line: str) -> None:
     assert options_of(line)["--model"] == "m/m"
+
+
+def test_what_the_line_leaves_to_others_is_said() -> None:
+    found = import_settings("vllm serve m/m n/n --config x.yaml —dtype half")
+    assert "the settings in x.yaml (--config) are not read; write them as options in the line" in found.notes
+    assert {"n/n", "—dtype", "half"} <= {*found.left_out}
+
+
+def test_the_dotted_spelling_of_every_json_option_is_read() -> None:
+    found = options_of("vllm serve m/m --limit-mm-per-prompt.video 0 --mm-processor-kwargs.max_pixels=500000")
+    assert found["--mm-processor-kwargs"] == '{"max_pixels": 500000}'
+    assert found["--max-frames-per-batch"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +263,8 @@ def test_sglangs_variable_enables_graphs_of_exact_lengths(prefix: str, is_enable
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("", "neither vLLM nor SGLang"),
-        ("ls -l", "neither vLLM nor SGLang is named.*'ls -l'"),
+        ("", "no command of vLLM or SGLang"),
+        ("ls -l", "no command of vLLM or SGLang.*'ls -l'"),
         ("vllm serve 'm", "No closing quotation"),
         ("vllm serve m --compilation-config '{'", "not valid JSON"),
         ("vllm serve m --compilation-config '[1]'", "takes a JSON object"),
@@ -256,6 +275,11 @@ def test_sglangs_variable_enables_graphs_of_exact_lengths(prefix: str, is_enable
         ("vllm serve m -cc.cudagraph_mm_encoder", "has no value"),
         ("sglang serve --vit-cuda-graph-token-budgets 64 x", "'64 x' in the line"),
         ("sglang serve --vit-cuda-graph-max-batch-size 0", "'0' in the line"),
+        ("vllm serve ${MODEL:-m/m}", "the model is .*write the value itself"),
+        ("vllm serve m/m --max-model-len $LENGTH", "--max-model-len is .*write the value itself"),
+        ("vllm serve m/m\nvllm serve n/n", "has 2 commands of servers"),
+        ("# mine\nservices:\n  vllm:\n    command: --model m/m", "the text is YAML"),
+        ("- --model\n- m/m", "the text is YAML"),
     ],
 )
 def test_lines_that_cannot_be_read(line: str, expected: str) -> None:
@@ -293,4 +317,4 @@ def test_a_line_on_stdin_gives_json() -> None:
 def test_an_unreadable_line_ends_with_2() -> None:
     result = run("nothing known")
     assert result.exit_code == 2
-    assert "neither vLLM nor SGLang" in result.stderr
+    assert "no command of vLLM or SGLang" in result.stderr
