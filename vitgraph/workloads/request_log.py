@@ -45,12 +45,15 @@ _OTHER_FIELDS = frozenset(
 )
 """Fields that say nothing of sizes."""
 
-_BODY_FIELDS = frozenset(["body", "input", "messages", "prompt"])
+_CONVERSATIONS = ("messages", "input")
+_BODY_FIELDS = frozenset([*_CONVERSATIONS, "body", "prompt"])
+_REQUEST_LINE = re.compile(r"[A-Z]+ \S+( HTTP/\S+)?")
+"""What web servers log as `request`: many requests have the same."""
 
 SIZE_PLACEHOLDERS = ("WxHxF", "WxH")
 """Stand for numbers in a pattern: width, height and, in the first, frames."""
 
-_SIZE_TEXT = re.compile(r"(\d+)x(\d+)(?:x(\d+))?", re.ASCII)
+_SIZE_TEXT = re.compile(r"(\d+) ?[xX×] ?(\d+)(?: ?[xX×] ?(\d+))?", re.ASCII)
 _KEYS_RULE = (
     f"an entry names its sizes as width and height (and frames, fps for a video), as a list in {', '.join(LIST_KEYS)}, "
     "or as images in data URLs of a request's messages"
@@ -61,7 +64,8 @@ def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str
     """Reads a log of JSON objects, each a request: one a line, or all in one array; the file may be compressed with
     gzip.
 
-    A request names the sizes of its items, or is the body of an OpenAI request, whose images in data URLs are measured.
+    A request names the sizes of its items, or is or holds the body of an OpenAI request, whose images in data URLs are
+    measured.
     One without any item (a text-only request, another kind of entry) is left out and counted; an empty list stands for
     a request without items. Entries with an equal `request` value form one request. `fields` are the log's own names
     for some of `LOG_FIELDS`; with `height_first` pairs and texts are height before width.
@@ -86,6 +90,8 @@ def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str
             log.without_size += 1
         else:
             request = entry.get(names.get("request", ("request",))[0])
+            if isinstance(request, str) and _REQUEST_LINE.fullmatch(request):
+                request = None
             log.add(source, request, [partial(reader.item, *size) for size in sizes])
     unread = ", ".join(sorted(reader.unread))
     if unread:
@@ -119,9 +125,8 @@ class _Log:
                 self.skipped.append(SkippedItem(source, str(error)))
         # A line whose sizes are all unusable is no request, one with an empty list of them is.
         if items or not sizes:
-            self._groups.setdefault(f"request {request}" if isinstance(request, str | int) else source, []).extend(
-                items
-            )
+            name = f"request {_number(request)}" if isinstance(request, str | int | float) else source
+            self._groups.setdefault(name, []).extend(items)
 
     def workload(self, rule: str, **facts: str) -> Workload:
         if not any(self._groups.values()):
@@ -149,16 +154,20 @@ class _EntryReader:
 
     def sizes_of(self, entry: Mapping[str, Any]) -> list[tuple[Any, bool]] | None:
         """What an entry names as sizes, each with whether it is said to be a video; None where it names none."""
-        lists = {key: entry[name] for key in LIST_KEYS if isinstance(entry.get(name := self._name(key)), list)}
-        if lists:
-            return [(size, key in VIDEO_LISTS) for key, listed in lists.items() for size in listed]
-        parts = list(_media_parts(entry.get("body", entry)))
-        if not parts and self._get(entry, "width") is None and self._get(entry, "height") is None:
+        named = {key: entry[name] for key in LIST_KEYS if entry.get(name := self._name(key)) is not None}
+        lists = [(value, key in VIDEO_LISTS) for key, value in named.items() if isinstance(value, list)]
+        sizes = [(size, is_video) for value, is_video in lists for size in value]
+        sizes = sizes or list(_media_parts(_conversation(entry)))
+        if not sizes and (self._get(entry, "width") is not None or self._get(entry, "height") is not None):
+            sizes = [(entry, False)]
+        if not sizes and not lists:
+            sizes = [(value, key in VIDEO_LISTS) for key, value in named.items() if isinstance(value, str | dict)]
+        if not sizes and not lists:
             # The numbers of a text-only body, such as max_tokens, are none that could be sizes.
             kinds = list | dict if _BODY_FIELDS & entry.keys() else int | list | dict
             self._note(entry, {self._name(key) for key in LOG_FIELDS}, kinds)
             return None
-        return parts or [(entry, False)]
+        return sizes
 
     def _name(self, field: str) -> str:
         return self._names.get(field, (field,))[0]
@@ -167,17 +176,25 @@ class _EntryReader:
         return next((size[name] for name in self._names[field] if size.get(name) is not None), None)
 
     def _note(self, mapping: Mapping[str, Any], known: set[str], kinds: Any) -> None:
-        other = {name for name, value in mapping.items() if isinstance(value, kinds) and not isinstance(value, bool)}
+        other = {
+            name
+            for name, value in mapping.items()
+            if (isinstance(value, kinds) and not isinstance(value, bool))
+            or (isinstance(value, str) and _SIZE_TEXT.fullmatch(value))
+        }
         self.unread |= other - known - _OTHER_FIELDS
 
     def item(self, size: Any, is_video: bool) -> MediaItem:
         """The item of a size; an `InputError` where it is none."""
         url = _url_of(size) if isinstance(size, Mapping) and self._get(size, "width") is None else size
-        if isinstance(url, str) and (url is not size or url.startswith("data:")):
+        if isinstance(url, str) and (url is not size or url[:5].lower() == "data:"):
             return _item_of_url(url)
         if isinstance(size, Mapping):
-            self._note(size, {name for field in SIZE_FIELDS for name in self._names[field]}, int | float | list | dict)
+            known = {name for field in SIZE_FIELDS for name in self._names[field]}
+            self._note(size, known | {self._name(key) for key in LIST_KEYS}, int | float | list | dict)
             found = {field: self._get(size, field) for field in SIZE_FIELDS}
+            if found["width"] is None and found["height"] is None:
+                raise InputError(f"{_short(size)} names no width and height, and holds no image as data")
             return make_item(size, is_video=is_video or size.get("type") == "video", **found)
         match = _SIZE_TEXT.fullmatch(size) if isinstance(size, str) else None
         numbers = list(match.groups()) if match else list(size) if isinstance(size, list) else []
@@ -188,15 +205,28 @@ class _EntryReader:
         return make_item(size, is_video=is_video, **dict(zip(("width", "height", "frames"), numbers, strict=False)))
 
 
-def _media_parts(body: Any) -> Iterator[tuple[Any, bool]]:
-    """Images and videos of an OpenAI request body (chat, responses) or one like it, each with whether it is a video."""
-    conversation = (body.get("messages") or body.get("input")) if isinstance(body, Mapping) else None
-    for message in conversation if isinstance(conversation, list) else ():
-        content = message.get("content") if isinstance(message, Mapping) else None
-        for part in content if isinstance(content, list) else ():
-            kind = str(part.get("type", "")) if isinstance(part, Mapping) else ""
-            if "image" in kind or "video" in kind:
-                yield part, "video" in kind
+def _conversation(entry: Mapping[str, Any]) -> list[Any]:
+    """The messages of an OpenAI request body (chat, responses) or one like it, which an entry is or holds, perhaps as a
+    text of JSON; no second copy of them."""
+    texts = {
+        name: value for name, value in entry.items() if isinstance(value, str) and value.lstrip()[:1] in ("{", "[")
+    }
+    held = {**entry, **{name: _parsed(text) for name, text in texts.items()}}
+    listed = (held[name] for name in _CONVERSATIONS if isinstance(held.get(name), list))
+    inner = (_conversation(value) for value in held.values() if isinstance(value, dict))
+    return next(filter(None, (*listed, *inner)), [])
+
+
+def _media_parts(content: Any) -> Iterator[tuple[Any, bool]]:
+    """Images and videos in the content of messages, that of a tool's answer too, each with whether it is a video."""
+    if isinstance(content, dict):
+        kind = str(content.get("type", ""))
+        is_video = "video" in kind or content.get("video_url") is not None
+        if "image" in kind or is_video or content.get("image_url") is not None:
+            yield content, is_video
+            return
+    for each in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _media_parts(each)
 
 
 def _url_of(part: Mapping[str, Any]) -> str | None:
@@ -215,7 +245,9 @@ def _url_of(part: Mapping[str, Any]) -> str | None:
 def _item_of_url(url: str) -> MediaItem:
     """The image in a data URL, by its size."""
     head, _, data = url.partition(",")
-    if not head.startswith("data:image") or not head.endswith(";base64"):
+    kind, *parameters = head.lower().split(";")
+    # Clients send images as application/octet-stream or of no kind too, and servers take them.
+    if not kind.startswith("data:") or kind.startswith(("data:video", "data:audio")) or parameters[-1:] != ["base64"]:
         raise InputError(f"{_short(url)} holds no image as base64 data; nothing is fetched, so log width and height")
     try:
         content = base64.b64decode(data, validate=True)

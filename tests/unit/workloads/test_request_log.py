@@ -38,6 +38,9 @@ def write(tmp_path: Path, text: str, name: str = "log.jsonl") -> Path:
         ('{"image_sizes": ["640x480", "64x32x8"]}', [(640, 480, 1), (64, 32, 8)]),
         ('{"images": [{"width": 1, "height": 2}], "videos": [[3, 4, 5]]}', [(1, 2, 1), (3, 4, 5)]),
         ('{"items": [{"width": 1, "height": 2, "frames": 1}]}', [(1, 2, 1)]),
+        ('{"images": {"width": 1, "height": 2}}', [(1, 2, 1)]),
+        ('{"image_sizes": "640×480"}', [(640, 480, 1)]),
+        ('{"width": 1, "height": 2, "images": []}', [(1, 2, 1)]),
     ],
 )
 def test_the_spellings_of_a_size(line: str, expected: list[tuple[int, int, int]], tmp_path: Path) -> None:
@@ -49,6 +52,12 @@ def test_each_line_is_a_request_unless_it_names_one(tmp_path: Path) -> None:
     workload = read_json_log(write(tmp_path, text))
     assert sizes(workload) == [[(1, 1, 1), (3, 3, 1)], [(2, 2, 1)]]
     assert workload.requests[1].items[0].source == "log.jsonl:3"
+
+
+def test_what_names_no_request_joins_no_lines(tmp_path: Path) -> None:
+    lines = '{"request": "POST /v1/chat/completions HTTP/1.1", "width": 1, "height": 2}\n' * 2
+    lines += '{"request": 7, "width": 3, "height": 4}\n{"request": 7.0, "width": 5, "height": 6}'
+    assert sizes(read_json_log(write(tmp_path, lines))) == [[(1, 2, 1)], [(1, 2, 1)], [(3, 4, 1), (5, 6, 1)]]
 
 
 def test_frame_rates_are_kept(tmp_path: Path) -> None:
@@ -175,6 +184,7 @@ def test_videos_stay_videos(line: str, expected: tuple[int, int, int, float | No
         ('{"images": [{"url": "data:image/png;base64,?"}]}', "base64"),
         ('{"images": ["data:video/mp4;base64,AA=="]}', "no image"),
         ('{"messages": [{"content": [{"type": "image_url", "image_url": "data:image/png;base64,AAAA"}]}]}', "PIL"),
+        ('{"input": [{"content": [{"type": "input_image", "file_id": "f1"}]}]}', "holds no image as data"),
     ],
 )  # fmt: skip
 def test_what_names_no_size_is_left_out_with_its_reason(line: str, reason: str, tmp_path: Path) -> None:
@@ -210,6 +220,26 @@ def test_images_of_request_bodies_are_measured(tmp_path: Path) -> None:
     assert workload.provenance["lines_without_size"] == 1
 
 
+def test_images_are_found_where_clients_and_gateways_put_them(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": [{"image_url": {"url": image_url(30, 20)}}]}]
+    shown = {"type": "image", "source": {"data": image_url(9, 4).split(",")[1]}}
+    answer = {"type": "tool_result", "content": [{"type": "text", "text": "seen"}, shown]}
+    screen = {"type": "computer_call_output", "output": {"type": "computer_screenshot", "image_url": image_url(7, 8)}}
+    bare = [{"content": [{"image_url": image_url(5, 6).replace("image/png", kind)}]} for kind in ("", "IMAGE/PNG")]
+    entries = [
+        {"messages": [*messages, {"role": "user", "content": [answer]}]},
+        {"input": [screen, *messages]},
+        {"request": "POST /v1 HTTP/1.1", "request_body": json.dumps({"messages": messages})},
+        {"messages": messages, "proxy_server_request": {"body": {"messages": messages}}},
+        {"id": "a", "input": {"messages": messages}, "output": "text"},
+        {"custom_id": "a", "body": {"messages": bare}},
+    ]
+    workload = read_json_log(write(tmp_path, "\n".join(map(json.dumps, entries))))
+    both = [(30, 20, 1), (9, 4, 1)]
+    assert sizes(workload) == [both, [(7, 8, 1), (30, 20, 1)], *[[(30, 20, 1)]] * 3, [(5, 6, 1)] * 2]
+    assert not workload.skipped
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
@@ -224,7 +254,7 @@ def test_marks_packing_and_layout_do_not_matter(text: str, packed: bool, encodin
 
 
 def test_fields_that_are_not_read_are_said_and_can_be_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path, '{"pics": [[3, 2]], "time": 1.5}\n{"images": [{"width": 6, "height": 4, "nframes": 8}]}')
+    path = write(tmp_path, '{"pics": "3x2", "time": 1.5}\n{"images": [{"width": 6, "height": 4, "nframes": 8}]}')
     workload = read_json_log(path)
     assert workload.provenance["fields_not_read"] == "nframes, pics"
     assert "fields that are not read: nframes, pics; --fields" in caplog.text
