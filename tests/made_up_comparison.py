@@ -9,7 +9,8 @@ import numpy as np
 
 from vitgraph.records.candidates import UNAVAILABLE, UNSUPPORTED, before_its_turn, derive_results, series_name
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.compare import (
+from vitgraph.records.record import CompareRecord
+from vitgraph.records.results import (
     COMPARED_MODES,
     OK,
     BusyTime,
@@ -20,11 +21,10 @@ from vitgraph.records.kinds.compare import (
     Recommendation,
     Reference,
 )
-from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample, Samples
 from vitgraph.records.sections import Environment, Resolved, Workload
-from vitgraph.records.stats import MARGIN_PCT
 from vitgraph.records.store import SAMPLES_FILE
+from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 REFUSAL = "attention backend TORCH_SDPA reads segment lengths on the host, so this tower cannot be captured with it"
 MEANS = {
@@ -103,7 +103,7 @@ def make_result(
     samples: list[Sample] | None = None,
     *,
     invalid_reasons: tuple[str, ...] = (),
-    margin_pct: float = MARGIN_PCT,
+    margin_pct: float = SAME_MARGIN_PCT,
     **comparison: Any,
 ) -> CompareResult:
     """The result of the made-up run."""

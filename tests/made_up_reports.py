@@ -13,8 +13,8 @@ import made_up_comparison
 from made_up_profile import made_up_profile
 from saved_run_folders import EXAMPLE, scale, set_field, write_run
 
-from vitgraph.records.kinds.micro import MicroRow, crossings
 from vitgraph.records.record import BenchRecord, CompareRecord, MicroRecord, ProfileRecord, Record, VerifyRecord
+from vitgraph.records.results import MicroRow, crossings
 from vitgraph.records.two_runs import SavedRun, compare_sides, open_runs
 from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of

@@ -13,7 +13,7 @@ from vitgraph.planning.packing import pack_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
-from vitgraph.records.kinds.calibrate import (
+from vitgraph.records.calibrate_result import (
     CallPoint,
     CapturePoint,
     CopyPoint,

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from vitgraph.measure.experiment import Control
-from vitgraph.records.stats import MARGIN_PCT, Noise, conclude
+from vitgraph.records.stats import Noise, conclude
+from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 Rng = np.random.Generator
 SIZES = (30, 100, 300, 3000)
@@ -148,7 +149,7 @@ which a run measures it, eager again as the control; calls differ in size (logno
 its own.
 
 - **none**: both series are the same. A *false claim* is `faster` or `slower`; `same` is right, `undecided` honest.
-- **5 %**: the second series takes 5 % less. `faster` is right, `same` (within ±{MARGIN_PCT:g} %) and `slower` wrong.
+- **5 %**: the second series takes 5 % less. `faster` is right, `same` (±{SAME_MARGIN_PCT:g} %) and `slower` wrong.
 - **of them by the mean**: what the mean alone would find. The rest is found by the trimmed mean, where far-off calls
   spread the plain one until it says nothing.
 - **coverage**: how often the 95 % interval holds the truth, over both columns of runs.

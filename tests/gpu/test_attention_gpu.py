@@ -13,8 +13,7 @@ from vitgraph.attention.flash_attn import TILES, installed_generations
 from vitgraph.attention.measure import AttentionCase, capture_calls, reference_attention, relative_error
 from vitgraph.attention.per_shape import CLOSE, PerShapeBackend
 from vitgraph.attention.registry import BACKENDS, backend_class, create_backend
-from vitgraph.records.attention_choices import costs_ms
-from vitgraph.records.sections import AttentionChoice
+from vitgraph.records.sections import AttentionChoice, costs_ms
 
 pytestmark = [
     pytest.mark.requires_cuda,

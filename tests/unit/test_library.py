@@ -40,7 +40,7 @@ def test_importing_it_brings_nothing_heavy() -> None:
         "import sys, vitgraph\n"
         "def check(*heavy): assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)\n"
         "dir(vitgraph); check('torch', 'transformers', 'numpy', 'pandas', 'yaml')\n"
-        "import vitgraph.records.summary; check('torch', 'pandas')\n"
+        "import vitgraph.records.stats; check('torch', 'pandas')\n"
         "import vitgraph.predict.assignment, vitgraph.measure.preparation; check('torch')\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={"PYTHONPATH": str(ROOT)})

@@ -33,14 +33,14 @@ from vitgraph.models.two_path import MonolithicEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.draft import Draft
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.bench import BenchComparison, BenchResult, Correctness
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.results import BenchComparison, BenchResult, Correctness
 from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Sample, Samples
+from vitgraph.records.sections import choices_text
+from vitgraph.records.stats import compare_bench, latencies
 from vitgraph.records.store import SAMPLES_FILE
-from vitgraph.records.summary import compare_bench, latencies
 
 
 def run_bench(

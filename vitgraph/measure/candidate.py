@@ -55,9 +55,9 @@ from vitgraph.records.candidates import (
 )
 from vitgraph.records.draft import Draft
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.compare import BusyTime, CandidateMode, RowStatus
-from vitgraph.records.kinds.compare import Candidate as CandidateRow
 from vitgraph.records.record import CompareRecord
+from vitgraph.records.results import BusyTime, CandidateMode, RowStatus
+from vitgraph.records.results import Candidate as CandidateRow
 from vitgraph.records.sample_table import EAGER, GRAPH, Sample
 from vitgraph.records.sections import Encoder
 from vitgraph.specs.parts import ModelSpec

@@ -32,8 +32,8 @@ from vitgraph.measure.progress import Progress
 from vitgraph.measure.series import matrix_rate_flops
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.micro import MicroResult, MicroRow, crossings
 from vitgraph.records.record import MicroRecord
+from vitgraph.records.results import MicroResult, MicroRow, crossings
 from vitgraph.records.sections import Resolved
 from vitgraph.specs.asked import CompareSpec
 

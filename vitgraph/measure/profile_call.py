@@ -31,8 +31,8 @@ from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.planning.items import VIDEO
 from vitgraph.records.draft import Draft
-from vitgraph.records.kinds.profile import ModeTrace, ProfiledCall, ProfileResult, SpeedOfLight
 from vitgraph.records.record import ProfileRecord
+from vitgraph.records.results import ModeTrace, ProfiledCall, ProfileResult, SpeedOfLight
 from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.records.sections import GraphKey
 from vitgraph.records.store import ResultFolder

@@ -26,8 +26,8 @@ from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.records.draft import Draft, Kind
 from vitgraph.records.sample_table import Sample, Samples, SampleWriter
+from vitgraph.records.stats import CPU_REPLAY_REASON
 from vitgraph.records.store import SAMPLES_FILE, ResultFolder
-from vitgraph.records.summary import CPU_REPLAY_REASON
 
 STOPPED = "stopped by the user while measuring"
 STOPPED_BEFORE = "stopped by the user before the measuring began"

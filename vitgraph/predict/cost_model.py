@@ -26,7 +26,7 @@ from vitgraph.predict.fitting import (
     smooth_max,
 )
 from vitgraph.predict.profile import CalibrationProfile, check_profile
-from vitgraph.records.kinds.calibrate import ReplayPoint
+from vitgraph.records.calibrate_result import ReplayPoint
 
 PAIR_LENGTHS = (64.0, 256.0, 1024.0, np.inf)
 """Segment lengths, in output tokens, at which the cost of an attention pair may change: short rows use a GPU badly."""

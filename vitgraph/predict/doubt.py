@@ -10,8 +10,8 @@ import numpy as np
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
-from vitgraph.records.kinds.calibrate import HoldoutPoint, HostCheck
-from vitgraph.records.kinds.tune import ModelError, PredictionError
+from vitgraph.records.calibrate_result import HoldoutPoint, HostCheck
+from vitgraph.records.tune_result import ModelError, PredictionError
 
 MOST_MEDIAN_PCT = 5.0
 """Median error of a mode on held-out calls up to which its predictions are acted on."""

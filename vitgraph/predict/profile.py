@@ -11,10 +11,9 @@ import numpy as np
 from pydantic import ConfigDict
 
 from vitgraph.errors import UsageError
-from vitgraph.records.attention_choices import AUTO, best_alone, costs_ms, for_calls
-from vitgraph.records.kinds.calibrate import CalibrateResult, CallPoint, EagerPoint, ReplayPoint
+from vitgraph.records.calibrate_result import CalibrateResult, CallPoint, EagerPoint, ReplayPoint
 from vitgraph.records.record import CalibrateRecord
-from vitgraph.records.sections import Encoder, Environment
+from vitgraph.records.sections import AUTO, Encoder, Environment, best_alone, costs_ms, for_calls
 from vitgraph.records.store import read_record, refuse_to_replace, write_file
 
 if TYPE_CHECKING:

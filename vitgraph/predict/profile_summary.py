@@ -13,8 +13,8 @@ from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, fit_overheads
-from vitgraph.records.attention_choices import choices_text
-from vitgraph.records.kinds.calibrate import ReplayPoint
+from vitgraph.records.calibrate_result import ReplayPoint
+from vitgraph.records.sections import choices_text
 
 CURVE_POINTS = 12
 POINTS = ("replays", "eager", "calls", "copies", "captures", "holdout")

@@ -17,7 +17,7 @@ from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.fitting import nonnegative_least_squares, nonnegative_line
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.records.kinds.calibrate import EncoderFacts
+from vitgraph.records.calibrate_result import EncoderFacts
 
 if TYPE_CHECKING:
     from vitgraph.models.geometry import GeometryRule

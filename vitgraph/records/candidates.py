@@ -12,7 +12,9 @@ import numpy as np
 
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, VitgraphError
 from vitgraph.records import stats
-from vitgraph.records.kinds.compare import (
+from vitgraph.records.latency import Pair
+from vitgraph.records.resampling import RESAMPLES
+from vitgraph.records.results import (
     COMPARED_MODES,
     OK,
     Candidate,
@@ -23,11 +25,9 @@ from vitgraph.records.kinds.compare import (
     RowStatus,
     Standing,
 )
-from vitgraph.records.latency import Pair
-from vitgraph.records.resampling import RESAMPLES
 from vitgraph.records.sample_table import EAGER, GRAPH, FloatArray, IntArray, PairedTimes, Samples
-from vitgraph.records.stats import Metric, Noise
-from vitgraph.records.summary import Judge, latency_of, noise_of
+from vitgraph.records.stats import Judge, Metric, Noise, latency_of, noise_of
+from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 COMPARE_KIND, COMPILE_KIND = "compare-backends", "compile-rows"
 UNAVAILABLE: RowStatus = "unavailable"
@@ -68,7 +68,7 @@ def measured_series(rows: Sequence[Candidate]) -> list[str]:
 
 
 def derive_results(
-    result: CompareResult, samples: Samples, seed: int, ranks: int = 1, margin_pct: float = stats.MARGIN_PCT
+    result: CompareResult, samples: Samples, seed: int, ranks: int = 1, margin_pct: float = SAME_MARGIN_PCT
 ) -> CompareResult:
     """The result with what the samples tell of its candidates; nothing else in it is changed.
 

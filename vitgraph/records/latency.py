@@ -13,7 +13,6 @@ from vitgraph.records.sections import Count, Finite, Number, Section, Share, Tim
 
 Interval = tuple[Number, Number]
 Verdict = Literal["faster", "slower", "same", "undecided", "invalid"]
-Metric = Literal["mean", "p50", "p99"]
 
 
 class RankPart(Section):
@@ -97,11 +96,6 @@ class Pair(Section):
     trimmed_mean: Improvement | None = None
     """The mean without the requests whose calls changed most and least, a share of them at either end."""
     slower: SlowerRequests | None = Field(default=None, description="Requests that `series` made slower than `base`.")
-
-    def metric(self, name: Metric) -> Improvement | None:
-        """The improvement in one metric; None where it was not compared."""
-        found: Improvement | None = getattr(self, name)
-        return found
 
 
 class Compared(Section):

@@ -13,14 +13,10 @@ from pydantic import Field, JsonValue, ValidationError
 
 from vitgraph import __version__
 from vitgraph.errors import UsageError
-from vitgraph.records.kinds.bench import BenchResult
-from vitgraph.records.kinds.calibrate import CalibrateResult
-from vitgraph.records.kinds.compare import CompareResult
-from vitgraph.records.kinds.micro import MicroResult
-from vitgraph.records.kinds.profile import ProfileResult
-from vitgraph.records.kinds.tune import TuneResult
-from vitgraph.records.kinds.verify import VerifyResult
+from vitgraph.records.calibrate_result import CalibrateResult
+from vitgraph.records.results import BenchResult, CompareResult, MicroResult, ProfileResult, VerifyResult
 from vitgraph.records.sections import Environment, Resolved, Section, Workload
+from vitgraph.records.tune_result import TuneResult
 
 NOTHING_MEASURED = "the run ended before it measured anything"
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Metric = Literal["mean", "p50", "p99", "trimmed_mean", "median_difference"]
+Metric = Literal["mean", "p50", "p99", "trimmed_mean"]
 FloatArray = npt.NDArray[np.float64]
 Values = npt.ArrayLike
 
@@ -44,7 +44,7 @@ _PERCENTILE_OF: dict[str, float] = {"p50": 50.0, "p99": 99.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Improvement:
+class Gain:
     """How much faster the second series is, and how sure that is.
 
     Attributes:
@@ -116,10 +116,6 @@ def _percentile_gain(q: float) -> Statistic:
     return lambda weights, base, other: 1.0 - percentiles(weights, other, q) / percentiles(weights, base, q)
 
 
-def _median_gain(weights: npt.NDArray[Any], base: FloatArray, other: FloatArray) -> FloatArray:
-    return percentiles(weights, 1.0 - other / base, 50.0)
-
-
 def _trimmed_gain(weights: npt.NDArray[Any], base: FloatArray, other: FloatArray) -> FloatArray:
     order = np.argsort(other / base, kind="stable")
     ordered = weights[:, order]
@@ -134,7 +130,6 @@ _STATISTICS: dict[Metric, Statistic] = {
     "p50": _percentile_gain(50.0),
     "p99": _percentile_gain(99.0),
     "trimmed_mean": _trimmed_gain,
-    "median_difference": _median_gain,
 }
 
 
@@ -151,14 +146,14 @@ def percentiles(weights: npt.NDArray[Any], values: FloatArray, q: float) -> Floa
     return low + (high - low) * (position - below)
 
 
-def improvement_of(calls: Calls, metric: Metric, seed: int) -> Improvement:
+def improvement_of(calls: Calls, metric: Metric, seed: int) -> Gain:
     """The improvement with its interval; resamples in chunks so that memory does not grow with the calls."""
     n, statistic = calls.n, _STATISTICS[metric]
     if not calls.is_comparable:
-        return Improvement(None, None)
+        return Gain(None, None)
     found = float(statistic(calls.requests[None], calls.base, calls.other)[0])
     if n < _calls_needed(metric):
-        return Improvement(100.0 * found, None)
+        return Gain(100.0 * found, None)
     rng = np.random.default_rng(seed)
     drawn = np.empty(RESAMPLES)
     chunk = max(1, _CHUNK_ELEMENTS // n)
@@ -170,7 +165,7 @@ def improvement_of(calls: Calls, metric: Metric, seed: int) -> Improvement:
     wider, degrees = _dependence(calls, metric)
     tail = 100.0 * _tail_beyond(n, degrees)
     low, high = (float(100.0 * (found + wider * (end - found))) for end in np.percentile(drawn, (tail, 100.0 - tail)))
-    return Improvement(100.0 * found, (low, high), _without_few(calls, found) if metric == "mean" else None)
+    return Gain(100.0 * found, (low, high), _without_few(calls, found) if metric == "mean" else None)
 
 
 def _without_few(calls: Calls, found: float) -> float:
@@ -261,7 +256,7 @@ _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2
 
 def compare_samples(
     first: FloatArray, second: FloatArray, requests: npt.NDArray[np.int64], metric: Metric, seed: int = 0
-) -> tuple[Improvement, float]:
+) -> tuple[Gain, float]:
     """Compares two sides, of which one at least has several runs.
 
     Args:
@@ -278,7 +273,7 @@ def compare_samples(
     found = 1.0 - other.mean() / base.mean()
     spread = 100.0 * math.sqrt(sum(((side / side.mean() - 1.0) ** 2).sum() for side in (base, other)) / freedom)
     if n < _calls_needed(metric):
-        return Improvement(100.0 * found, None), spread
+        return Gain(100.0 * found, None), spread
     rng = np.random.default_rng(seed)
     counts = rng.multinomial(n, np.full(n, 1.0 / n), size=RESAMPLES) * requests
     drawn = [_values(counts, side, metric) for side in (first, second)]
@@ -299,7 +294,7 @@ def compare_samples(
     gains = 1.0 - moved[1] / moved[0]
     wider = (_STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _NORMAL * (1 + 1.2 / freedom)) / _NORMAL
     low, high = (float(100.0 * (found + wider * (end - found))) for end in np.percentile(gains, (2.5, 97.5)))
-    return Improvement(100.0 * found, (low, high)), spread
+    return Gain(100.0 * found, (low, high)), spread
 
 
 def _values(weights: npt.NDArray[np.int64], side: FloatArray, metric: Metric) -> FloatArray:

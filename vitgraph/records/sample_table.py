@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 EAGER, GRAPH, HF, MONOLITHIC, ITEMWISE = "eager", "graph", "hf", "monolithic", "itemwise"
 REPEAT_SUFFIX = "_repeat"
 """Behind the name of a series that is measured against itself, to know the noise."""
-EAGER_REPEAT = EAGER + REPEAT_SUFFIX
 FIRST, SECOND = "first", "second"
 
 Clock = Literal["wall_ms", "gpu_ms"]

@@ -12,35 +12,44 @@ An improvement is (base - other) / base in percent, so positive is faster; `vitg
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from vitgraph.records import latency
-from vitgraph.records.latency import Latency, SlowerRequests, Verdict
+from vitgraph.records.latency import Improvement, Latency, Pair, SlowerRequests, Verdict
 from vitgraph.records.resampling import (
     MIN_PAIRS,
     TRIMMED_SHARE,
     Calls,
     FloatArray,
-    Improvement,
+    Gain,
     Metric,
     Values,
     improvement_of,
     min_samples,
     percentiles,
 )
+from vitgraph.records.results import BenchComparison
+from vitgraph.records.sample_table import (
+    EAGER,
+    FIRST,
+    GRAPH,
+    MONOLITHIC,
+    REPEAT_SUFFIX,
+    SECOND,
+    PairedTimes,
+    Samples,
+)
 from vitgraph.specs.parts import SAME_MARGIN_PCT
 
-__all__ = ["MIN_PAIRS", "FloatArray", "Improvement", "Metric", "min_samples"]
+__all__ = ["MIN_PAIRS", "FloatArray", "Gain", "Metric", "min_samples"]
 
 METRICS: tuple[Metric, ...] = ("mean", "p50", "p99")
-ROBUST_METRICS: tuple[Metric, ...] = ("trimmed_mean", "median_difference")
-"""Of paired calls: few calls that are far off in either series hardly move them."""
+ALL_METRICS: tuple[Metric, ...] = (*METRICS, "trimmed_mean")
+"""The last one also of paired calls: few calls that are far off in either series hardly move it."""
 P99_MIN_SAMPLES = min_samples(99.0)
-MARGIN_PCT = SAME_MARGIN_PCT
 REQUEST_NOISE_PERCENTILE = 95.0
 FIXED_THRESHOLD_PCT = 2.0
 
@@ -55,7 +64,7 @@ class Judgement:
         calls: Calls compared.
     """
 
-    improvement: Improvement
+    improvement: Gain
     noise_floor_pct: float | None
     margin_pct: float
     calls: int
@@ -64,9 +73,9 @@ class Judgement:
     def verdict(self) -> Verdict:
         return verdict(self.improvement, self.noise_floor_pct, self.margin_pct)
 
-    def section(self, is_invalid: bool = False) -> latency.Improvement:
+    def section(self, is_invalid: bool = False) -> Improvement:
         """What a record holds of it; the times may be ones that must not be compared."""
-        return latency.Improvement(
+        return Improvement(
             improvement_pct=self.improvement.improvement_pct,
             ci95=self.improvement.ci95,
             noise_floor_pct=self.noise_floor_pct,
@@ -126,7 +135,7 @@ class Noise:
         first: Values,
         second: Values,
         requests: Values | None = None,
-        metrics: Iterable[Metric] = METRICS + ROBUST_METRICS,
+        metrics: Iterable[Metric] = ALL_METRICS,
         seed: int = 0,
     ) -> Noise:
         """The noise of a series against its repeat."""
@@ -156,7 +165,7 @@ class Noise:
         metric: Metric = "mean",
         requests: Values | None = None,
         *,
-        margin_pct: float = MARGIN_PCT,
+        margin_pct: float = SAME_MARGIN_PCT,
         seed: int = 0,
     ) -> Judgement:
         """Compares two series of the same calls in one metric."""
@@ -164,7 +173,7 @@ class Noise:
         return Judgement(found, self.floors.get(metric), margin_pct, np.size(base))
 
 
-def verdict(found: Improvement, floor_pct: float | None, margin_pct: float = MARGIN_PCT) -> Verdict:
+def verdict(found: Gain, floor_pct: float | None, margin_pct: float = SAME_MARGIN_PCT) -> Verdict:
     """What an improvement with its interval amounts to.
 
     `faster` or `slower` where the whole interval lies beyond the noise floor, and a mean does not by few calls alone;
@@ -202,17 +211,16 @@ def conclude(mean: Judgement, trimmed: Judgement) -> tuple[Verdict, str]:
 
 def improvement(
     base: Values, other: Values, metric: Metric = "mean", requests: Values | None = None, seed: int = 0
-) -> Improvement:
-    """Improvement of `other` over `base` in one metric, with its interval; the same seed gives the same interval.
+) -> Gain:
+    """Gain of `other` over `base` in one metric, with its interval; the same seed gives the same interval.
 
     The interval needs `MIN_PAIRS` calls; that of P99 needs three calls above it, so 300.
 
     Args:
         base: Milliseconds a request, `[calls]`.
         other: The same of the other series.
-        metric: `mean` (ratio of the means), `p50`, `p99` (of either series), `trimmed_mean` (ratio of the means without
-            the calls whose own ratio is among the outer `TRIMMED_SHARE`) or `median_difference` (the median of the
-            calls' own improvements).
+        metric: `mean` (ratio of the means), `p50`, `p99` (of either series), or `trimmed_mean` (ratio of the means
+            without the calls whose own ratio is among the outer `TRIMMED_SHARE`).
         requests: Requests of each call.
         seed: Seed of the resampling.
     """
@@ -272,4 +280,111 @@ def count_slower(
         share=count / n if count is not None and n else None,
         over_2pct_count=fixed,
         over_2pct_share=fixed / n if n else None,
+    )
+
+
+CPU_REPLAY_REASON = "replay on a CPU saves no launches; no speed-up is claimed here"
+"""Why the times of a run whose replays ran on a CPU must not be compared."""
+
+
+def compared_series(samples: Samples) -> list[str]:
+    """Series that a bench sets against one another call by call: monolithic where it was measured."""
+    return [EAGER, GRAPH, *([MONOLITHIC] if MONOLITHIC in samples.series else [])]
+
+
+def latencies(samples: Samples, ranks: int = 1) -> dict[str, Latency]:
+    """Latency of each measured series of a bench, each call being the mean of its rounds.
+
+    Eager, graph and monolithic count the calls and rounds in which all were measured, so that they can be compared.
+    """
+    measured = samples.series
+    compared = [name for name in compared_series(samples) if name in measured]
+    others = [name for name in measured if name not in compared and not name.endswith(REPEAT_SUFFIX)]
+    groups = (compared, *([name] for name in others))
+    found: dict[str, Latency] = {}
+    for group in filter(None, groups):
+        wall, gpu = samples.paired(group), samples.paired(group, "gpu_ms")
+        for name in group:
+            sharing = samples.sharing(name, ranks) if ranks > 1 else None
+            found[name] = latency_of(wall, gpu, name).model_copy(update={"sharing": sharing})
+    return found
+
+
+def latency_of(wall: PairedTimes, gpu: PairedTimes, name: str) -> Latency:
+    """Latency of one of some series over the calls that all of them have."""
+    device = summarize(gpu.times[name], gpu.requests).mean_ms
+    return summarize(wall.times[name], wall.requests).model_copy(update={"gpu_mean_ms": device})
+
+
+def noise_of(samples: Samples, series: Sequence[str], seed: int) -> tuple[Noise, float | None]:
+    """What series differ from themselves: the noise of their figures, and that of a request in percent."""
+    twice = samples.repeated(series)
+    first, second = twice.times[FIRST], twice.times[SECOND]
+    noise = Noise.of(first, second, twice.requests, seed=seed)
+    return noise, request_noise_pct(first, second, twice.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Compares series on the calls that all of them have, by one rule.
+
+    Attributes:
+        is_invalid: The times must not be compared.
+        margin_pct: Within which `same` is claimed.
+    """
+
+    times: PairedTimes
+    is_invalid: bool = False
+    margin_pct: float = SAME_MARGIN_PCT
+    seed: int = 0
+
+    def judge(self, base: str, series: str, noise: Noise, metric: Metric = "mean") -> Judgement:
+        """What the second series gains over the first, and what that is worth beside the noise."""
+        both, requests = (self.times.times[base], self.times.times[series]), self.times.requests
+        return noise.judge(*both, metric, requests, margin_pct=self.margin_pct, seed=self.seed)
+
+    def improvement(self, base: str, series: str, noise: Noise, metric: Metric = "mean") -> Improvement:
+        """The section of it."""
+        return self.judge(base, series, noise, metric).section(self.is_invalid)
+
+    def pair(
+        self,
+        base: str,
+        series: str,
+        noise: Noise,
+        metrics: Sequence[Metric] = ALL_METRICS,
+        request_noise_pct: float | None = None,
+    ) -> Pair:
+        """Two series compared in these metrics; above `request_noise_pct`, a request counts as slower."""
+        found = {metric: self.improvement(base, series, noise, metric) for metric in metrics}
+        times, requests = self.times.times, self.times.requests
+        slower = count_slower(times[base], times[series], request_noise_pct, requests)
+        return Pair.model_validate({"base": base, "series": series, **found, "slower": slower})
+
+    def compared(self, invalid_reasons: Iterable[str]) -> dict[str, Any]:
+        """The fields of `Compared`."""
+        times = self.times
+        found = {"requests": times.request_count, "calls": len(times.calls), "rounds": times.rounds}
+        return found | {"unpaired_samples": times.unpaired, "invalid_reasons": tuple(invalid_reasons)}
+
+
+def compare_bench(
+    samples: Samples, seed: int = 0, invalid_reasons: Iterable[str] = (), margin_pct: float = SAME_MARGIN_PCT
+) -> BenchComparison:
+    """Graph against eager, and with monolithic graphs those against eager and graph against those.
+
+    Args:
+        invalid_reasons: Why the times must not be compared (clock drop, throttling, another process on the device,
+            `CPU_REPLAY_REASON`); any reason makes every verdict `invalid`.
+    """
+    series, reasons = compared_series(samples), tuple(invalid_reasons)
+    judge = Judge(samples.paired(series), bool(reasons), margin_pct, seed)
+    noise, request_noise = noise_of(samples, [EAGER], seed)
+    against = [(EAGER, GRAPH), *([(EAGER, MONOLITHIC), (MONOLITHIC, GRAPH)] if MONOLITHIC in series else [])]
+    verdict, reason = conclude(*(judge.judge(EAGER, GRAPH, noise, name) for name in ("mean", "trimmed_mean")))
+    return BenchComparison(
+        **judge.compared(reasons),
+        pairs=tuple(judge.pair(*pair, noise, request_noise_pct=request_noise) for pair in against),
+        verdict="invalid" if reasons else verdict,
+        verdict_reason="; ".join(reasons) or reason,
     )

@@ -82,7 +82,7 @@ _STYLE: dict[str, Any] = {
 def _style(**more: Any) -> Iterator[None]:
     from matplotlib import rc_context
 
-    with rc_context(cast(Any, {**_STYLE, **more})), warnings.catch_warnings():
+    with rc_context(cast("Any", {**_STYLE, **more})), warnings.catch_warnings():
         # A name may hold characters that the font has not; they are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph")
         yield

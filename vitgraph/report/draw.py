@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitgraph.records.kinds.compare import COMPARED_MODES
-from vitgraph.records.kinds.tune import Evaluation
 from vitgraph.records.latency import Latency
+from vitgraph.records.results import COMPARED_MODES
 from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.records.tune_result import Evaluation
 from vitgraph.records.two_runs import DeltaRow
 from vitgraph.report import charts, say
 from vitgraph.report.charts import BLUE, GREEN, GREY, GRID_GREY, ORANGE, PALE_GREY, PINK, SKY, VERMILLION, FloatArray

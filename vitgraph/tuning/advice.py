@@ -20,7 +20,8 @@ from vitgraph.predict.find_profile import is_same_network, stands_for
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import VITGRAPH, VLLM, make_plan
 from vitgraph.predict.workload_cost import Traffic
-from vitgraph.records.kinds.tune import (
+from vitgraph.records.sample_table import Sample
+from vitgraph.records.tune_result import (
     AdvisedCalls,
     GraphSettings,
     Measured,
@@ -29,7 +30,6 @@ from vitgraph.records.kinds.tune import (
     TuneVerdict,
     UsedProfile,
 )
-from vitgraph.records.sample_table import Sample
 from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.tuning.describe import Paste, describe, describe_vllm
 from vitgraph.tuning.objective import Limits, Objective

@@ -12,7 +12,7 @@ from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.targets import OPTIMAL, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups
-from vitgraph.records.kinds.calibrate import EncoderFacts
+from vitgraph.records.calibrate_result import EncoderFacts
 from vitgraph.tuning.objective import SLOWER_THRESHOLD, Limits
 
 MOST_GRAPHS = 96

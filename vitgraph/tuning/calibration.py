@@ -24,7 +24,7 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import host_problems, predicted_holdout
 from vitgraph.predict.profile import CalibrationProfile, ProfileError, check_profile
 from vitgraph.predict.targets import encoder_facts
-from vitgraph.records.kinds.calibrate import CallPoint, CapturePoint, MemoryPoint, ReplayPoint
+from vitgraph.records.calibrate_result import CallPoint, CapturePoint, MemoryPoint, ReplayPoint
 from vitgraph.records.sections import Encoder
 from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming

@@ -11,7 +11,7 @@ from vitgraph.errors import InputError, UsageError
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.planning.budgets import geometric_budgets
 from vitgraph.planning.items import VIDEO, EncoderItemSpec
-from vitgraph.records.kinds.calibrate import EncoderFacts
+from vitgraph.records.calibrate_result import EncoderFacts
 
 ASPECTS = (1.0, 4 / 3, 3 / 4, 16 / 9, 2 / 3)
 AREA_STEP = 1.03

@@ -13,7 +13,7 @@ from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.items import VIDEO
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE
 from vitgraph.records.graph_facts import GraphUse
-from vitgraph.records.kinds.tune import (
+from vitgraph.records.tune_result import (
     AgainstEager,
     Baselines,
     BeyondVllm,

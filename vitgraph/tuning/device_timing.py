@@ -15,7 +15,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import PackedBatch
-from vitgraph.records.kinds.calibrate import CopyPoint, Timing
+from vitgraph.records.calibrate_result import CopyPoint, Timing
 from vitgraph.tuning.calibration_items import SizedItem
 
 SECONDS_A_POINT = 0.25

@@ -25,7 +25,7 @@ from vitgraph.planning.packing import (
 from vitgraph.predict.doubt import model_error
 from vitgraph.predict.targets import TargetCost
 from vitgraph.predict.workload_cost import Traffic, eager_calls, predict_calls
-from vitgraph.records.kinds.tune import MissReason
+from vitgraph.records.tune_result import MissReason
 from vitgraph.tuning.objective import Kept, latency_of
 
 REASON_TEXTS = {

@@ -11,7 +11,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VITGRAPH, make_plan
-from vitgraph.records.kinds.calibrate import EncoderFacts, HoldoutPoint, PlannedGraphs
+from vitgraph.records.calibrate_result import EncoderFacts, HoldoutPoint, PlannedGraphs
 from vitgraph.tuning.calibration_items import ItemCatalogue, SizedItem
 from vitgraph.tuning.device_timing import DeviceTiming
 

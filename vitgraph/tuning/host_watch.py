@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from vitgraph.measure.trace import BusyTime
 from vitgraph.predict.doubt import REFERENCE_LAUNCH_US
-from vitgraph.records.kinds.calibrate import EagerPoint, HostCheck, Timing
+from vitgraph.records.calibrate_result import EagerPoint, HostCheck, Timing
 from vitgraph.tuning.calibration_items import SizedItem
 
 LAYERS = 50

@@ -34,8 +34,8 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan, GraphKey
 from vitgraph.planning.packing import PackedBatch, pack_items
 from vitgraph.predict.targets import TargetCost
-from vitgraph.records.kinds.tune import Measured
 from vitgraph.records.sample_table import Sample
+from vitgraph.records.tune_result import Measured
 from vitgraph.tuning.advice import Advice
 from vitgraph.tuning.judgement import EXACT, EXACT_CALL, measured_answer
 from vitgraph.tuning.verdict import EAGER, TUNED

@@ -13,10 +13,9 @@ from vitgraph.measure.environment import validity_problems
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.doubt import summarize_errors
 from vitgraph.predict.targets import VITGRAPH
-from vitgraph.records.kinds.tune import Closed, Measured, Strategy
 from vitgraph.records.sample_table import PairedTimes, Samples
-from vitgraph.records.stats import METRICS, FloatArray, summarize
-from vitgraph.records.summary import Judge, noise_of
+from vitgraph.records.stats import METRICS, FloatArray, Judge, noise_of, summarize
+from vitgraph.records.tune_result import Closed, Measured, Strategy
 from vitgraph.tuning.describe import closed_share
 from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED
 

@@ -12,7 +12,7 @@ import numpy as np
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.planning.graph_tables import FloatArray
-from vitgraph.records.kinds.tune import PredictedLatency
+from vitgraph.records.tune_result import PredictedLatency
 
 METRICS = ("mean", "p99", "throughput")
 TIE_WEIGHT = 0.05

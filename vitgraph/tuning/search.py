@@ -21,7 +21,7 @@ from vitgraph.predict.engine_rules import EngineRules
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.targets import OPTIMAL, SEED_BUDGETS, SEED_ITEMS, Target, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups, Traffic, eager_calls, predict_calls, replayed_groups
-from vitgraph.records.kinds.calibrate import EncoderFacts
+from vitgraph.records.calibrate_result import EncoderFacts
 from vitgraph.tuning.budget_lists import MOST_GRAPHS, ListMaker, candidate_budgets
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings, latency_of
 

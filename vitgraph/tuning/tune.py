@@ -22,8 +22,8 @@ from vitgraph.predict.engine_rules import EngineRules, engine_tower
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import DOUBT, VLLM, TargetCost, automatic_settings, make_plan, seed_settings, target_named
 from vitgraph.predict.workload_cost import Traffic, eager_calls, oracle_calls, predict_calls
-from vitgraph.records.kinds.calibrate import EncoderFacts
-from vitgraph.records.kinds.tune import ModelError
+from vitgraph.records.calibrate_result import EncoderFacts
+from vitgraph.records.tune_result import ModelError
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings
 from vitgraph.tuning.search import Search, SearchResult
 from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, SEED_NINE, TUNED, Outcome

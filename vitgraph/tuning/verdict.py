@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from vitgraph.records.kinds.tune import Measured, TuneVerdict
+from vitgraph.records.tune_result import Measured, TuneVerdict
 from vitgraph.tuning.objective import Kept, is_surely_more
 
 USE_GRAPHS: Final = "use_graphs"

@@ -25,7 +25,7 @@ from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.predict.assignment import Shares, share_by_size
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.ranks.sharing import CallSharing
-from vitgraph.records.kinds.verify import Check, VerifiedModel
+from vitgraph.records.results import Check, VerifiedModel
 from vitgraph.specs.parts import DEFAULT_MAX_NUM_BATCHED_TOKENS, GraphSpec
 from vitgraph.verify import checks, drills
 from vitgraph.verify.probes import Candidate, PredictedTokensError, ProbeStore, encode_eagerly, item_catalogue

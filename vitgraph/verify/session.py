@@ -17,7 +17,7 @@ from vitgraph.measure.correctness import limit_of, worst
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.budgets import GraphKey
-from vitgraph.records.kinds.verify import Check
+from vitgraph.records.results import Check
 from vitgraph.verify.probes import Candidate, Probe, ProbeStore, item_catalogue, sample_candidates
 
 OK: Final = "ok"

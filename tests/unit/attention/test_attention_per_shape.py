@@ -13,8 +13,7 @@ from vitgraph.attention.base import AttentionBackend, GraphContents, Packed, Tor
 from vitgraph.attention.measure import AttentionCase, CallShape, reference_attention
 from vitgraph.attention.per_shape import PerShapeBackend, Trial
 from vitgraph.errors import BackendError
-from vitgraph.records.attention_choices import best_alone, choices_text, costs_ms
-from vitgraph.records.sections import AttentionChoice
+from vitgraph.records.sections import AttentionChoice, best_alone, choices_text, costs_ms
 
 CPU = torch.device("cpu")
 HEADS, WIDTH = 2, 8

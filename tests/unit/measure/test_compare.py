@@ -28,11 +28,11 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.records.candidates import failure
-from vitgraph.records.kinds.compare import Candidate as CandidateRow
 from vitgraph.records.record import CompareRecord
+from vitgraph.records.results import Candidate as CandidateRow
 from vitgraph.records.sample_table import read_samples
+from vitgraph.records.stats import CPU_REPLAY_REASON
 from vitgraph.records.store import SAMPLES_FILE, read_record
-from vitgraph.records.summary import CPU_REPLAY_REASON
 from vitgraph.specs.asked import BenchSpec, CompareSpec
 from vitgraph.specs.parts import GraphSpec, ModelSpec, RunSpec, WorkloadSpec
 

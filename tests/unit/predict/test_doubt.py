@@ -8,7 +8,7 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import host_factor, model_error, profile_doubts
 from vitgraph.predict.find_profile import shipped_profiles
 from vitgraph.predict.profile import load_profile
-from vitgraph.records.kinds.calibrate import HostCheck
+from vitgraph.records.calibrate_result import HostCheck
 
 
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))

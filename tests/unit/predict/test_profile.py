@@ -16,7 +16,7 @@ from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.profile import ProfileError, load_profile, profile_of
 from vitgraph.predict.profile_summary import describe_profile
-from vitgraph.records.kinds.calibrate import EagerPoint, EncoderFacts, Timing
+from vitgraph.records.calibrate_result import EagerPoint, EncoderFacts, Timing
 from vitgraph.records.sections import Compiled, Encoder, Environment
 from vitgraph.records.store import read_record
 from vitgraph.report.views.parts import calibrate_document

@@ -11,7 +11,7 @@ from made_up_comparison import MEANS, made_up_result, make_result, make_samples
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError
 from vitgraph.records.candidates import before_its_turn, contrast, failure, fastest_shares
 from vitgraph.records.sample_table import Samples
-from vitgraph.records.summary import compare_bench
+from vitgraph.records.stats import compare_bench
 
 TWO: dict[str, tuple[float | None, float | None]] = {"A": (5.0, 4.0), "B": (5.0, 4.001)}
 

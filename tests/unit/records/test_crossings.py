@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitgraph.records.kinds.micro import MicroRow, crossings
+from vitgraph.records.results import MicroRow, crossings
 
 
 def rows(backend: str, times: dict[int, float | None], sweep: str = "length", kept: int = 1) -> list[MicroRow]:

@@ -47,10 +47,7 @@ def test_a_percentile_needs_three_samples_above_it(q: float, n: int) -> None:
     assert stats.min_samples(q) == n
 
 
-ALL_METRICS = stats.METRICS + stats.ROBUST_METRICS
-
-
-@pytest.mark.parametrize("metric", ALL_METRICS)
+@pytest.mark.parametrize("metric", stats.ALL_METRICS)
 def test_a_constant_ratio_is_found_exactly(metric: stats.Metric) -> None:
     base = np.random.default_rng(1).lognormal(1.5, 0.8, 400)
     found = stats.improvement(base, 0.9 * base, metric)
@@ -72,7 +69,7 @@ def test_a_call_weighs_by_its_requests() -> None:
     assert (slower.requests, slower.over_2pct_count) == (4, 3)
 
 
-@pytest.mark.parametrize("metric", ALL_METRICS)
+@pytest.mark.parametrize("metric", stats.ALL_METRICS)
 def test_requests_count_in_the_estimate_and_calls_in_the_interval(metric: stats.Metric) -> None:
     rng = np.random.default_rng(11)
     base, other = rng.lognormal(1.0, 0.5, (2, 400))
@@ -160,16 +157,16 @@ def test_too_few_calls_give_an_improvement_without_interval(metric: stats.Metric
     assert (found.ci95 is not None) is has_interval
 
 
-@pytest.mark.parametrize("metric", ALL_METRICS)
+@pytest.mark.parametrize("metric", stats.ALL_METRICS)
 def test_no_calls_have_no_improvement(metric: stats.Metric) -> None:
-    assert stats.improvement([], [], metric) == stats.Improvement(None, None)
+    assert stats.improvement([], [], metric) == stats.Gain(None, None)
     assert stats.Noise.of([], []).floors[metric] is None
 
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, 0.0, -1.0])
 def test_times_that_are_none_have_no_improvement(time: float) -> None:
     values = [5.0] * 20
-    assert stats.improvement(values, [*values[1:], time]) == stats.Improvement(None, None)
+    assert stats.improvement(values, [*values[1:], time]) == stats.Gain(None, None)
     assert stats.Noise.of(values, [*values[1:], time]).floors["mean"] is None
 
 
@@ -224,11 +221,11 @@ def test_the_largest_noise_is_by_metric_and_unknown_where_one_is() -> None:
     ],
 )
 def test_verdicts(ci95: tuple[float, float] | None, floor: float | None, expected: str) -> None:
-    assert stats.verdict(stats.Improvement(ci95[0] if ci95 else 1.0, ci95), floor) == expected
+    assert stats.verdict(stats.Gain(ci95[0] if ci95 else 1.0, ci95), floor) == expected
 
 
 def test_same_is_within_the_margin_that_was_asked_for() -> None:
-    found = stats.Improvement(0.0, (-3.0, 3.0))
+    found = stats.Gain(0.0, (-3.0, 3.0))
     assert (stats.verdict(found, 0.1), stats.verdict(found, 0.1, margin_pct=4.0)) == ("undecided", "same")
 
 
@@ -261,7 +258,7 @@ def test_every_verdict_says_why_and_an_undecided_one_what_to_do(
     ci95: tuple[float, float] | None, floor: float | None, words: str
 ) -> None:
     middle = sum(ci95) / 2 if ci95 else None
-    assert words in stats.Judgement(stats.Improvement(middle, ci95), floor, 2.0, 100).reason()
+    assert words in stats.Judgement(stats.Gain(middle, ci95), floor, 2.0, 100).reason()
 
 
 def test_few_far_off_calls_do_not_hide_what_all_others_show() -> None:
@@ -277,8 +274,8 @@ def test_few_far_off_calls_do_not_hide_what_all_others_show() -> None:
 
 
 def test_all_calls_but_few_do_not_overrule_a_mean_that_points_the_other_way() -> None:
-    mean = stats.Judgement(stats.Improvement(-3.0, (-9.0, 6.0)), 1.0, 2.0, 100)
-    trimmed = stats.Judgement(stats.Improvement(5.0, (4.0, 6.0)), 1.0, 2.0, 100)
+    mean = stats.Judgement(stats.Gain(-3.0, (-9.0, 6.0)), 1.0, 2.0, 100)
+    trimmed = stats.Judgement(stats.Gain(5.0, (4.0, 6.0)), 1.0, 2.0, 100)
     assert stats.conclude(mean, trimmed)[0] == "undecided"
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from vitgraph.errors import UsageError
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.bench import BenchResult
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.results import BenchResult
 from vitgraph.records.store import (
     RUN_FILE,
     RecordFileError,

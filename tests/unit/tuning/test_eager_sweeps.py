@@ -13,7 +13,7 @@ from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.packing import PackedBatch
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.records.kinds.calibrate import Timing
+from vitgraph.records.calibrate_result import Timing
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning import calibration
 from vitgraph.tuning.calibration import calibrate

@@ -19,8 +19,8 @@ from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.find_profile import tower_shape
 from vitgraph.predict.profile import CalibrationProfile, load_profile
-from vitgraph.records.kinds.tune import TuneResult
 from vitgraph.records.sections import Encoder
+from vitgraph.records.tune_result import TuneResult
 from vitgraph.specs.parts import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
 from vitgraph.tuning.advice import Advice, tune_budgets

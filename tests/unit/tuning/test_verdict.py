@@ -15,10 +15,10 @@ from vitgraph.predict.find_profile import find_profile
 from vitgraph.predict.profile import CalibrationProfile
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.workload_cost import Traffic
-from vitgraph.records.kinds.tune import Closed, Measured, PredictionError, Strategy
 from vitgraph.records.latency import Improvement, Pair, SlowerRequests
 from vitgraph.records.sections import Compiled
 from vitgraph.records.stats import summarize
+from vitgraph.records.tune_result import Closed, Measured, PredictionError, Strategy
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
 from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings

@@ -9,7 +9,7 @@ from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.measure.setup import resolve_source
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.records.kinds.tune import Measured
+from vitgraph.records.tune_result import Measured
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
 from vitgraph.tuning.judge import FEWEST_CALLS, Verification, representative

@@ -19,7 +19,7 @@ from vitgraph.models.registry import ROWS, resolve_model
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import PathRun
-from vitgraph.records.kinds.verify import VerifiedModel
+from vitgraph.records.results import VerifiedModel
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.verify.drills import poison_graph_buffers, poison_memory, pool_segments
 from vitgraph.verify.models import prepare_rows, run_verification, verify_model

@@ -15,7 +15,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import BudgetPlan
 from vitgraph.ranks.group import ParallelGroup
 from vitgraph.ranks.sharing import CallSharing, RowLayout
-from vitgraph.records.kinds.verify import Check, VerifiedModel
+from vitgraph.records.results import Check, VerifiedModel
 from vitgraph.verify.run import merge_ranks, verify_row
 
 

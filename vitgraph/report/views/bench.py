@@ -12,7 +12,7 @@ import numpy as np
 from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import Samples
-from vitgraph.records.summary import CPU_REPLAY_REASON
+from vitgraph.records.stats import CPU_REPLAY_REASON
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Facts, Section, Text, Verdict, section

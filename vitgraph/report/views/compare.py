@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.compare import COMPARED_MODES as MODES
-from vitgraph.records.kinds.compare import Candidate, CandidateMode
 from vitgraph.records.latency import Latency
 from vitgraph.records.record import CompareRecord
+from vitgraph.records.results import COMPARED_MODES as MODES
+from vitgraph.records.results import Candidate, CandidateMode
+from vitgraph.records.sections import choices_text
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, section

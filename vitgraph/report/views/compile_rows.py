@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.compare import CandidateMode
 from vitgraph.records.latency import Improvement, Pair
 from vitgraph.records.record import CompareRecord, Record
+from vitgraph.records.results import CandidateMode
 from vitgraph.records.sections import Compiled, value_at
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts

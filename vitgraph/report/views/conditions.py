@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.record import Record
-from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey, value_at
+from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey, choices_text, value_at
 from vitgraph.report import say
 from vitgraph.report.document import Document, Facts, Section, document, section
 

@@ -7,9 +7,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from vitgraph.records.attention_choices import choices_text
-from vitgraph.records.kinds.verify import Check, VerifiedModel
 from vitgraph.records.record import VerifyRecord
+from vitgraph.records.results import Check, VerifiedModel
+from vitgraph.records.sections import choices_text
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, column, fields, table_of, texts
 from vitgraph.report.document import Document, Facts, Section, Text, Verdict, document, section

@@ -6,9 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vitgraph.records.kinds.micro import Crossing, MicroResult, MicroRow
-from vitgraph.records.kinds.profile import KernelTime, ModeTrace, NamedKernel, ProfiledCall, ProfileResult
 from vitgraph.records.record import MicroRecord, ProfileRecord
+from vitgraph.records.results import (
+    Crossing,
+    KernelTime,
+    MicroResult,
+    MicroRow,
+    ModeTrace,
+    NamedKernel,
+    ProfiledCall,
+    ProfileResult,
+)
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of
 from vitgraph.report.document import Chart, Document, Facts, Text, document, section

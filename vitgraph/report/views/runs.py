@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.kinds.bench import Correctness
 from vitgraph.records.record import BenchRecord, Record
+from vitgraph.records.results import Correctness
 from vitgraph.records.sample_table import MEANINGS
 from vitgraph.records.sections import Resolved, Workload
 from vitgraph.records.stats import P99_MIN_SAMPLES
-from vitgraph.records.two_runs import MODE_NAMES, DeltaRow, RunComparison, SavedRun
+from vitgraph.records.two_runs import DeltaRow, RunComparison, SavedRun
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Code, Document, Text, Verdict, document, section
 from vitgraph.report.draw import draw_distribution, draw_improvements
 from vitgraph.report.views import claims
-from vitgraph.report.views.bench import bench_document, verdict_of
+from vitgraph.report.views.bench import SERIES_NAMES, bench_document, verdict_of
 from vitgraph.report.views.claims import GAP_MEANING, IMPROVEMENT_NOTE, Claim, claims_of, label_of
 from vitgraph.report.views.conditions import Ran, dropped_lines
 from vitgraph.report.views.ranks import scaling
@@ -280,7 +280,7 @@ COMPARISON = table_of(
 )
 _SHOWN = table_of(
     "comparison",
-    column("series", "the series", "Series", of=lambda row: MODE_NAMES[row.mode]),
+    column("series", "the series", "Series", of=lambda row: SERIES_NAMES[row.mode]),
     column("metric", "the metric", "Metric", of=lambda row: label_of(row.metric)),
     column("times", "both times", "First→second ms", of=lambda row: _times(row)),
     column("improvement", "what it gains", "Improvement", say.pct, "found.improvement_pct"),
@@ -339,7 +339,8 @@ def _names(runs: Iterable[SavedRun]) -> str:
 
 def _shown(comparison: RunComparison) -> list[DeltaRow]:
     """The rows to look at, graph mode first; a P99 of too few requests is left to the tidy table."""
-    return sorted((row for row in comparison.rows if row.is_supported), key=lambda row: row.mode != "graph")
+    known = (row for row in comparison.rows if row.metric != "p99" or row.n >= P99_MIN_SAMPLES)
+    return sorted(known, key=lambda row: row.mode != "graph")
 
 
 def _times(row: DeltaRow) -> str:
@@ -367,7 +368,7 @@ def _side(run: SavedRun) -> Iterable[tuple[str, str]]:
 
 def _charts(comparison: RunComparison, subtitle: str) -> Iterable[Chart]:
     known = (row for row in _shown(comparison) if row.found.improvement_pct is not None)
-    bars = {f"{MODE_NAMES[row.mode]} {label_of(row.metric)}": row for row in known}
+    bars = {f"{SERIES_NAMES[row.mode]} {label_of(row.metric)}": row for row in known}
     if bars:
         drawn = partial(draw_improvements, "What the second run gains", subtitle, bars)
         yield Chart("improvements", "Improvements of the second run with their 95 % intervals", drawn)

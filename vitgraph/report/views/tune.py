@@ -7,9 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vitgraph.records.attention_choices import choices_text
 from vitgraph.records.graph_facts import Counters, GraphUse
-from vitgraph.records.kinds.tune import (
+from vitgraph.records.latency import Improvement
+from vitgraph.records.record import TuneRecord, VerifyRecord
+from vitgraph.records.sections import choices_text, value_at
+from vitgraph.records.stats import P99_MIN_SAMPLES
+from vitgraph.records.tune_result import (
     AdvisedCalls,
     AgainstEager,
     Evaluation,
@@ -18,10 +21,6 @@ from vitgraph.records.kinds.tune import (
     PredictedLatency,
     TuneResult,
 )
-from vitgraph.records.latency import Improvement
-from vitgraph.records.record import TuneRecord, VerifyRecord
-from vitgraph.records.sections import value_at
-from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Table, column, fields, table_of
 from vitgraph.report.document import Chart, Code, Document, Facts, Section, Text, Verdict, document, section

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from make_page import PAGE, VERIFIED, judged_again, page, verified
 
 from vitgraph.records.sample_table import read_samples
 from vitgraph.records.sections import Section
-from vitgraph.records.shelf import PAGE, VERIFIED, judged_again, page, verified
 from vitgraph.records.store import beside, iter_records, read_record
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -47,11 +47,11 @@ def test_a_kept_record_opens_with_its_samples(file: Path) -> None:
 def test_a_kept_record_says_what_the_rule_of_today_says(file: Path) -> None:
     record = read_record(file)
     found = judged_again(record, read_samples(beside(file, str(record.samples_file))))
-    assert dict(verdicts(found)) == dict(verdicts(record.result)), "run python -m vitgraph.records.shelf results"
+    assert dict(verdicts(found)) == dict(verdicts(record.result)), "run python results/make_page.py"
 
 
 def test_the_page_is_that_of_the_records() -> None:
-    assert (RESULTS / PAGE).read_text(encoding="utf-8") == page(RESULTS), "run python -m vitgraph.records.shelf results"
+    assert (RESULTS / PAGE).read_text(encoding="utf-8") == page(RESULTS), "run python results/make_page.py"
 
 
 def test_what_is_called_verified_is_in_a_committed_record() -> None:

@@ -1,4 +1,4 @@
-"""The reference page of records and their JSON Schema, made from the types: `python -m vitgraph.records.reference`."""
+"""The reference pages of records and tables, made from types and columns: `python docs/make_reference.py`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,29 @@ from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.records import sample_table
 from vitgraph.records.record import RECORDS, Record
 from vitgraph.records.sections import NOT_FINITE
+from vitgraph.report.columns import Table
+from vitgraph.report.to_files import COLUMNS_TABLE
+from vitgraph.report.views import (
+    bench,
+    compare,
+    compile_rows,
+    graph_tables,
+    machine,
+    parts,
+    ranks,
+    runs,
+    tune,
+    workload,
+)
 
-PAGE, SCHEMA = Path("docs/records.md"), Path("docs/records.schema.json")
-INTRODUCTION = """# Records
+RECORDS_INTRODUCTION = """# Records
 
 What every command leaves behind: a folder with `run.json`, and in most kinds `samples.csv` beside it, which holds every
 timed call. The samples are the truth: latencies and comparisons are derived from them, and `vitgraph export` rebuilds
 every table and plot from the two files, without a GPU and without torch. `vitgraph calibrate` writes one file.
 
 This page and the [JSON Schema](records.schema.json) are made from the types in `vitgraph/records/` by
-`python -m vitgraph.records.reference`. They describe format 2, the only one that is read.
+`python docs/make_reference.py`. They describe format 2, the only one that is read.
 
 ```bash
 python -m pip install check-jsonschema
@@ -46,8 +59,8 @@ Schema = dict[str, Any]
 _WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 
 
-def page() -> str:
-    """The reference page in Markdown."""
+def records_page() -> str:
+    """The reference page of records in Markdown."""
     defs = _schemas(Record)
     parts = ["## Every record\n", _document(defs["Record"]), "", *_table(defs["Record"], defs)]
     own = {"Record"}
@@ -70,10 +83,10 @@ def page() -> str:
     parts += ["", "## Sections\n", "What the tables above refer to, by name."]
     for name in sorted(defs.keys() - own - {"JsonValue"}):
         parts += ["", f"### {name}\n", _document(defs[name]), "", *_table(defs[name], defs)]
-    return "\n".join([INTRODUCTION, *parts]) + "\n"
+    return "\n".join([RECORDS_INTRODUCTION, *parts]) + "\n"
 
 
-def schema() -> str:
+def records_schema() -> str:
     """The JSON Schema of every kind of record in one."""
     defs = _schemas()
     named = ",\n".join(f"{json.dumps(name)}: {json.dumps(of)}" for name, of in sorted(defs.items()))
@@ -143,11 +156,60 @@ def _type(of: Schema) -> str:
             return _WORDS.get(str(kind), "any JSON")
 
 
+TABLES: dict[str, tuple[Table, ...]] = {
+    "bench": (
+        *(runs.RUNS, bench.SUMMARY, graph_tables.PER_BUDGET, graph_tables.PER_PATH, graph_tables.MONOLITHIC_SPEC),
+        *(graph_tables.MISSES, graph_tables.DROPPED, ranks.RANKS, runs.SAMPLES, ranks.SCALING),
+    ),
+    "export --compare": (runs.COMPARISON,),
+    "compare-backends, and bench --compile-rows": (compare.BACKENDS, ranks.RANKS, compile_rows.MANY),
+    "compare-backends --micro": (parts.MICRO, parts.CROSSINGS),
+    "profile": (parts.KINDS,),
+    "tune-budgets": (tune.SETTINGS, tune.BUDGETS),
+    "calibrate": (parts.CURVE,),
+    "verify": (machine.CHECKS,),
+    "workload inspect": (workload.DISTRIBUTIONS,),
+    "every export": (COLUMNS_TABLE,),
+}
+"""The tables of files, by the command that they are of."""
+
+TABLES_INTRODUCTION = """# Tables
+
+Made from the columns that reports declare, by `python docs/make_reference.py`. A table has one fact a row, one
+header row and fixed columns; an export of bench runs has the column `run` before them. What was not measured is an
+empty cell in CSV and null in Parquet. CSV has six significant digits, times of samples ten; Parquet holds numbers
+whole, and each field's unit and meaning as metadata. A text that a spreadsheet would take for a formula has a quote
+before it. Every improvement is (base - other) / base: positive is faster.
+"""
+
+
+def tables_page() -> str:
+    """The reference page of tables in Markdown."""
+    parts = [TABLES_INTRODUCTION]
+    seen: set[str] = set()
+    for command, specs in TABLES.items():
+        parts.append(f"## {command}\n")
+        for spec in specs:
+            if spec.name in seen:
+                parts.append(f"`{spec.name}`: as above.\n")
+                continue
+            seen.add(spec.name)
+            counts = f" Figures count {spec.counts}." if spec.counts else ""
+            rows = (f"| `{one.name}` | {one.kind} | {one.unit} | {one.meaning} |" for one in spec.columns)
+            head = "| Column | Kind | Unit | Meaning |\n|---|---|---|---|"
+            parts.append(f"### {spec.name}\n\nOne row {spec.one_row}.{counts}\n\n{head}\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+PAGES = {"records.md": records_page, "records.schema.json": records_schema, "tables.md": tables_page}
+"""What makes each file of this folder."""
+
+
 def main() -> None:
-    """Writes both files, from the root of the repository."""
-    PAGE.write_text(page(), encoding="utf-8")
-    SCHEMA.write_text(schema(), encoding="utf-8")
-    sys.stdout.write(f"wrote {PAGE} and {SCHEMA}\n")
+    """Writes the pages."""
+    for name, text in PAGES.items():
+        Path(__file__).with_name(name).write_text(text(), encoding="utf-8")
+        sys.stdout.write(f"wrote docs/{name}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `python -m vitgraph.records.shelf results` makes from a folder of records: its page, and what was verified."""
+"""What `python results/make_page.py` makes from this folder of records: its page, and what was verified."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from vitgraph.records.record import (
     VerifyRecord,
 )
 from vitgraph.records.sample_table import Samples, read_samples
-from vitgraph.records.stats import MARGIN_PCT
+from vitgraph.records.stats import compare_bench
 from vitgraph.records.store import RUN_FILE, beside, iter_records, read_record, write_atomically
-from vitgraph.records.summary import compare_bench
+from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 PAGE = "README.md"
-VERIFIED = Path(__file__).parents[1] / "models" / "verified.json"
+ROOT = Path(__file__).parent
+VERIFIED = ROOT.parent / "vitgraph" / "models" / "verified.json"
 """What `vitgraph models` says of each row, for people who have no folder of records."""
 INTRODUCTION = """# Results
 
-Made from the records by `python -m vitgraph.records.shelf {root}`; what they mean, under which conditions they were
+Made from the records by `python results/make_page.py`; what they mean, under which conditions they were
 measured and what was tried besides: [what was tried](../docs/what-was-tried.md). `vitgraph export FOLDER` shows a
 record again, with its tables and plots. Means are milliseconds a request; positive gains are faster, with the ends of
 their 95 % interval. Intervals and verdicts of benches and comparisons are those of today's rule, from the kept samples.
@@ -42,7 +43,7 @@ def page(root: Path) -> str:
     """The page of all records below a folder, a table a kind."""
     files = [*iter_records(root), *sorted(root.rglob("calibration.json"))]
     records = [(_place(file, root), read_record(file)) for file in files]
-    parts = [INTRODUCTION.format(root=root.name)]
+    parts = [INTRODUCTION]
     for kind, (title, headers, row) in _TABLES.items():
         rows = [(f"[{place}]({place})", *row(record)) for place, record in records if isinstance(record, kind)]
         if rows:
@@ -164,7 +165,7 @@ def judged_again(record: Record, samples: Samples) -> Any:
     """The result of a bench or a comparison with what the rule of today says of its samples."""
     settings: dict[str, Any] = dict(record.settings)
     # Runs that were not asked for a margin had this one.
-    seed, margin_pct = settings["model"]["seed"], settings.get("run", {}).get("same_margin_pct", MARGIN_PCT)
+    seed, margin_pct = settings["model"]["seed"], settings.get("run", {}).get("same_margin_pct", SAME_MARGIN_PCT)
     if isinstance(record, CompareRecord):
         ranks = record.resolved.ranks if record.resolved is not None else 1
         return derive_results(record.result, samples, seed, ranks, margin_pct)
@@ -213,12 +214,11 @@ def verified(root: Path) -> dict[str, list[dict[str, Any]]]:
 
 def main() -> None:
     """Judges the records of a folder by the rule of today, and writes its page and what was verified in it."""
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
-    for file in iter_records(root):
+    for file in iter_records(ROOT):
         renew(file)
-    (root / PAGE).write_text(page(root), encoding="utf-8")
-    VERIFIED.write_text(json.dumps({"rows": verified(root)}, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(f"wrote {root / PAGE} and {VERIFIED}\n")
+    (ROOT / PAGE).write_text(page(ROOT), encoding="utf-8")
+    VERIFIED.write_text(json.dumps({"rows": verified(ROOT)}, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"wrote {ROOT / PAGE} and {VERIFIED}\n")
 
 
 if __name__ == "__main__":

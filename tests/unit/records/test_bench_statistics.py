@@ -6,8 +6,8 @@ import pytest
 
 from vitgraph.records.latency import Pair
 from vitgraph.records.sample_table import Sample, Samples, read_samples
+from vitgraph.records.stats import compare_bench, latencies
 from vitgraph.records.store import SAMPLES_FILE, read_record
-from vitgraph.records.summary import compare_bench, latencies
 
 
 def make_sample(
