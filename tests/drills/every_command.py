@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, NoReturn
+from unittest import mock
 
 import torch
 from forked_processes import STOPS, adopt_orphans, fork_own_processes
@@ -85,16 +86,22 @@ def prepare(folder: Path) -> None:
     (folder / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
 
 
+@functools.cache
 def load_modules(name: str) -> None:
     """Runs the command in this process once, so that its forks have every module loaded."""
     if name == "sweep":
-        # Its runs are processes of their own.
         load_modules("verify")
     from typer.testing import CliRunner
 
     from vitgraph.cli import app
 
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stderr(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as place,
+        contextlib.chdir(place),
+        contextlib.redirect_stderr(io.StringIO()),
+        # The runs of a sweep are processes of their own, which load theirs anew.
+        mock.patch("vitgraph.measure.processes.run_process", return_value=(False, 0)),
+    ):
         prepare(Path(place))
         result = CliRunner().invoke(app, [*name.split(), *COMMANDS[name]])
     assert result.exit_code in GOOD_ENDS, result.output
