@@ -106,7 +106,7 @@ def test_a_record_says_what_was_traced_and_claims_no_limit_on_a_cpu(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_limit_is_the_calls_arithmetic_in_parts(
-    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_compiler: None
+    compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced_only: None
 ) -> None:
     monkeypatch.setattr("vitgraph.measure.profile_call.matrix_rate_flops", lambda device, dtype: 1e12)
     found = prepared("128x128,64x96")
