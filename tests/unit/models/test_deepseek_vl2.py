@@ -12,6 +12,7 @@ from vitgraph.errors import InputError
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.deepseek_vl2 import ViewsGeometry
 from vitgraph.models.geometry import TileGeometry
+from vitgraph.models.registry import row_of_config
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.items import IMAGE
 from vitgraph.verify.probes import encode_eagerly
@@ -99,8 +100,9 @@ def test_published_names_load(tmp_path: Path, encoder: VisionEncoder) -> None:
     config = {
         "model_type": "deepseek_vl_v2",
         "vision_config": {"width": 48, "layers": 3, "heads": 4, "mlp_ratio": 2, "image_size": 72, "patch_size": 14},
-        "projector_config": {"projector_type": "downsample_mlp_gelu", "n_embed": 64, "depth": 2, "downsample_ratio": 2},
+        "projector_config": {"model_type": "mlp_projector", "n_embed": 64, "depth": 2, "downsample_ratio": 2},
     }
     checks.write_checkpoint(tmp_path, config, published)
     checks.assert_same_weights(checks.load_folder(tmp_path, source), encoder)
     assert source.row.encoder_class().read_model_config(config) == (dict(source.vision_config), dict(source.extra))
+    assert row_of_config(config) == source.row

@@ -141,8 +141,9 @@ class DeepseekVL2Encoder(SiglipTileEncoder):
 
     @classmethod
     def accepts_model_config(cls, config: Mapping[str, Any]) -> bool:
-        """DeepSeek-OCR has the same `model_type`, and names its architecture."""
-        return (config.get("projector_config") or {}).get("projector_type") == "downsample_mlp_gelu"
+        """DeepSeek-OCR has the same `model_type`, and another projector; published files leave this one's type out."""
+        projector = config.get("projector_config") or {}
+        return projector.get("projector_type", "downsample_mlp_gelu") == "downsample_mlp_gelu"
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
