@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
-from vitgraph.models.family import CHANNELS
+from vitgraph.models.family import CHANNELS, named_pairs
 from vitgraph.models.files import say
 from vitgraph.models.processor_classes import transformers_class
 
@@ -198,9 +198,12 @@ def _read(
                 f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
                 "and the processor's file do not belong together"
             )
-    edges: Mapping[str, int] = dict(defaults).get("size") or {}  # type: ignore[assignment]
-    size = dict(settings).get("size") or {}
-    if is_named and given.get("size") and "size" in settings.names and not edges.keys() <= size.keys():
+    read_edges = [
+        name.removeprefix("size.") for name, _ in named_pairs(encoder.image_settings) if name.startswith("size.")
+    ]
+    edges, size = list(dict(defaults).get("size") or read_edges), dict(settings).get("size") or {}
+    has_edges = isinstance(size, Mapping) and all(edge in size for edge in edges)
+    if is_named and given.get("size") and "size" in settings.names and not has_edges:
         raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
     # Pixels of videos are drawn at random.
     follows_pixels = is_video or (encoder.image_processor is not None and is_named)
@@ -271,7 +274,7 @@ def _plain(processor_class: type[Any], setting: str, value: Any) -> Any:
         return {side: pixels for side, pixels in dict(value).items() if pixels is not None}
     if setting in CHANNELS and isinstance(value, int | float):
         return [value] * 3
-    if value is None and getattr(processor_class, setting, None) is True:
+    if value is None and isinstance(getattr(processor_class, setting, None), bool):
         return False
     return list(value) if isinstance(value, tuple) else value
 

@@ -90,6 +90,8 @@ def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytes
         (None, {"do_pad": True}, "do_pad"),
         (None, {"size": {"longest_edge": "large", "shortest_edge": 1}}, "size|longest"),
         (None, {"size": {"height": 256, "width": 256}}, "longest_edge and shortest_edge"),
+        ("step3-vl-debug", {"size": 728}, "size to 728; it must have height"),
+        ("kimi-k2.5-debug", {"size": {"height": 20, "width": 20}}, "it must have max_height"),
         (None, {"rescale_factor": "x"}, "rescale_factor to 'x'; it must be a positive number"),
         (None, {"max_pixels": float("inf")}, "max_pixels to inf; it must be a finite number"),
         (None, {"size": {"shortest_edge": 3136, "longest_edge": float("inf")}}, "convert float infinity to integer"),
@@ -114,6 +116,8 @@ def test_settings_that_no_rule_follows_are_refused_by_name(
 def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path: Path) -> None:
     processor = resolve(tmp_path, preprocessor_config={"do_resize": None, "image_mean": 0.5, "crop_size": 64}).processor
     assert (processor["do_resize"], processor["image_mean"]) == (False, [0.5] * 3)
+    ovis = resolve(tmp_path, config_of("ovis2-debug"), preprocessor_config={"crop_to_patches": None}).processor
+    assert ovis["crop_to_patches"] is False
 
 
 @pytest.mark.parametrize(
