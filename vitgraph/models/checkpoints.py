@@ -16,6 +16,7 @@ from vitgraph.models.registry import ModelSource, architecture_of, preset_of, ro
 if TYPE_CHECKING:
     from vitgraph.models.encoder import VisionEncoder
 
+ADAPTER_FILE = "adapter_config.json"
 HIDDEN_SIZE, TEXT_WIDTH = "hidden_size", "text_hidden_size"
 SOME_SIZE = (640, 480)
 COUNTS = (
@@ -40,6 +41,9 @@ def source_of(name: str, folder: Path | None = None, revision: str | None = None
         return read_json(path) if path is not None else None
 
     config = read(CONFIG_FILE)
+    if config is None and (adapter := read(ADAPTER_FILE)) is not None:
+        base = adapter.get("base_model_name_or_path")
+        raise ModelError(f"{name} is an adapter of {base}; give that model, or merge the adapter into it and give that")
     if config is None:
         raise ModelError(f"{name} has no {CONFIG_FILE}; give a transformers checkpoint folder, a hub id or a preset")
     architecture = architecture_of(config)

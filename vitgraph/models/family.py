@@ -7,7 +7,7 @@ sizes, tokens and plans are computed without it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
@@ -53,9 +53,26 @@ def named_pairs(names: Names) -> list[tuple[str, str]]:
     return [(name, name) if isinstance(name, str) else name for name in names]
 
 
-def given(settings: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    """What settings have of these names, nulls left out; of two names for one thing the later one counts."""
-    found = ((ours, setting_at(settings, theirs)) for theirs, ours in named_pairs(names))
+def field_at(config: Mapping[str, Any], path: str) -> Any:
+    """The field at `a.b` of a config.json; where it is left out, that of the class that transformers has for the
+    `model_type` beside it, or None."""
+    *parents, field = path.split(".")
+    part = setting_at(config, ".".join(parents)) if parents else config
+    if not isinstance(part, Mapping):
+        return None
+    model_type = part.get("model_type")
+    if part.get(field) is not None or model_type is None:
+        return part.get(field)
+    from transformers import CONFIG_MAPPING
+
+    return getattr(CONFIG_MAPPING[model_type], field, None) if model_type in CONFIG_MAPPING else None
+
+
+def given(
+    settings: Mapping[str, Any], names: Names, at: Callable[[Mapping[str, Any], str], Any] = setting_at
+) -> dict[str, Any]:
+    """What settings have `at` these names, nulls left out; of two names for one thing the later one counts."""
+    found = ((ours, at(settings, theirs)) for theirs, ours in named_pairs(names))
     return {ours: value for ours, value in found if value is not None}
 
 
@@ -248,12 +265,12 @@ class Family:
         """
         config = vision_language_part(config)
         for name, value in cls.fixed.items():
-            if (found := setting_at(config, name)) not in (None, value):
+            if (found := field_at(config, name)) not in (None, value):
                 raise ModelError(f"{name} is {found!r}; only {value!r}, the published models', is supported")
-        width = given(text_part(config), [("hidden_size", "text_hidden_size")])
+        width = given(text_part(config), [("hidden_size", "text_hidden_size")], field_at)
         names = (*cls.vision_fields, *(cls.tower.known_names() if cls.tower else ()))
         vision = given(config["vision_config"], names) if names else config["vision_config"]
-        return {**cls.vision_defaults, **vision}, {**width, **given(config, cls.extra_fields)}
+        return {**cls.vision_defaults, **vision}, {**width, **given(config, cls.extra_fields, field_at)}
 
     @classmethod
     def image_processor_class(cls) -> type[Any] | None:

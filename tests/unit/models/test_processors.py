@@ -224,6 +224,26 @@ def test_fields_that_are_left_out_have_transformers_defaults(preset: str, tmp_pa
     assert found["patch_size"] == patch
 
 
+def test_fields_beside_the_tower_that_are_left_out_have_transformers_defaults(tmp_path: Path) -> None:
+    """transformers writes no field of a text config, or of the whole, that is as its class has it."""
+    gemma = {**config_of("gemma3-debug"), "text_config": {"model_type": "llama"}}
+    assert resolve(tmp_path, gemma, preprocessor_config={}).extra["text_hidden_size"] == 4096
+    smol = {**config_of("idefics3-debug"), "model_type": "smolvlm", "scale_factor": None}
+    processor = {"max_image_size": {"longest_edge": 64}}
+    assert resolve(tmp_path, smol, preprocessor_config=processor).extra["scale_factor"] == 2
+    llava = {**config_of("pixtral-debug"), "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"}
+    with pytest.raises(ModelError, match="vision_feature_layer is -2; only -1"):
+        resolve(tmp_path, llava)
+    with pytest.raises(ModelError, match="vision_feature_select_strategy is 'default'; only 'full'"):
+        resolve(tmp_path, {**llava, "vision_feature_layer": -1})
+
+
+def test_an_adapter_alone_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}')
+    with pytest.raises(ModelError, match=r"is an adapter of Qwen/Qwen2\.5-VL-7B-Instruct; give that model"):
+        resolve_model(str(tmp_path))
+
+
 def test_an_omni_model_and_one_without_architectures_resolve(tmp_path: Path) -> None:
     config = config_of("qwen3-vl-debug")
     omni = {"architectures": ["Qwen3OmniMoeForConditionalGeneration"], "thinker_config": config}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vitgraph.errors import ModelError
@@ -78,6 +78,7 @@ class Idefics3Encoder(TileEncoder):
     tower = Tower("idefics3", "Idefics3VisionConfig", "Idefics3VisionTransformer")
     projector = "idefics3:Idefics3Connector"
     projector_fields = ("scale_factor",)
+    extra_fields = projector_fields
     rule_class = Idefics3Rule
     rule: Idefics3Rule
     image_processor = "idefics3.image_processing_pil_idefics3:Idefics3ImageProcessorPil"
@@ -98,11 +99,6 @@ class Idefics3Encoder(TileEncoder):
             (torch.arange(side) * (1.0 / torch.tensor(side))).clamp(max=1 - 1e-6), edges, right=True
         )
         self._positions = (cells[:, None] * side + cells).flatten().to(self.device)
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        found, extra = super().read_model_config(config)
-        return found, {**extra, "scale_factor": config.get("scale_factor", 2)}
 
     def encode_tiles(self, pixels: torch.Tensor) -> torch.Tensor:
         embeddings = self.visual.embeddings

@@ -56,7 +56,7 @@ class PixtralEncoder(GridTowerEncoder):
     sized_by_pixels = False
     vision_fields = ("head_dim",)
     extra_fields = (*PROJECTOR_FIELDS, ("text_config.rms_norm_eps", "rms_norm_eps"))
-    fixed: ClassVar[Mapping[str, Any]] = {"vision_feature_layer": -1}
+    fixed: ClassVar[Mapping[str, Any]] = {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"}
 
     tower = Tower("pixtral", "PixtralVisionConfig", "PixtralVisionModel")
 
