@@ -145,8 +145,8 @@ def _load_weights(encoder_class: type[VisionEncoder], modules: nn.ModuleDict, so
     deeper = [key for key in unread if LAYER.search(key)]
     if deeper:
         raise ModelError(
-            f"{source.name}: {len(deeper)} tensors of the tower were not read ({some_of(deeper)}), since config.json "
-            "asks for fewer layers; config and checkpoint do not belong together"
+            f"{source.name}: {len(deeper)} tensors of the tower were not read ({some_of(deeper)}): the layers that "
+            "config.json asks for do not have them, or are fewer; config and checkpoint do not belong together"
         )
     if unread:
         say(f"{source.name}: {len(unread)} tensors of the vision encoder were not read: {some_of(unread)}")
@@ -164,9 +164,12 @@ def _copy(
     if target.is_floating_point() and value.dtype not in FLOAT_DTYPES:
         what = f"is {str(value.dtype).removeprefix('torch.')} without a scale"
         raise quantised(source.weights, key, what, quantisation(source.weights, source.revision))
+    shape = value.shape
+    if target.shape != shape and value.ndim > 2:
+        value = value.movedim(-1, 1)  # MLX's kernels have their input channels last.
     if target.shape != value.shape:
         raise ModelError(
-            f"{source.name}: tensor {key} has shape {list(value.shape)}, the config asks for {list(target.shape)} "
+            f"{source.name}: tensor {key} has shape {list(shape)}, the config asks for {list(target.shape)} "
             f"({name}); config and checkpoint do not belong together"
         )
     target.copy_(value)

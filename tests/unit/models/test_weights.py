@@ -67,6 +67,13 @@ def test_a_good_folder_is_loaded_as_it_is(tmp_path: Path) -> None:
     assert largest_error(write(tmp_path / "good", tower())) == 0
 
 
+def test_kernels_of_mlx_with_their_channels_last_load(tmp_path: Path) -> None:
+    tensors = tower()
+    key = PREFIX + "patch_embed.proj.weight"
+    assert tensors[key].ndim == 5
+    assert largest_error(write(tmp_path / "mlx", {**tensors, key: tensors[key].movedim(1, -1).contiguous()})) == 0
+
+
 # -- quantised -----------------------------------------------------------------------------------------------------
 
 
