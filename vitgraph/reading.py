@@ -39,14 +39,19 @@ def is_folder(path: Path) -> bool:
 def names_below(folder: Path, *, failure: Failure = UsageError) -> list[str]:
     """Names of the files of a folder and its subfolders, relative to it; what is hidden (a dot first) is passed over.
 
-    Links to folders are not followed, and subfolders that cannot be read have no files.
+    Links to folders are followed, each folder once, and subfolders that cannot be read have no files.
 
     Raises:
         VitgraphError: By `failure`; there are more than `MOST_FILES` files and folders.
     """
     found: list[str] = []
     seen = 0
-    for place, folders, files in os.walk(folder):
+    places: set[Path] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        if (real := Path(place).resolve()) in places:
+            folders.clear()
+            continue
+        places.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         seen += len(folders) + len(files)
         if seen > MOST_FILES:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vitgraph.errors import InputError, first_line
@@ -21,6 +21,9 @@ from vitgraph.workloads.base import MediaItem, Provenance, SkippedItem, Workload
 
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that images are read in. Others of Pillow's start programs (EPS) or hold no image of a request."""
+
+_UNREAD_ENDINGS = (".heic", ".heif", ".jxl")
+"""Of images that Pillow does not read, which a folder is not to lose without a word."""
 
 _ORIENTATION = 0x0112
 _LATE_METADATA = (b"eXIf", b"com.adobe.xmp")
@@ -76,6 +79,8 @@ def _damage_said(aim: str) -> Iterator[None]:
         yield
     except UnreadableImageError:
         raise
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError(f"PIL cannot {aim} (it is none of {', '.join(_known_formats())})") from error
     except Exception as error:
         raise UnreadableImageError(f"PIL cannot {aim} ({first_line(error)})") from error
 
@@ -162,7 +167,7 @@ def _orientation(image: Image.Image, source: Path | bytes) -> int:
 
 def image_files(folder: Path) -> tuple[str, ...]:
     """Paths in the folder of what is named as an image, in their order; hidden ones are passed over."""
-    endings = Image.registered_extensions()
+    endings = {*Image.registered_extensions(), *_UNREAD_ENDINGS}
     return tuple(name for name in _names(folder) if Path(name).suffix.lower() in endings)
 
 

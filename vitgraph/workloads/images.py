@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -36,6 +37,7 @@ from vitgraph.workloads.hub_sets import cached_folder, hub_rows, parquet_files
 VISION_ARENA_IDS = ("lmarena-ai/VisionArena-Chat", "lmarena-ai/vision-arena-bench-v0.1")
 
 _IMAGE_COLUMNS = ("images", "image")
+_LONGEST_SHOWN = 200
 _SHUFFLE_BUFFER_ROWS = 1000
 # Row groups of image files can be gigabytes, and an empty one is no batch size at all.
 _PARQUET_BATCH_ROWS = 64
@@ -53,7 +55,7 @@ class _Source:
 
     Attributes:
         label: The name for messages.
-        subset: Configuration, which upstream discards for the VisionArena sets and local files do not have.
+        subset: Configuration, which upstream discards for the VisionArena sets; of local files a folder of that name.
         folder: What paths inside local rows are relative to; None on the hub.
         files: Parquet files that are there,
         images: or names of image files.
@@ -138,8 +140,10 @@ def _find_source(spec: WorkloadSpec) -> _Source:
             )
         return _Source(given, None, path.parent, (path,))
     if is_folder(path):
+        subset = spec.hf_subset if spec.hf_subset and is_folder(path / spec.hf_subset) else None
+        path = path / subset if subset else path
         images = () if parquet_files(path) else image_files(path)
-        return _Source(given, None, path, () if images else _find_parquet_files(path, spec.hf_split), images)
+        return _Source(given, subset, path, () if images else _find_parquet_files(path, spec.hf_split), images)
     is_hub_id = given.count("/") <= 1 and not given.startswith((".", "/", "~")) and path.suffix != ".parquet"
     if not is_hub_id:
         raise InputError(
@@ -160,7 +164,7 @@ def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
             "'images' or 'image', or one of image files"
         )
     wanted = split or "train"
-    named = [file for file in files if _split_of(folder, file) == wanted]
+    named = [file for file in files if wanted in _split_names(folder, file)]
     if named or wanted == "train":
         return tuple(named or files)
     raise InputError(
@@ -169,9 +173,9 @@ def _find_parquet_files(folder: Path, split: str | None) -> tuple[Path, ...]:
     )
 
 
-def _split_of(folder: Path, file: Path) -> str:
-    inner = file.relative_to(folder)
-    return inner.parent.name if inner.parent.name not in ("", "data") else file.stem.split("-", 1)[0]
+def _split_names(folder: Path, file: Path) -> tuple[str, str]:
+    """What a file is named for: its folder, which may be a configuration's too, and what its name begins with."""
+    return file.relative_to(folder).parent.name, re.split(r"-|[._]?\d", file.stem, maxsplit=1)[0]
 
 
 def _open_rows(spec: WorkloadSpec, source: _Source) -> Iterable[Mapping[str, Any]]:
@@ -239,7 +243,7 @@ def _image_column(source: _Source, names: Iterable[str]) -> str:
     if column is None:
         raise InputError(
             f"data set {source.label!r} has the columns {', '.join(names)}; one named 'images' (a list of encoded "
-            f"images) or 'image' is needed; {_WAYS_OUT}"
+            f"images) or 'image' is needed: name it so; or {_WAYS_OUT}"
         )
     return column
 
@@ -333,12 +337,13 @@ def _encoded_bytes(source: _Source, value: object) -> bytes:
             raise UnreadableImageError("the row has neither bytes nor a path of an image")
     if not isinstance(path, str):
         raise UnreadableImageError(f"the row holds a {type(path).__name__}; encoded bytes or a path are needed")
-    if source.folder is None:
-        raise UnreadableImageError(f"the row names the file {path} and holds no bytes")
+    shown = path if len(path) <= _LONGEST_SHOWN else f"{path[:_LONGEST_SHOWN]}…"
+    if source.folder is None or "://" in path:
+        raise UnreadableImageError(f"the row names the file {shown} and holds no bytes; nothing is fetched")
     file = source.folder / path
-    if file.exists() and not file.is_file():
-        raise UnreadableImageError(f"the image file {path} is no regular file")
+    if not is_file(file):
+        raise UnreadableImageError(f"the image file {shown} is not there or no regular file")
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UnreadableImageError(f"the image file {path} cannot be read ({error.strerror})") from error
+        raise UnreadableImageError(f"the image file {shown} cannot be read ({error.strerror})") from error

@@ -65,10 +65,10 @@ def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str
     gzip.
 
     A request names the sizes of its items, or is or holds the body of an OpenAI request, whose images in data URLs are
-    measured.
-    One without any item (a text-only request, another kind of entry) is left out and counted; an empty list stands for
-    a request without items. Entries with an equal `request` value form one request. `fields` are the log's own names
-    for some of `LOG_FIELDS`; with `height_first` pairs and texts are height before width.
+    measured. One without any item (a text-only request, another kind of entry) is left out and counted; an empty list
+    stands for a request without items. Entries with an equal `request` value form one request, unless it is a web
+    server's request line. `fields` are the log's own names for some of `LOG_FIELDS`; with `height_first` pairs and
+    texts are height before width.
 
     Raises:
         InputError: The file cannot be read, or no entry has a usable size.

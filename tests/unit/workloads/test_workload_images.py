@@ -149,14 +149,14 @@ def test_orientation_moves_the_pixels() -> None:
 
 
 BROKEN_ROWS = {
-    "junk": ([(b"not an image", None)], r"PIL cannot decode the image \(UnidentifiedImageError"),
+    "junk": ([(b"not an image", None)], r"PIL cannot decode the image \(it is none of .*JPEG"),
     "truncated JPEG": ([(encode(200, 200, "JPEG", quality=95)[:600], None)], r"PIL cannot decode the image \("),
     "truncated PNG": ([(encode(20, 20)[:-20], None)], r"PIL cannot decode the image \("),
     "no bytes": ([(b"", None)], r"the image has no bytes"),
     "null": (None, r"the row has no image"),
     "empty list": ([], r"the row has no image"),
     "null inside": ([(None, None)], r"the row has neither bytes nor a path of an image"),
-    "missing file": ([(None, "gone.png")], r"the image file gone.png cannot be read \(No such file or directory\)"),
+    "missing file": ([(None, "gone.png")], r"the image file gone.png is not there"),
 }
 
 
@@ -192,6 +192,21 @@ def test_paths_are_relative_to_the_folder(tmp_path: Path) -> None:
     (tmp_path / "img" / "one.png").write_bytes(encode(11, 12))
     assert sizes(read(tmp_path)) == [(11, 12)]
     assert sizes(read(tmp_path / "a.parquet")) == [(11, 12)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("https://example.org/a.png", "nothing is fetched"),
+        ("/9j/4AAQ" * 9999, "not there or no regular file"),
+        ("a\0b", "not there or no regular file"),
+    ],
+)
+def test_a_text_that_is_no_path_costs_its_row_alone(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "one.png").write_bytes(encode(11, 12))
+    workload = read(write_images(tmp_path / "a.parquet", [[(None, text)], [(None, "one.png")]]))
+    assert sizes(workload) == [(11, 12)]
+    assert reason in workload.skipped[0].reason and len(workload.skipped[0].reason) < 300
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -235,6 +250,17 @@ def test_folder_reads_the_files_of_its_split_in_order(tmp_path: Path) -> None:
     assert [width for width, _ in sizes(read(folder.parent, hf_split="test"))] == [9]
     with pytest.raises(InputError, match=r"holds no file of split 'dev' \(files: test-00000-of-00001.parquet, train"):
         read(folder.parent, hf_split="dev")
+
+
+@pytest.mark.parametrize("layout", ["{}/{}-00000-of-00001", "{}/{}/0000", "{}/{}_0", "{}/{}.1"])
+def test_a_split_is_found_within_configurations_which_a_subset_names(tmp_path: Path, layout: str) -> None:
+    for side, names in enumerate([("a", "train"), ("a", "test"), ("b", "train")], start=1):
+        write_sides(tmp_path / f"{layout.format(*names)}.parquet", range(side, side + 1))
+    assert [width for width, _ in sizes(read(tmp_path))] == [1, 3]
+    assert [width for width, _ in sizes(read(tmp_path, hf_split="test"))] == [2]
+    subset = read(tmp_path, hf_subset="a")
+    assert [width for width, _ in sizes(subset)] == [1]
+    assert subset.provenance["subset"] == "a"
 
 
 def test_empty_row_group_is_passed_over(tmp_path: Path) -> None:
@@ -430,6 +456,18 @@ def test_a_folder_of_image_files_is_a_data_set(tmp_path: Path, kind: str) -> Non
     assert len(orders) == 2
 
 
+def test_linked_folders_are_read_once_and_unreadable_photos_are_named(tmp_path: Path) -> None:
+    for name in ("set", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").write_bytes(encode(len(name), 8))
+    (tmp_path / "set" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "phone.HEIC").write_bytes(b"\0\0\0\x18ftypheic")
+    for workload in (read(tmp_path / "set"), read_folder(tmp_path / "set")):
+        assert sizes(workload) == [(3, 8), (9, 8)]
+        assert "it is none of" in workload.skipped[0].reason
+
+
 @pytest.mark.parametrize("look", [lambda folder: read(folder), read_folder, lambda folder: convert_source(str(folder))])
 def test_a_folder_without_end_is_refused(look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "MOST_FILES", 5)
@@ -562,7 +600,7 @@ def test_a_folder_is_read_from_the_headers_of_its_files(tmp_path: Path) -> None:
         MediaItem(500, 400, source="z.png"),
     ]
     assert [item.source for item in workload.skipped] == ["broken.jpg", "notes.txt"]
-    assert "PIL cannot read the header (UnidentifiedImageError" in workload.skipped[0].reason
+    assert "PIL cannot read the header (it is none of " in workload.skipped[0].reason
 
 
 def test_folder_without_images_is_refused(tmp_path: Path) -> None:
