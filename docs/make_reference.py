@@ -17,19 +17,8 @@ from vitgraph.records import sample_table
 from vitgraph.records.record import RECORDS, Record
 from vitgraph.records.sections import NOT_FINITE
 from vitgraph.report.columns import Table
-from vitgraph.report.to_files import COLUMNS_TABLE
-from vitgraph.report.views import (
-    bench,
-    compare,
-    compile_rows,
-    graph_tables,
-    machine,
-    parts,
-    ranks,
-    runs,
-    tune,
-    workload,
-)
+from vitgraph.report.documents import COLUMNS_TABLE
+from vitgraph.report.views import bench, compare, graph_tables, machine, parts, plan, ranks, runs, tune
 
 RECORDS_INTRODUCTION = """# Records
 
@@ -162,13 +151,13 @@ TABLES: dict[str, tuple[Table, ...]] = {
         *(graph_tables.MISSES, graph_tables.DROPPED, ranks.RANKS, runs.SAMPLES, ranks.SCALING),
     ),
     "export --compare": (runs.COMPARISON,),
-    "compare-backends, and bench --compile-rows": (compare.BACKENDS, ranks.RANKS, compile_rows.MANY),
+    "compare-backends, and bench --compile-rows": (compare.BACKENDS, ranks.RANKS, compare.MANY),
     "compare-backends --micro": (parts.MICRO, parts.CROSSINGS),
     "profile": (parts.KINDS,),
     "tune-budgets": (tune.SETTINGS, tune.BUDGETS),
     "calibrate": (parts.CURVE,),
     "verify": (machine.CHECKS,),
-    "workload inspect": (workload.DISTRIBUTIONS,),
+    "workload inspect": (plan.DISTRIBUTIONS,),
     "every export": (COLUMNS_TABLE,),
 }
 """The tables of files, by the command that they are of."""

@@ -20,9 +20,8 @@ from vitgraph.report.document import Document
 from vitgraph.report.documents import document_of
 from vitgraph.report.views.bench import bench_document
 from vitgraph.report.views.machine import doctor_document, models_document
-from vitgraph.report.views.plan import explanation_document
+from vitgraph.report.views.plan import explanation_document, workload_document
 from vitgraph.report.views.runs import runs_document, two_runs_document
-from vitgraph.report.views.workload import workload_document
 
 FAULT = "relative L2 0.5 from eager, above 1e-05: item 0 [odd], budget 64"
 

@@ -8,15 +8,13 @@ from typing import Annotated
 import typer
 
 from vitgraph import __version__
-from vitgraph.commands.export import export
 from vitgraph.commands.machine import doctor, import_line, models
-from vitgraph.commands.measure import bench, compare_backends, profile, profiled_call, verify
+from vitgraph.commands.measure import bench, compare_backends, plan, profile, profiled_call, verify
 from vitgraph.commands.options import add_command, options_page
-from vitgraph.commands.plan import plan
 from vitgraph.commands.shell import first_look
 from vitgraph.commands.sweep import sweep
+from vitgraph.commands.tools import calls, convert, export, inspect, make
 from vitgraph.commands.tuning import calibrate, recommend, tune_budgets
-from vitgraph.commands.workload import calls, convert, inspect, make
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -197,8 +197,7 @@ def read_tables(*paths: str | Path) -> dict[str, pd.DataFrame]:
     Raises:
         VitgraphError: There is no record, one is damaged, or they do not go together.
     """
-    from vitgraph.report.documents import document_of_paths
-    from vitgraph.report.to_files import arrow_table
+    from vitgraph.report.documents import arrow_table, document_of_paths
 
     document, _ = document_of_paths([Path(path) for path in paths])
     return {table.name: arrow_table(table).to_pandas() for table in document.tables}

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from vitgraph.report import charts, to_html
+from vitgraph.report import charts, markup
 
-CHART_FILES, PAGE_SVG = charts.chart_files, to_html.page_svg
+CHART_FILES, PAGE_SVG = charts.chart_files, markup.page_svg
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -18,7 +18,7 @@ def _nothing_is_drawn() -> Iterator[None]:
         patch.setattr(
             charts, "chart_files", lambda found: {f"{c.name}.{e}": b"not drawn" for c in found for e in ("png", "svg")}
         )
-        patch.setattr(to_html, "page_svg", lambda chart, prefix: "")
+        patch.setattr(markup, "page_svg", lambda chart, prefix: "")
         yield
 
 
@@ -26,4 +26,4 @@ def _nothing_is_drawn() -> Iterator[None]:
 def drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The charts of a test are drawn, as it looks at them."""
     monkeypatch.setattr(charts, "chart_files", CHART_FILES)
-    monkeypatch.setattr(to_html, "page_svg", PAGE_SVG)
+    monkeypatch.setattr(markup, "page_svg", PAGE_SVG)

@@ -21,7 +21,7 @@ from vitgraph.models.two_path import MonolithicEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.records.sample_table import read_samples
 from vitgraph.report.documents import saved_document
-from vitgraph.report.to_html import to_html
+from vitgraph.report.markup import to_html
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("deepseek-ocr-debug", "step3-vl-debug")

@@ -16,7 +16,7 @@ from vitgraph.errors import UsageError
 from vitgraph.measure import processes
 from vitgraph.records.record import version_of_code
 from vitgraph.records.store import ResultFolder
-from vitgraph.report import to_files
+from vitgraph.report import documents
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -97,7 +97,7 @@ def test_a_sweep_keeps_its_folder_until_its_tables_are_written(tmp_path: Path, m
         refused.append(str(error.value))
 
     monkeypatch.setattr(processes, "run_process", lambda *_: (False, 0))
-    monkeypatch.setattr(to_files, "write", write)
+    monkeypatch.setattr(documents, "write", write)
     assert sweep(tmp_path, f"settings:{SETTINGS}axes: {{seed: [1]}}\n").exit_code == 0
     assert len(refused) == 1 and refused[0].startswith("another vitgraph is writing")
 

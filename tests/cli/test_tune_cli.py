@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 
 from vitgraph.cli import app
 from vitgraph.commands import tuning
-from vitgraph.predict.find_profile import shipped_profiles
-from vitgraph.predict.profile import load_profile
+from vitgraph.predict.profile import load_profile, shipped_profiles
 from vitgraph.records import store
 
 PROFILE = "h200-qwen3-vl-30b-a3b"

@@ -21,7 +21,7 @@ from vitgraph.measure.calls import make_calls
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.records.sample_table import EAGER
-from vitgraph.tuning.verdict import AUTOMATIC, SEED_NINE, TUNED
+from vitgraph.tuning.objective import AUTOMATIC, SEED_NINE, TUNED
 from vitgraph.workloads.base import MediaItem, number_requests
 
 CALLS = 20

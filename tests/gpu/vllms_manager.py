@@ -47,8 +47,7 @@ from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.doubt import host_factor, summarize_errors
 from vitgraph.predict.engine_rules import ENGINE, MANAGER_FILE
-from vitgraph.predict.find_profile import find_profile
-from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.profile import CalibrationProfile, find_profile
 from vitgraph.predict.targets import VLLM
 from vitgraph.records.sample_table import EAGER, REPEAT_SUFFIX
 from vitgraph.records.stats import count_slower, improvement, summarize
@@ -59,7 +58,7 @@ from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import tune_budgets
 from vitgraph.tuning.host_watch import host_layer_us
 from vitgraph.tuning.judge import representative
-from vitgraph.tuning.verdict import AUTOMATIC, NO_GRAPHS, SEED_NINE, TUNED, USE_GRAPHS
+from vitgraph.tuning.objective import AUTOMATIC, NO_GRAPHS, SEED_NINE, TUNED, USE_GRAPHS
 
 LISTS = (AUTOMATIC, SEED_NINE, TUNED)
 AGAIN = EAGER + REPEAT_SUFFIX

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitgraph.commands.habits import set_field
+from vitgraph.commands.options import set_field
 from vitgraph.commands.server_command import SGLANG, VLLM, find_server
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, dropwhile, groupby, pairwise, takewhile
 from string import Template
 
-from vitgraph.commands.habits import values_in_vllm
+from vitgraph.commands.options import values_in_vllm
 from vitgraph.errors import UsageError
 
 VLLM, SGLANG = "vLLM", "SGLang"

@@ -186,8 +186,7 @@ def _data(runs: Sequence[SweepRun]) -> dict[str, Any]:
 
 def _shown(runs: Sequence[SweepRun], folder: Path | None = None) -> Shown:
     """The table of the runs, and for `bench` that of their figures; as files too where a folder is given."""
-    from vitgraph.report.documents import document_of_paths
-    from vitgraph.report.to_files import write
+    from vitgraph.report.documents import document_of_paths, write
     from vitgraph.report.views.runs import sweep_document
 
     whole = [run.folder for run in runs if run.command == "bench" and run.is_whole()]

@@ -30,7 +30,7 @@ CALIBRATION, VERIFICATION = "calibration.json", "verify"
 def calibrate(spec: CalibrateSpec, progress: Progress) -> Shown:
     """Measure what replays, eager calls, slots and copies cost here; tune-budgets reads the result anywhere."""
     from vitgraph.measure.setup import resolve_source
-    from vitgraph.predict.profile_summary import describe_profile
+    from vitgraph.predict.doubt import describe_profile
     from vitgraph.report.views.parts import calibrate_document
 
     model = spec.model
@@ -63,7 +63,7 @@ def _measured_profile(
 ) -> CalibrationProfile:
     """Loads an encoder and measures its cost profile on its device, of calls of up to `max_tokens` output tokens."""
     from vitgraph.measure.setup import load, resolve_device, resolve_dtype
-    from vitgraph.predict.find_profile import tower_shape
+    from vitgraph.predict.profile import tower_shape
     from vitgraph.tuning.calibration import calibrate as measure
 
     device = resolve_device(model.device)
@@ -119,7 +119,7 @@ def check_goals(spec: TuneSpec) -> tuple[Objective, Limits]:
 
 def _profile_for(spec: TuneSpec, prepared: PreparedBench) -> CalibrationProfile:
     """The calibration that is named, or that of this tower that comes with vitgraph; raises UsageError without one."""
-    from vitgraph.predict.find_profile import find_profile
+    from vitgraph.predict.profile import find_profile
 
     model = spec.bench.model
     wanted = {"dtype": model.dtype, "attn_backend": model.attn_backend, "compile": model.compile}
@@ -249,8 +249,7 @@ def recommend(spec: RecommendSpec, progress: Progress) -> Shown:
     measured.
     """
     from vitgraph.measure.preparation import prepare_bench
-    from vitgraph.report.documents import write_derived
-    from vitgraph.report.to_files import write
+    from vitgraph.report.documents import write, write_derived
     from vitgraph.report.views.tune import recommend_document, recommendation
     from vitgraph.verify.models import failure_of
 

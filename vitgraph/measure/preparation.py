@@ -36,8 +36,8 @@ from vitgraph.predict.assignment import (
 )
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_calls import replay_workload
-from vitgraph.predict.find_profile import find_profile, packing_cost
-from vitgraph.predict.targets import TargetCost
+from vitgraph.predict.profile import find_profile
+from vitgraph.predict.targets import TargetCost, packing_cost
 from vitgraph.records.sections import Resolved
 from vitgraph.records.sections import SkippedItem as SkippedSection
 from vitgraph.records.sections import Workload as WorkloadSection

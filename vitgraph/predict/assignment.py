@@ -10,7 +10,6 @@ import numpy as np
 from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel, item_features
 
-SIZE, COST = ASSIGNMENTS = ("size", "cost")
 _NANOSECONDS_PER_MS = 1e6
 
 Shares = tuple[tuple[int, ...], ...]

@@ -16,11 +16,12 @@ from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.fitting import nonnegative_least_squares, nonnegative_line
-from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.profile import CalibrationProfile, find_profile
 from vitgraph.records.calibrate_result import EncoderFacts
 
 if TYPE_CHECKING:
     from vitgraph.models.geometry import GeometryRule
+    from vitgraph.models.registry import ModelSource
 
 VITGRAPH, VLLM = "vitgraph", "vllm"
 
@@ -274,3 +275,8 @@ class TargetCost:
         """Predicted seconds to capture all graphs."""
         budgets = np.array([budget for (_, budget), tiers in plan.slot_tiers.items() for _ in tiers])
         return float(self.model.capture_ms(budgets).sum()) * len(plan.axis_keys) / 1e3
+
+
+def packing_cost(calibration: str | None, source: ModelSource) -> TargetCost:
+    """Predicted times of vitgraph's own manager under a profile, for the packing policy `optimal`."""
+    return TargetCost(CostModel(find_profile(calibration, source)), TARGETS[VITGRAPH], DOUBT)

@@ -86,7 +86,7 @@ def draw_budgets(
 
 
 def draw_calls(facts: Mapping[str, Any]) -> Figure:
-    """Share of the calls of `vitgraph.report.views.workload.call_facts` with so many requests, a row a number."""
+    """Share of the calls with so many requests, a row a number."""
     rows = facts["sizes"]
     subtitle = f"{facts['name']} · {facts['calls']:,} calls of {facts['requests']:,} requests"
     figure, (axes,) = charts.new_axes("Requests a call", subtitle, 1.6 + 0.32 * len(rows))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.specs.buckets import parse_buckets, parse_limits
 from vitgraph.specs.fields import Option, Spec, option
 from vitgraph.specs.values import (
     MOST_INT,
@@ -16,6 +15,8 @@ from vitgraph.specs.values import (
     between,
     one_of,
     options_of_compilation_config,
+    parse_buckets,
+    parse_limits,
     parse_processor_kwargs,
     parse_requests_per_call,
     parse_token_budgets,

@@ -16,8 +16,7 @@ from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
-from vitgraph.predict.find_profile import is_same_network, stands_for
-from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.profile import CalibrationProfile, is_same_network, stands_for
 from vitgraph.predict.targets import VITGRAPH, VLLM, make_plan
 from vitgraph.predict.workload_cost import Traffic
 from vitgraph.records.sample_table import Sample
@@ -32,9 +31,18 @@ from vitgraph.records.tune_result import (
 )
 from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.tuning.describe import Paste, describe, describe_vllm
-from vitgraph.tuning.objective import Limits, Objective
+from vitgraph.tuning.objective import (
+    DEPENDS,
+    MEASURE_FIRST,
+    NO_GRAPHS,
+    TUNED,
+    USE_GRAPHS,
+    Limits,
+    Objective,
+    Outcome,
+    measured_verdict,
+)
 from vitgraph.tuning.tune import Searched, Tuned, TuneTask, predicted_times, search_calls
-from vitgraph.tuning.verdict import DEPENDS, MEASURE_FIRST, NO_GRAPHS, TUNED, USE_GRAPHS, Outcome, measured_verdict
 from vitgraph.workloads.registry import build_workload
 from vitgraph.workloads.trace import SHIPPED_TRACES
 

@@ -27,8 +27,7 @@ from vitgraph.predict.targets import encoder_facts
 from vitgraph.records.calibrate_result import CallPoint, CapturePoint, MemoryPoint, ReplayPoint
 from vitgraph.records.sections import Encoder
 from vitgraph.tuning.calibration_items import DEFAULT_SLOTS, CalibrationPlan, ItemCatalogue, SizedItem
-from vitgraph.tuning.device_timing import DeviceTiming
-from vitgraph.tuning.holdout_calls import PASSES, measure_holdout
+from vitgraph.tuning.device_timing import PASSES, DeviceTiming, measure_holdout
 from vitgraph.tuning.host_watch import Call, EagerSweeps, HostWatch, layer_timer
 
 STAGES = (1024, 4096)

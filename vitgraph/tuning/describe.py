@@ -24,10 +24,9 @@ from vitgraph.records.tune_result import (
     VllmAnswer,
 )
 from vitgraph.tuning.explain import break_even_tokens, collect_misses
-from vitgraph.tuning.objective import Kept, ScoredSettings, latency_of
+from vitgraph.tuning.objective import AUTOMATIC, EAGER, ORACLE, TUNED, USE_GRAPHS, Kept, ScoredSettings, latency_of
 from vitgraph.tuning.search import SearchResult
 from vitgraph.tuning.tune import SEEN, Searched, Tuned, TuneTask
-from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED, USE_GRAPHS
 
 RUNNERS_UP = 5
 

@@ -38,7 +38,7 @@ from vitgraph.records.sample_table import Sample
 from vitgraph.records.tune_result import Measured
 from vitgraph.tuning.advice import Advice
 from vitgraph.tuning.judgement import EXACT, EXACT_CALL, measured_answer
-from vitgraph.tuning.verdict import EAGER, TUNED
+from vitgraph.tuning.objective import EAGER, TUNED
 
 GOLDEN = (5**0.5 - 1) / 2
 REPEAT_EVERY = 2

@@ -17,7 +17,7 @@ from vitgraph.records.sample_table import PairedTimes, Samples
 from vitgraph.records.stats import METRICS, FloatArray, Judge, noise_of, summarize
 from vitgraph.records.tune_result import Closed, Measured, Strategy
 from vitgraph.tuning.describe import closed_share
-from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, TUNED
+from vitgraph.tuning.objective import AUTOMATIC, EAGER, ORACLE, TUNED
 
 if TYPE_CHECKING:
     from vitgraph.tuning.judge import Verification

@@ -24,9 +24,19 @@ from vitgraph.predict.targets import DOUBT, VLLM, TargetCost, automatic_settings
 from vitgraph.predict.workload_cost import Traffic, eager_calls, oracle_calls, predict_calls
 from vitgraph.records.calibrate_result import EncoderFacts
 from vitgraph.records.tune_result import ModelError
-from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings
+from vitgraph.tuning.objective import (
+    AUTOMATIC,
+    EAGER,
+    ORACLE,
+    SEED_NINE,
+    TUNED,
+    Kept,
+    Limits,
+    Objective,
+    Outcome,
+    ScoredSettings,
+)
 from vitgraph.tuning.search import Search, SearchResult
-from vitgraph.tuning.verdict import AUTOMATIC, EAGER, ORACLE, SEED_NINE, TUNED, Outcome
 
 SPLIT: Final = "split"
 CROSS_VALIDATED: Final = "cross-validation"

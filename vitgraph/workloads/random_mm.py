@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.specs.buckets import LIMIT_EXAMPLE, LIMIT_OPTION, parse_buckets, parse_limits
 from vitgraph.specs.parts import WorkloadSpec
+from vitgraph.specs.values import LIMIT_EXAMPLE, LIMIT_OPTION, parse_buckets, parse_limits
 from vitgraph.workloads.base import IMAGE, VIDEO, MediaItem, Workload, number_requests
 
 # vLLM writes its random videos as files of this rate, so a loader that samples by time keeps few of their frames.

@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from vitgraph import errors
 from vitgraph.cli import app
-from vitgraph.commands.habits import as_here
-from vitgraph.commands.options import add_command, options_page, read_spec, specs_of_commands
+from vitgraph.commands.options import add_command, as_here, options_page, read_spec, specs_of_commands
 from vitgraph.commands.process import STOP_SIGNALS
 from vitgraph.commands.shell import Shown, reported_errors
 from vitgraph.errors import EXIT_STATUSES, UsageError, VitgraphError

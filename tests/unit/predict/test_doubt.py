@@ -6,8 +6,7 @@ import pytest
 
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import host_factor, model_error, profile_doubts
-from vitgraph.predict.find_profile import shipped_profiles
-from vitgraph.predict.profile import load_profile
+from vitgraph.predict.profile import load_profile, shipped_profiles
 from vitgraph.records.calibrate_result import HostCheck
 
 

@@ -14,8 +14,8 @@ from synthetic import synthetic_profile
 from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import CaptureAxis
 from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.predict.doubt import describe_profile
 from vitgraph.predict.profile import ProfileError, load_profile, profile_of
-from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.records.calibrate_result import EagerPoint, EncoderFacts, Timing
 from vitgraph.records.sections import Compiled, Encoder, Environment
 from vitgraph.records.store import read_record

@@ -8,7 +8,7 @@ import pytest
 
 from vitgraph.errors import UsageError
 from vitgraph.models.registry import all_presets, resolve_model
-from vitgraph.predict.find_profile import find_profile, stands_for, tower_shape
+from vitgraph.predict.profile import find_profile, stands_for, tower_shape
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from made_up_reports import bench_report, runs_report, two_runs_report
 from PIL import Image
 
-from vitgraph.report.to_html import to_html
+from vitgraph.report.markup import to_html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")

@@ -17,11 +17,9 @@ from vitgraph.records.latency import Latency
 from vitgraph.report import say
 from vitgraph.report.charts import chart_files
 from vitgraph.report.columns import Column
+from vitgraph.report.documents import FORMATS, csv_bytes, parse_formats, write
+from vitgraph.report.markup import to_html, to_latex, to_markdown
 from vitgraph.report.say import clean
-from vitgraph.report.to_files import FORMATS, csv_bytes, parse_formats, write
-from vitgraph.report.to_html import to_html
-from vitgraph.report.to_latex import to_latex
-from vitgraph.report.to_markdown import to_markdown
 from vitgraph.report.views.claims import moved_by_one
 from vitgraph.report.views.runs import join_tables
 

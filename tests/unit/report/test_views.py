@@ -17,12 +17,9 @@ from made_up_document import terminal_text
 from vitgraph.errors import UsageError
 from vitgraph.records.latency import Latency
 from vitgraph.report import charts
-from vitgraph.report.documents import document_of, write_derived
+from vitgraph.report.documents import document_of, write, write_derived
 from vitgraph.report.draw import draw_backends, draw_budgets
-from vitgraph.report.to_files import write
-from vitgraph.report.to_html import to_html
-from vitgraph.report.to_latex import to_latex
-from vitgraph.report.to_markdown import to_markdown
+from vitgraph.report.markup import to_html, to_latex, to_markdown
 from vitgraph.report.views.bench import bench_document, bench_tables
 from vitgraph.report.views.parts import profile_bars
 from vitgraph.report.views.runs import runs_document

@@ -20,8 +20,8 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import all_presets
 from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
+from vitgraph.predict.doubt import describe_profile
 from vitgraph.predict.profile import CalibrationProfile, load_profile
-from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.predict.targets import encoder_facts
 from vitgraph.records.store import read_record
 from vitgraph.report.to_terminal import render

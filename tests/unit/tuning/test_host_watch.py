@@ -15,9 +15,8 @@ from vitgraph.measure.series import CallTime
 from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.doubt import SLOW_LAUNCH_US, host_problems, model_error, profile_doubts
+from vitgraph.predict.doubt import SLOW_LAUNCH_US, describe_profile, host_problems, model_error, profile_doubts
 from vitgraph.predict.profile import CalibrationProfile, profile_of
-from vitgraph.predict.profile_summary import describe_profile
 from vitgraph.report.to_terminal import render
 from vitgraph.report.views.parts import calibrate_document
 from vitgraph.tuning import calibration, device_timing

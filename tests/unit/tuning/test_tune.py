@@ -17,8 +17,7 @@ from vitgraph.measure.setup import resolve_source
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import count_calls
 from vitgraph.planning.packing import pack_items
-from vitgraph.predict.find_profile import tower_shape
-from vitgraph.predict.profile import CalibrationProfile, load_profile
+from vitgraph.predict.profile import CalibrationProfile, load_profile, tower_shape
 from vitgraph.records.sections import Encoder
 from vitgraph.records.tune_result import TuneResult
 from vitgraph.specs.parts import ModelSpec, WorkloadSpec

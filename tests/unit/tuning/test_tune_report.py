@@ -21,8 +21,7 @@ from vitgraph.predict.targets import TARGETS, VITGRAPH, TargetCost
 from vitgraph.records.record import TuneRecord
 from vitgraph.records.sections import Resolved, Workload
 from vitgraph.report.document import Document
-from vitgraph.report.documents import document_of
-from vitgraph.report.to_files import write
+from vitgraph.report.documents import document_of, write
 from vitgraph.report.views.plan import explanation_document
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import tune_budgets

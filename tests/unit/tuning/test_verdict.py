@@ -11,8 +11,7 @@ from synthetic import Machine, image, synthetic_profile
 from vitgraph.measure.calls import make_calls
 from vitgraph.measure.setup import resolve_source
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.find_profile import find_profile
-from vitgraph.predict.profile import CalibrationProfile
+from vitgraph.predict.profile import CalibrationProfile, find_profile
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.workload_cost import Traffic
 from vitgraph.records.latency import Improvement, Pair, SlowerRequests
@@ -21,9 +20,8 @@ from vitgraph.records.stats import summarize
 from vitgraph.records.tune_result import Closed, Measured, PredictionError, Strategy
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.tuning.advice import Advice, tune_budgets
-from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings
+from vitgraph.tuning.objective import Kept, Limits, Objective, ScoredSettings, measured_verdict
 from vitgraph.tuning.search import Search
-from vitgraph.tuning.verdict import measured_verdict
 from vitgraph.workloads.base import MediaItem, Request
 
 SOURCE = resolve_source(ModelSpec("qwen3-vl-30b-a3b"))
@@ -162,7 +160,7 @@ def test_a_compiled_profile_is_found_only_for_a_compiled_tower_and_its_line_comp
     for name, profile in (("a-compiled", compiled), ("b-plain", plain)):
         profile.save(tmp_path / f"{name}.json")
     shipped = {path.stem: path for path in sorted(tmp_path.glob("*.json"))}
-    monkeypatch.setattr("vitgraph.predict.find_profile.shipped_profiles", lambda: shipped)
+    monkeypatch.setattr("vitgraph.predict.profile.shipped_profiles", lambda: shipped)
     assert not find_profile(None, SOURCE).is_compiled
     assert find_profile(None, SOURCE, {"compile": True}).is_compiled
     assert compiled.compile_doubt(True) is None

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.specs.buckets import parse_buckets, parse_limits
 from vitgraph.specs.parts import WorkloadSpec
+from vitgraph.specs.values import parse_buckets, parse_limits
 from vitgraph.workloads.random_mm import resolve_draw_rule
 from vitgraph.workloads.registry import build_workload
 

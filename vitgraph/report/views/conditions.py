@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from vitgraph.records.record import Record
+from vitgraph.records.record import CompareRecord, Record
 from vitgraph.records.sections import DroppedGraph, GpuState, GraphKey, choices_text, value_at
 from vitgraph.report import say
 from vitgraph.report.document import Document, Facts, Section, document, section
@@ -154,6 +154,18 @@ def items_text(items: Iterable[Sequence[int]]) -> str:
         name = f"{width}×{height}" + (f"×{frames} frames" if frames > 1 else "")
         parts.append(name if count == 1 else f"{count} × {name}")
     return ", ".join(parts)
+
+
+def reference_text(record: CompareRecord) -> str:
+    """What outputs were checked against."""
+    reference = record.result.comparison.reference
+    if reference is None:
+        return ""
+    return (
+        f"{say.count(reference.calls, 'call')} with every series against the same tower in {reference.dtype}; "
+        f"relative L2 up to {say.error(reference.limit)} passes ({reference.backend} in this dtype: "
+        f"{say.error(reference.own_error)})"
+    )
 
 
 def environment_facts(ran: Ran) -> Facts:

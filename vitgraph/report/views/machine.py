@@ -13,7 +13,7 @@ from vitgraph.records.sections import choices_text
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, column, fields, table_of, texts
 from vitgraph.report.document import Document, Facts, Section, Text, Verdict, document, section
-from vitgraph.report.to_markdown import row as markdown_row
+from vitgraph.report.markup import markdown_row
 from vitgraph.report.views.conditions import Ran, backend_text, compiled_text
 
 # -- doctor ------------------------------------------------------------------------------------------------------------

@@ -296,7 +296,7 @@ def calibrate_document(summary: Mapping[str, Any]) -> Document:
     """The report of a calibration: the replay curve, empty slots, overheads, memory, and the cost model's error.
 
     Args:
-        summary: `vitgraph.predict.profile_summary.describe_profile`.
+        summary: `vitgraph.predict.doubt.describe_profile`.
     """
     curve = CURVE.filled(summary["curve"])
     doubts = (f"measure it first: {doubt}" for doubt in summary["doubts"])
