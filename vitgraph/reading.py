@@ -6,14 +6,20 @@ an integer of five thousand digits, aliases of aliases.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import os
 import stat
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vitgraph.errors import UsageError, VitgraphError
+from vitgraph.errors import InputError, UsageError, VitgraphError
 
 MOST_BYTES = 256 * 2**20
 MOST_DEPTH = 64
@@ -82,6 +88,45 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageEr
     if len(content) > most:
         raise failure(f"{path} has more than {most:,} bytes, which is the most that is read of such a file")
     return content
+
+
+def _unpack_zstd(raw: Any) -> Any:
+    import pyarrow  # takes a quarter of a second
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"))
+
+
+_UNPACKERS: Mapping[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda raw: gzip.GzipFile(fileobj=raw),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": _unpack_zstd,
+}
+"""What unpacks a file, by its first bytes."""
+
+
+@contextmanager
+def unpacked(path: Path, what: str) -> Iterator[Any]:
+    """The content of a regular file, unpacked where it is compressed (gzip, bzip2, xz, zstd), whatever its name.
+
+    Raises:
+        InputError: It is none or an archive of files, or it cannot be read, then or in the context.
+    """
+    if path.exists() and not path.is_file():
+        raise InputError(f"cannot read the {what} {path}: it is no regular file; save it first")
+    try:
+        with path.open("rb") as raw:
+            start = raw.peek(6)
+            unpack = next((unpack for mark, unpack in _UNPACKERS.items() if start.startswith(mark)), None)
+            file: Any = raw if unpack is None else unpack(raw)
+            if start.startswith(b"PK\x03\x04") or file.peek(512)[257:262] == b"ustar":
+                raise InputError(
+                    f"cannot read the {what} {path}: it is an archive or a workbook; unpack it, or save it as text"
+                )
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read the {what} {path}: {reason}; name a file that can be read") from error
 
 
 def read_text(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageError) -> str:

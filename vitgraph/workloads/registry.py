@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.reading import is_file, is_folder
+from vitgraph.reading import is_file, is_folder, unpacked
 from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import Workload
 from vitgraph.workloads.encoded_image import read_folder
 from vitgraph.workloads.hub_sets import parquet_files
 from vitgraph.workloads.images import build_hf
 from vitgraph.workloads.random_mm import build_random_mm
-from vitgraph.workloads.request_log import opened_log, read_json_log, read_text_log
+from vitgraph.workloads.request_log import read_json_log, read_text_log
 from vitgraph.workloads.trace import SHIPPED_TRACES, build_trace
 
 WORKLOAD_BUILDERS: dict[str, Callable[[WorkloadSpec], Workload]] = {
@@ -144,14 +144,15 @@ def _detect_kind(source: str, has_pattern: bool) -> str:
     if is_file(path):
         if path.suffix == ".parquet":
             return HF
-        with opened_log(path, "log") as file:
+        with unpacked(path, "log") as file:
             start = file.read(4096)
         start = start.decode("utf-16" if start[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors="replace")
         if start.lstrip().startswith(("{", "[")):
             return JSON_LINES
         raise UsageError(
             f"{source} is no parquet file and does not start with a JSON object; for a text log say where its sizes "
-            "are, for example --pattern 'size=WxH' (a CSV of sizes is a trace already: --dataset-name trace)"
+            "are, for example --pattern 'size=WxH' (a CSV of sizes is a trace already: --dataset-name trace), and "
+            "for images name their folder"
         )
     if source.count("/") == 1 and path.suffix not in _FILE_ENDINGS and not is_folder(path.parent):
         return HF

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import base64
 import codecs
-import gzip
 import io
 import json
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.reading import parse_json
+from vitgraph.reading import parse_json, unpacked
 from vitgraph.workloads.base import RATE_RULE, MediaItem, Provenance, SkippedItem, Workload, is_rate, number_requests
 from vitgraph.workloads.encoded_image import read_upright_size
 
@@ -61,8 +58,7 @@ _KEYS_RULE = (
 
 
 def read_json_log(path: Path, *, height_first: bool = False, fields: Mapping[str, str] | None = None) -> Workload:
-    """Reads a log of JSON objects, each a request: one a line, or all in one array; the file may be compressed with
-    gzip.
+    """Reads a log of JSON objects, each a request: one a line, or all in one array; the file may be compressed.
 
     A request names the sizes of its items, or is or holds the body of an OpenAI request, whose images in data URLs are
     measured. One without any item (a text-only request, another kind of entry) is left out and counted; an empty list
@@ -265,7 +261,7 @@ def read_text_log(path: Path, pattern: str) -> Workload:
     """Reads a log of text lines; every match in a line is an item of that line's request.
 
     Lines without a match are counted and left out. Lines with an equal `request` group form one request. The file may
-    be compressed with gzip. `pattern` is a regular expression with the groups `width` and `height`, and where needed
+    be compressed. `pattern` is a regular expression with the groups `width` and `height`, and where needed
     `frames` and `request`; or one in which `WxH` or `WxHxF` stands for the numbers.
 
     Raises:
@@ -342,28 +338,11 @@ def _parsed(text: str) -> Any:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines that are not blank, of UTF-8 or UTF-16 text, compressed or not."""
-    with opened_log(path, "log") as file:
+    with unpacked(path, "log") as file:
         encoding = "utf-16" if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
         for number, line in enumerate(io.TextIOWrapper(file, encoding, errors="replace"), start=1):
             if line.strip():
                 yield number, line.strip()
-
-
-@contextmanager
-def opened_log(path: Path, what: str) -> Iterator[Any]:
-    """The content of a regular file, unpacked where it is compressed with gzip, whatever its name.
-
-    Raises:
-        InputError: It is none, or it cannot be read, then or in the context.
-    """
-    if path.exists() and not path.is_file():
-        raise InputError(f"cannot read the {what} {path}: it is no regular file; save it first")
-    try:
-        with path.open("rb") as raw:
-            yield gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read the {what} {path}: {reason}; name a file that can be read") from error
 
 
 def make_item(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.reading import MOST_BYTES, is_file
+from vitgraph.reading import MOST_BYTES, is_file, unpacked
 from vitgraph.records.store import write_file
 from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import (
@@ -29,7 +29,6 @@ from vitgraph.workloads.base import (
     is_rate,
     shrink_size,
 )
-from vitgraph.workloads.request_log import opened_log
 
 TRACE_FOLDER = Path(__file__).with_name("traces")
 DEFAULT_TRACE = "mixed-chat"
@@ -67,8 +66,10 @@ MOST_SECONDS = 1e10
 _SIZE_COLUMNS = ("width", "height", "frames")
 _COLUMNS = (*_SIZE_COLUMNS, "request", "fps", "call", "arrival_s")
 _INTEGER = re.compile(r"-?[0-9]{1,99}", re.ASCII)
+_LONGEST_HEADER = 200
 _HEADER_RULE = (
-    "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s"
+    "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s; "
+    "`vitgraph workload convert` makes such a file of images and logs"
 )
 
 
@@ -110,7 +111,7 @@ def build_trace(spec: WorkloadSpec) -> Workload:
     path, shipped = resolve_trace_path(spec.dataset_path)
     assumed_fps = SHIPPED_TRACES[shipped].video_fps if shipped else None
     video_fps = assumed_fps if spec.video_fps is None else spec.video_fps
-    with opened_log(path, "trace") as file:
+    with unpacked(path, "trace") as file:
         content = bytes(file.read(MOST_BYTES + 1))
     if len(content) > MOST_BYTES:
         raise InputError(f"the trace {path} has more than {MOST_BYTES:,} bytes; take a part of it")
@@ -246,7 +247,8 @@ def _check_header(place: str, cells: list[str]) -> list[str]:
     }
     parts = [f"{word} column {', '.join(map(repr, columns))}" for word, columns in wrong.items() if columns]
     if parts:
-        raise InputError(f"{place}: header {','.join(cells)!r} has {' and '.join(parts)}; {_HEADER_RULE}")
+        shown = " and ".join(parts) if len(",".join(cells)) <= _LONGEST_HEADER else "no such columns"
+        raise InputError(f"{place}: header {','.join(cells)[:_LONGEST_HEADER]!r} has {shown}; {_HEADER_RULE}")
     return header
 
 

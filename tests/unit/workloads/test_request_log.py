@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
+import shutil
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from vitgraph.errors import InputError, UsageError
+from vitgraph.specs.parts import WorkloadSpec
 from vitgraph.workloads.base import Workload
-from vitgraph.workloads.registry import convert_source
+from vitgraph.workloads.registry import build_workload, convert_source
 from vitgraph.workloads.request_log import compile_pattern, read_json_log, read_text_log
 
 
@@ -241,16 +248,27 @@ def test_images_are_found_where_clients_and_gateways_put_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "pack", [bytes, gzip.compress, bz2.compress, lzma.compress, partial(pa.compress, codec="zstd", asbytes=True)]
+)
 @pytest.mark.parametrize(
     "text", ['{"width": 6, "height": 4}\n', '[{"width": 6, "height": 4}]', '{\n"width": 6,\n"height": 4}']
 )
-def test_marks_packing_and_layout_do_not_matter(text: str, packed: bool, encoding: str, tmp_path: Path) -> None:
-    content = text.encode(encoding)
+def test_marks_packing_and_layout_do_not_matter(text: str, pack: Any, encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path.write_bytes(pack(text.encode(encoding)))
     assert sizes(read_json_log(path)) == [[(6, 4, 1)]]
     assert sizes(convert_source(str(path))) == [[(6, 4, 1)]]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
+def test_archives_are_refused_as_such(name: str, tmp_path: Path) -> None:
+    write(tmp_path, '{"width": 6, "height": 4}')
+    kind = {".zip": "zip", ".tar": "tar", ".gz": "gztar"}[Path(name).suffix]
+    path = shutil.make_archive(str(tmp_path / "a"), kind, tmp_path, "log.jsonl")
+    for look in (convert_source, lambda given: build_workload(WorkloadSpec(dataset_name="trace", dataset_path=given))):
+        with pytest.raises(InputError, match="it is an archive or a workbook; unpack it"):
+            look(path)
 
 
 def test_fields_that_are_not_read_are_said_and_can_be_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
