@@ -12,7 +12,7 @@ from vitgraph.errors import InputError
 from vitgraph.models.families.glm4v import sampled_coordinates
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.grid_encoder import cubic_axis, table_taps
-from vitgraph.models.registry import resolve_model, row_of_config
+from vitgraph.models.registry import preset_of, resolve_model, row_of_config
 from vitgraph.planning.items import VIDEO
 
 DEBUG = "glm-4v-debug"
@@ -128,6 +128,11 @@ def test_published_checkpoint_loads(tmp_path: Path, prefix: str) -> None:
 def test_both_architectures_share_the_row() -> None:
     names = ("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration")
     assert [row_of_config({"architectures": [name]}).name for name in names] == ["glm4v", "glm4v"]
+    # Without a video file the architecture says how frames are sampled.
+    rates = [
+        preset_of(row_of_config({"architectures": [name]}), name)["processor"]["video"]["sampling"] for name in names
+    ]
+    assert rates == ["constant_rate", "falling_rate"]
     from transformers.models.glm46v.configuration_glm46v import Glm46VConfig
 
     vision_config: Any = Glm46VConfig().vision_config
