@@ -132,18 +132,23 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0]
+    found = _architecture_of_type(config)
+    if found is None:
+        raise ModelError(
+            f"config.json names no model: architectures is {named!r} and model_type {config.get('model_type')!r}; give "
+            "the config of a vision-language checkpoint"
+        )
+    return found
+
+
+def _architecture_of_type(config: Mapping[str, Any]) -> str | None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
     model_type = config.get("model_type")
     if any(model_type in row.architectures for row in ROWS):
         return str(model_type)
     found = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(model_type if isinstance(model_type, str) else "")
-    if not isinstance(found, str):
-        raise ModelError(
-            f"config.json names no model: architectures is {named!r} and model_type {model_type!r}; give the config of "
-            "a vision-language checkpoint"
-        )
-    return found
+    return found if isinstance(found, str) else None
 
 
 def row_of_config(config: Mapping[str, Any]) -> ModelRow:
@@ -164,8 +169,13 @@ def row_of_config(config: Mapping[str, Any]) -> ModelRow:
         )
     if architecture in NOT_YET:
         raise ModelError(f"architecture {architecture!r} has no vision-encoder adapter yet: {NOT_YET[architecture]}")
-    known = ", ".join(sorted({name for row in ROWS for name in row.architectures}))
-    raise ModelError(f"architecture {architecture!r} has no vision-encoder adapter here; known: {known}")
+    known = sorted({name for row in ROWS for name in row.architectures})
+    none = f"architecture {architecture!r} has no vision-encoder adapter here"
+    if (usual := _architecture_of_type(config)) in known:
+        raise ModelError(
+            f"{none}; its model_type is {usual}'s: where the vision encoder is too, name that in architectures"
+        )
+    raise ModelError(f"{none}; known: {', '.join(known)}")
 
 
 def resolve_preset(name: str) -> ModelSource | None:

@@ -45,6 +45,13 @@ def test_a_relative_with_another_tower_is_refused_with_the_difference(name: str)
     assert NOT_YET[name] in str(error.value)
 
 
+def test_another_name_of_a_known_model_type_is_refused_with_the_usual_one() -> None:
+    """As `AutoModel` saves it, or with another head."""
+    config = {"architectures": ["Qwen2_5_VLModel"], "model_type": "qwen2_5_vl"}
+    with pytest.raises(ModelError, match=r"is Qwen2_5_VLForConditionalGeneration's: .* name that in architectures"):
+        row_of_config(config)
+
+
 @pytest.mark.parametrize("name", [name for row in ROWS for name in row.images_only])
 def test_names_without_videos_take_images_only(name: str) -> None:
     (row,) = [row for row in ROWS if name in row.architectures]
