@@ -9,11 +9,14 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: bench test test-slow lint clean
 
+# Compiling every module of torch and transformers takes longer than the rest; Python compiles those that are imported.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(INSTALL) --upgrade pip
+	$(INSTALL) -c constraints.txt torch
+	$(INSTALL) -c constraints.txt -e '.[dev]'
 	touch $(STAMP)
 
 # On a GPU: the full-size Qwen3-VL-30B-A3B tower with random weights. On a CPU: a small one, and a replay saves nothing.
