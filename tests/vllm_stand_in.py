@@ -128,9 +128,6 @@ class AdaptedModel:
         config = self.model.get_encoder_cudagraph_config()
         return EncoderCudaGraphConfig(tuple(config.modalities), config.out_hidden_size)
 
-    def get_encoder_cudagraph_budget_range(self, max_call_tokens: int) -> tuple[int, int]:
-        return self.model.get_encoder_cudagraph_budget_range(None)
-
     def get_encoder_cudagraph_item_specs(self, mm_kwargs: EncoderInputs) -> list[EncoderItemSpec]:
         specs = self.model.get_encoder_cudagraph_item_specs(keywords_of(mm_kwargs))
         if self.model.postprocess_encoder_output is not None:

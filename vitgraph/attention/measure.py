@@ -140,9 +140,9 @@ class AttentionCase:
         ends += [ends[-1]] * (max(self.slots, len(self.lengths)) - len(self.lengths))
         return torch.tensor(ends, dtype=torch.int32, device=device)
 
-    def tensors(self, device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tensors(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Random query, key and value `[N, H, E]`; the global generators are left alone."""
-        generator = torch.Generator(device).manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(0)
         shape = (self.rows, self.heads, self.head_width)
         query, key, value = (
             torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(self.dtype) for _ in range(3)
@@ -243,17 +243,15 @@ def graph_reading(backend: AttentionBackend, call: Callable[[], object], device:
     return read
 
 
-def queued_ms(call: Callable[[], object], device: torch.device, calls: int = 10, repeats: int = 3) -> float:
-    """GPU time of one call in ms, the least of `repeats` rounds of `calls` launches; wall clock on a CPU."""
-    return min(queued_times(call, device, calls)[1] for _ in range(repeats))
+def queued_ms(call: Callable[[], object], device: torch.device) -> float:
+    """GPU time of one call in ms, the least of three rounds of ten launches; wall clock on a CPU."""
+    return min(queued_times(call, device, 10)[1] for _ in range(3))
 
 
-def graph_ms(
-    backend: AttentionBackend, call: Callable[[], object], device: torch.device, calls: int = 20, repeats: int = 5
-) -> float:
-    """The median of `repeats` readings of a graph."""
-    read = graph_reading(backend, call, device, calls)
-    return median(read()[1] for _ in range(repeats))
+def graph_ms(backend: AttentionBackend, call: Callable[[], object], device: torch.device) -> float:
+    """The median of five readings of a graph of twenty calls."""
+    read = graph_reading(backend, call, device, 20)
+    return median(read()[1] for _ in range(5))
 
 
 def segments_of(length: int, rows: int) -> tuple[int, ...]:

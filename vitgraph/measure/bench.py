@@ -23,7 +23,6 @@ from vitgraph.measure.series import (
     eager_series,
     expect_calls,
     graph_series,
-    monolithic_series,
     prepare_attention,
 )
 from vitgraph.measure.setup import load
@@ -183,7 +182,8 @@ class BenchRun(MeasuredRun[BenchRecord]):
         if make is not None:
             series.append(make(encoder))
         if MONOLITHIC in self._managers:
-            series.append(monolithic_series(self._managers[MONOLITHIC]))
+            whole = self._managers[MONOLITHIC]
+            series.append(Series(MONOLITHIC, whole.execute, whole, is_monolithic=True))
         return series if self.ranks is None else self.ranks.share(series, encoder)
 
     def _check(self, encoder: VisionEncoder, inputs: CallInputs) -> None:

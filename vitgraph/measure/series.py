@@ -21,7 +21,7 @@ from vitgraph.models.encoder import SEGMENT_OFFSETS, VisionEncoder
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import PackedBatch, pack_items
-from vitgraph.records.sample_table import EAGER, GRAPH, HF, ITEMWISE, MONOLITHIC
+from vitgraph.records.sample_table import EAGER, GRAPH, HF, ITEMWISE
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,13 @@ class Series:
 
     Args:
         manager: The graphs that it replays; None where it replays none.
+        is_monolithic: They hold both paths of a two-path model.
     """
 
-    def __init__(self, name: str, encode: Encode, manager: EncoderCudaGraphManager | None = None) -> None:
-        self.name = name
-        self.encode = encode
-        self.manager = manager
+    def __init__(
+        self, name: str, encode: Encode, manager: EncoderCudaGraphManager | None = None, *, is_monolithic: bool = False
+    ) -> None:
+        self.name, self.encode, self.manager, self.is_monolithic = name, encode, manager, is_monolithic
 
     @property
     def is_live(self) -> bool:
@@ -128,12 +129,7 @@ class Series:
 
     def real_rows(self, call: EncoderCall) -> Sequence[int] | None:
         """Output rows of each item where the packing counts more of them; None where it counts the real ones."""
-        return None
-
-
-class _MonolithicSeries(Series):
-    def real_rows(self, call: EncoderCall) -> Sequence[int]:
-        return call.item_tokens
+        return call.item_tokens if self.is_monolithic else None
 
 
 def eager_series(encoder: VisionEncoder) -> Series:
@@ -154,11 +150,6 @@ def stock_series(encoder: VisionEncoder) -> Series:
         return list(encoder.stock_forward(mm_kwargs).split(rows))
 
     return Series(HF, encode)
-
-
-def monolithic_series(manager: EncoderCudaGraphManager) -> Series:
-    """Graphs that hold both paths of a two-path model."""
-    return _MonolithicSeries(MONOLITHIC, manager.execute, manager)
 
 
 def itemwise_series(encoder: VisionEncoder) -> Series:

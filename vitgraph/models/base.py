@@ -243,9 +243,6 @@ class SupportsEncoderCudaGraph(Protocol):
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
         """Static facts: modalities, output width, paths, axes, segment bounds."""
 
-    def get_encoder_cudagraph_budget_range(self, max_call_tokens: int) -> tuple[int, int]:
-        """`(smallest, largest)` budget where a call may hold `max_call_tokens` output tokens."""
-
     def get_encoder_cudagraph_item_specs(self, mm_kwargs: EncoderInputs) -> list[EncoderItemSpec]:
         """Size, tokens and segments of each item, in order."""
 

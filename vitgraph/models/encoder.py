@@ -222,9 +222,6 @@ class VisionEncoder(Family, ABC):
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
         return self._config
 
-    def get_encoder_cudagraph_budget_range(self, max_call_tokens: int) -> tuple[int, int]:
-        return self.rule.budget_range(max_call_tokens)
-
     def get_encoder_cudagraph_item_specs(self, mm_kwargs: EncoderInputs) -> list[EncoderItemSpec]:
         return [self._specs(item) for item in mm_kwargs.chosen]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -144,6 +145,20 @@ class GeometryRule(ABC):
         """Patches on a side of one output token."""
         return int(self.vision_config.get(self.merge_field) or self.extra.get(self.merge_field) or 1)
 
+    @cached_property
+    def patch(self) -> int:
+        """Pixels on a side of a patch."""
+        return int(self.vision_config["patch_size"])
+
+    @property
+    def channels(self) -> int:
+        return int(self.vision_config.get("in_channels") or self.vision_config.get("num_channels", 3))
+
+    @property
+    def temporal(self) -> int:
+        """Frames in one patch."""
+        return int(self.vision_config.get("temporal_patch_size", 1))
+
     @property
     def merged_width(self) -> int:
         """Columns of the patches of one output token side by side."""
@@ -195,8 +210,8 @@ class GeometryRule(ABC):
         return 1
 
     def min_tokens_per_segment(self) -> int:
-        """Fewest output tokens of one attention segment."""
-        return 1
+        """Fewest output tokens of one attention segment, or of a unit of the budget where it has no segments."""
+        return 1 if self.has_segments else self.min_token_budget()
 
     def graph_config(self) -> EncoderCudaGraphConfig:
         """Static facts for the manager."""
@@ -213,6 +228,10 @@ class GeometryRule(ABC):
         """Rows of the item's final embedding; they differ from the graph's where rows that no path computes join."""
         return self.item_spec(geometry).output_tokens
 
+    def embedding_flops(self, patches: int) -> float:
+        """Operations of the patch embedding."""
+        return 2.0 * patches * self.channels * self.temporal * self.patch**2 * self.tower_shape.width
+
     @abstractmethod
     def flops(self, geometry: ItemGeometry) -> float:
         """Floating-point operations of the unpadded item: products and attention, multiply and add counted apart."""
@@ -220,11 +239,6 @@ class GeometryRule(ABC):
     def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
         """Smallest budget of the model and the most tokens that one call may hold."""
         return min(path.min_token_budget for path in self.paths.values()), max_call_tokens
-
-    @property
-    def upstream_smallest_budget(self) -> int:
-        """Smallest budget of the list that vLLM 0.33 makes by itself for this family."""
-        return self.budget_range(0)[0]
 
     def geometry(self, width: int, height: int, frames: int = 1, fps: float | None = None) -> ItemGeometry:
         """Geometry of an item; one frame is an image, more are a video."""
@@ -247,10 +261,10 @@ class TowerShape(NamedTuple):
     mlp_width: int
     mlp_matrices: int = 2
 
-    def flops(self, rows: int, pairs: float) -> float:
+    def flops(self, rows: int, pairs: float | None = None) -> float:
         """Operations of all pre-norm blocks over `rows` patches: qkv and output products, MLP, and attention over
-        `pairs`, the sum over segments of length squared."""
-        width = self.width
+        `pairs`, the sum over segments of length squared; None is one segment of all rows."""
+        width, pairs = self.width, float(rows) ** 2 if pairs is None else pairs
         products = 2.0 * rows * (4 * width * width + self.mlp_matrices * width * self.mlp_width)
         return self.depth * (products + 4.0 * pairs * width)
 
@@ -262,23 +276,10 @@ class MergedGridRule(GeometryRule):
     """
 
     @property
-    def temporal(self) -> int:
-        """Frames in one patch."""
-        return int(self.vision_config.get("temporal_patch_size", 1))
-
-    @property
     def output_width(self) -> int:
         # Towers without a merger of their own are followed by a projector to the language model's width.
         found = self.vision_config.get("out_hidden_size")
         return int(found) if found is not None else super().output_width
-
-    @property
-    def channels(self) -> int:
-        return int(self.vision_config.get("in_channels") or self.vision_config.get("num_channels", 3))
-
-    @property
-    def patch(self) -> int:
-        return int(self.vision_config["patch_size"])
 
     @property
     def factor(self) -> int:
@@ -339,11 +340,6 @@ class MergedGridRule(GeometryRule):
     def pixel_rows(self, geometry: ItemGeometry) -> dict[str, int]:
         return {"pixel_values": self.checked_grid(geometry).patches}
 
-    @property
-    def upstream_smallest_budget(self) -> int:
-        # A constant there, whatever the checkpoint's pixel floor is.
-        return 64
-
     def min_token_budget(self) -> int:
         """Tokens of a 224x224 image by the processor's own rule, pixel floor included."""
         return self.item_spec(self.image_geometry(224, 224)).output_tokens
@@ -354,10 +350,6 @@ class MergedGridRule(GeometryRule):
     def most_frames(self) -> int:
         """Frames of the longest video that the processor makes."""
         return int(self.video.get("max_frames", 768))
-
-    def embedding_flops(self, patches: int) -> float:
-        """Operations of the patch embedding."""
-        return 2.0 * patches * self.channels * self.temporal * self.patch**2 * self.tower_shape.width
 
     @property
     def projector_widths(self) -> Sequence[int]:

@@ -91,9 +91,6 @@ class PatchProduct(StockSwitch):
         order = [0, *(2 + 2 * axis for axis in axes), 1, *(3 + 2 * axis for axis in axes)]
         return cut.permute(order).reshape(-1, self.weight[0].numel())
 
-    def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, bias={self.bias is not None}"
-
 
 def is_product(module: nn.Module) -> TypeGuard[Convolution]:
     """Whether a product can replace `module`: a convolution of two or three dimensions whose patches lie side by side,
@@ -150,9 +147,6 @@ class WidenedLinear(StockSwitch):
         """Zeros that were appended to the weight and the bias."""
         outputs, inputs = self.stock_shape
         return self.weight.numel() - outputs * inputs + (0 if self.bias is None else self.out_features - outputs)
-
-    def extra_repr(self) -> str:
-        return f"{self.stock_shape} in {tuple(self.weight.shape)}, bias={self.bias is not None}"
 
 
 def use_aligned_mlps(encoder: VisionEncoder) -> int:

@@ -99,14 +99,6 @@ class TileRule(GeometryRule):
     def image_tiles(self, width: int, height: int) -> int:
         """Tiles that the processor makes of an image of `width` x `height` pixels."""
 
-    @property
-    def channels(self) -> int:
-        return int(self.vision_config.get("num_channels", 3))
-
-    @property
-    def patches_per_tile(self) -> int:
-        return self.patches_per_side**2
-
     def image_geometry(self, width: int, height: int) -> TileGeometry:
         return TileGeometry(IMAGE, self.image_tiles(width, height))
 
@@ -151,9 +143,9 @@ class TileRule(GeometryRule):
 
     def tile_flops(self) -> float:
         """Operations of one tile."""
-        shape, rows = self.tower_shape, self.patches_per_tile + self.class_rows
-        embedding = 2.0 * self.patches_per_tile * self.channels * self.patch**2 * shape.width
-        return embedding + shape.flops(rows, float(rows) ** 2) + self.projector_flops()
+        patches = self.patches_per_side**2
+        blocks = self.tower_shape.flops(patches + self.class_rows)
+        return self.embedding_flops(patches) + blocks + self.projector_flops()
 
     def flops(self, geometry: ItemGeometry) -> float:
         return self.checked_tiles(geometry).tiles * self.tile_flops()

@@ -240,9 +240,6 @@ class MonolithicRule(GeometryRule):
     def axes(self) -> tuple[CaptureAxis, ...]:
         return (CaptureAxis(CROPS_AXIS, ((self.max_crops,),)),)
 
-    def min_tokens_per_segment(self) -> int:
-        return self.item_tokens
-
     def budget_range(self, max_call_tokens: int) -> tuple[int, int]:
         """Whole items: the rows that a budget has beyond them no graph computes, and they would count as waste."""
         return self.item_tokens, max_call_tokens - max_call_tokens % self.item_tokens

@@ -166,7 +166,7 @@ def assert_manager_equals_eager(
     """Every item is replayed and equals eager, in input order; returns the manager for further questions."""
     config = encoder.get_encoder_cudagraph_config()
     settings = resolve_budget_settings(
-        encoder.get_encoder_cudagraph_budget_range(budgets[-1]),
+        encoder.rule.budget_range(budgets[-1]),
         budgets,
         max_items,
         max_frames_per_video=config.max_frames_per_video,

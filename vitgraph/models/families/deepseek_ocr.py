@@ -103,7 +103,7 @@ class DeepseekOCRRule(TwoPathRule):
         rows, clip = cells * cells + 1, self.clip["hidden_size"]
         depth, mlp = self.clip["num_hidden_layers"], self.clip["intermediate_size"]
         projector = 2.0 * cells * cells * (clip + last) * self.output_width
-        return sam + TowerShape(depth, clip, mlp).flops(rows, float(rows) ** 2) + projector
+        return sam + TowerShape(depth, clip, mlp).flops(rows) + projector
 
     def _sam_layer_flops(self, grid: int, *, is_global: bool) -> float:
         """One SAM layer; windows cover the grid with padding, which takes part in attention."""

@@ -86,11 +86,6 @@ class DeepseekVL2Rule(TileRule):
         return side * (side + 1) + 1 + item.rows * side * (item.columns * side + 1)
 
     @property
-    def upstream_smallest_budget(self) -> int:
-        # An image of one tile, newlines and separator counted.
-        return self.cells * (self.cells + 1) * 2 + 1
-
-    @property
     def projector_widths(self) -> Sequence[int]:
         return self.merged_width, *[self.output_width] * int(self.extra["projector_depth"])
 

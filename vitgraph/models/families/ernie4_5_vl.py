@@ -110,7 +110,6 @@ class Ernie45VLEncoder(GridTowerEncoder):
     tower = Tower("ernie4_5_vl_moe", "Ernie4_5_VLMoeVisionConfig", "Ernie4_5_VLMoeVisionTransformerPretrainedModel")
     vision_fields = ("mlp_ratio",)
     rule_class = Ernie45VLRule
-    rule: Ernie45VLRule
     image_processor = "ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe:Ernie4_5_VLMoeImageProcessorPil"
     video_processor = "ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe:Ernie4_5_VLMoeVideoProcessor"
     processor_names = (

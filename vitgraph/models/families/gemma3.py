@@ -52,7 +52,6 @@ class Gemma3Encoder(SiglipTileEncoder):
     projector_fields = ("mm_tokens_per_image",)
     extra_fields = projector_fields
     rule_class = Gemma3Rule
-    rule: Gemma3Rule
     image_processor = "gemma3.image_processing_pil_gemma3:Gemma3ImageProcessorPil"
     # Published files leave those of the extra crops of long images null, that is off.
     image_settings = (

@@ -81,10 +81,6 @@ class Gemma4Rule(MergedGridRule):
         settings = self.video if modality == VIDEO else self.processor
         return int(settings["max_soft_tokens"])
 
-    @property
-    def max_row_tokens(self) -> int:
-        return max(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
-
     def image_geometry(self, width: int, height: int) -> GridGeometry:
         return self._row_geometry(IMAGE, width, height, 1)
 
@@ -111,10 +107,6 @@ class Gemma4Rule(MergedGridRule):
                 f"{most} of the processor's max_soft_tokens; resize the item or raise the setting"
             )
         return grid
-
-    @property
-    def upstream_smallest_budget(self) -> int:
-        return self.budget_range(0)[0]
 
     def min_token_budget(self) -> int:
         return min(self.row_tokens(IMAGE), self.row_tokens(VIDEO))
@@ -185,7 +177,8 @@ class Gemma4Encoder(GridTowerEncoder):
 
     def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A row never has more tokens than the processor's limit, which `checked_grid` enforces, nor than the budget.
-        return {"max_seqlen": min(capacity.token_budget, self.rule.max_row_tokens) * self.rule.merge**2}
+        most = max(self.rule.row_tokens(IMAGE), self.rule.row_tokens(VIDEO))
+        return {"max_seqlen": min(capacity.token_budget, most) * self.rule.merge**2}
 
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         merge = self.rule.merge

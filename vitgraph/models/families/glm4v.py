@@ -142,7 +142,6 @@ class Glm4vEncoder(GridTowerEncoder):
 
     tower = Tower("glm4v", "Glm4vVisionConfig", "Glm4vVisionModel")
     rule_class = Glm4vRule
-    rule: Glm4vRule
     table: ClassVar[PositionTable | None] = PositionTable(lambda rule: rule.table_side, cubic_axis, sampled_coordinates)
     image_processor = "glm4v.image_processing_pil_glm4v:Glm4vImageProcessorPil"
     video_processor = "glm4v.video_processing_glm4v:Glm4vVideoProcessor"

@@ -80,7 +80,6 @@ class Idefics3Encoder(TileEncoder):
     projector_fields = ("scale_factor",)
     extra_fields = projector_fields
     rule_class = Idefics3Rule
-    rule: Idefics3Rule
     image_processor = "idefics3.image_processing_pil_idefics3:Idefics3ImageProcessorPil"
     image_settings = (
         *("do_image_splitting", *CHANNELS),

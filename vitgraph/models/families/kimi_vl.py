@@ -232,7 +232,6 @@ class KimiK3Encoder(KimiK25Encoder):
     """
 
     rule_class = KimiK3Rule
-    rule: KimiK3Rule
     table = replace(KimiVLEncoder.table, axis=linear_axis)
 
     @classmethod

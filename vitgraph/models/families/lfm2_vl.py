@@ -114,10 +114,6 @@ class Lfm2VLRule(MergedGridRule):
         fewest = min(self.setting("min_image_tokens"), self.setting("max_image_tokens") // 4)
         return max(1, min(fewest, (self.setting("tile_size") // self.factor) ** 2))
 
-    @property
-    def upstream_smallest_budget(self) -> int:
-        return self.setting("min_image_tokens")
-
     def embedding_flops(self, patches: int) -> float:
         table = 2.0 * patches * int(self.vision_config["num_patches"]) * self.tower_shape.width
         return super().embedding_flops(patches) + table

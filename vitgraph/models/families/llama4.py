@@ -57,7 +57,6 @@ class Llama4Encoder(TileEncoder):
     tower = Tower("llama4", "Llama4VisionConfig", "Llama4VisionModel")
     projector = "llama4:Llama4MultiModalProjector"
     rule_class = Llama4Rule
-    rule: Llama4Rule
     image_processor = "llama4.image_processing_llama4:Llama4ImageProcessor"
     image_settings = ("max_patches", "resize_to_max_canvas", *CHANNELS)
     checkpoint_keys = ((r"vision_model\.", "visual."), (r"multi_modal_projector\.", "projector."))

@@ -230,7 +230,7 @@ class MiniCPMVEncoder(VisionEncoder):
         return vision_config, extra
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (self.rule.vision_config["num_channels"] * self.rule.patch**2,)
+        return (self.rule.channels * self.rule.patch**2,)
 
     def _slices(self, capacity: GraphKey) -> int:
         """Slices of a graph; a budget that is no multiple of a slice's tokens is rounded up to whole slices."""

@@ -43,10 +43,6 @@ class MiniCPMVRule(GeometryRule):
     has_segments = False
 
     @property
-    def patch(self) -> int:
-        return int(self.vision_config["patch_size"])
-
-    @property
     def queries(self) -> int:
         """Output tokens of one slice."""
         return int(self.extra["query_num"])
@@ -170,13 +166,9 @@ class MiniCPMVRule(GeometryRule):
     def min_token_budget(self) -> int:
         return self.queries
 
-    def min_tokens_per_segment(self) -> int:
-        return self.queries
-
     def flops(self, geometry: ItemGeometry) -> float:
         item = self.checked_slices(geometry)
-        config = self.vision_config
-        width, out = config["hidden_size"], self.output_width
+        width, out = self.tower_shape.width, self.output_width
         tokens = len(item.grids) * self.queries
         pairs = float(sum((rows * columns) ** 2 for rows, columns in item.grids))
         # The queries' own projection is the same for all slices and items, and left out.
@@ -185,11 +177,7 @@ class MiniCPMVRule(GeometryRule):
             + 4.0 * item.patches * self.queries * out
             + 2.0 * tokens * 2 * out * out
         )
-        return (
-            2.0 * item.patches * config["num_channels"] * self.patch**2 * width
-            + self.tower_shape.flops(item.patches, pairs)
-            + resampler
-        )
+        return self.embedding_flops(item.patches) + self.tower_shape.flops(item.patches, pairs) + resampler
 
 
 class MiniCPMVImageRule(MiniCPMVRule):

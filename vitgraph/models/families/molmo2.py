@@ -49,7 +49,6 @@ class Molmo2Rule(GeometryRule):
     has_segments = False
 
     def prepare(self) -> None:
-        self.patch = int(self.vision_config["patch_size"])
         self.side = int(self.vision_config["image_size"][0]) // self.patch
         self.left, self.right = (int(margin) for margin in self.processor["overlap_margins"])
         self.pool = int(self.processor["pooling_size"][0])
@@ -121,18 +120,13 @@ class Molmo2Rule(GeometryRule):
     def min_token_budget(self) -> int:
         return min(self.known.values())
 
-    def min_tokens_per_segment(self) -> int:
-        return self.min_token_budget()
-
     def most_crops(self, tokens: int) -> int:
         """Crops of any items that have so many tokens together."""
         return max(tokens * (1 + item.crops) // own for item, own in self.known.items())
 
     def flops(self, geometry: ItemGeometry) -> float:
-        spec, config, adapter = self.item_spec(geometry), self.vision_config, self.extra["adapter_config"]
-        rows, shape = self.side**2, self.tower_shape
-        embedding = 2.0 * rows * int(config["num_channels"]) * self.patch**2 * shape.width
-        tower = spec.input_size * (embedding + shape.flops(rows, float(rows) ** 2))
+        spec, adapter = self.item_spec(geometry), self.extra["adapter_config"]
+        tower = spec.input_size * (self.embedding_flops(self.side**2) + self.tower_shape.flops(self.side**2))
         inner, width, keys = adapter["num_attention_heads"] * adapter["head_dim"], adapter["hidden_size"], self.pool**2
         levels = len(adapter["vision_feature_layer"])
         pooling = inner * ((1 + 2 * keys) * width * levels + width + 2 * keys)
@@ -182,7 +176,7 @@ class Molmo2Encoder(VisionEncoder):
         return vision, {"adapter_config": {name: getattr(full.adapter_config, name) for name in ADAPTER_FIELDS}}
 
     def pixel_row_shape(self, name: str) -> tuple[int, ...]:
-        return (self.rule.side**2, int(self.rule.vision_config["num_channels"]) * self.rule.patch**2)
+        return (self.rule.side**2, self.rule.channels * self.rule.patch**2)
 
     def buffer_rows(self, capacity: GraphKey) -> int:
         return self.rule.most_crops(capacity.token_budget)

@@ -69,7 +69,6 @@ class Ovis2Encoder(TileEncoder):
     tower = Tower("ovis2", "Ovis2VisionConfig", "Ovis2VisionModel")
     fixed: ClassVar[Mapping[str, Any]] = {"vision_config.tokenize_function": "softmax"}
     rule_class = Ovis2Rule
-    rule: Ovis2Rule
     image_processor = "ovis2.image_processing_pil_ovis2:Ovis2ImageProcessorPil"
     image_settings = ("crop_to_patches", "min_patches", "max_patches", "use_covering_area_grid", *CHANNELS)
     patch_convolutions = ("visual.transformer.embeddings.patch_embedding",)

@@ -44,7 +44,6 @@ class PixtralEncoder(GridTowerEncoder):
     """`PixtralVisionModel` and the projector of Mistral 3 or LLaVA; `[N, 3, P, P]` patches in merge-block order."""
 
     rule_class = PixtralRule
-    rule: PixtralRule
     image_processor = "pixtral.image_processing_pil_pixtral:PixtralImageProcessorPil"
     checkpoint_keys = (
         (r"(?:vision_tower|vision_encoder)\.", "visual."),

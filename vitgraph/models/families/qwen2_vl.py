@@ -65,7 +65,6 @@ class Qwen2VLEncoder(GridTowerEncoder):
     """`Qwen2VisionTransformerPretrainedModel` as it is; output `[M, D]`."""
 
     rule_class = Qwen2VLRule
-    rule: Qwen2VLRule
     tower = Tower("qwen2_vl", "Qwen2VLVisionConfig", "Qwen2VisionTransformerPretrainedModel")
     video_processor = "qwen2_vl.video_processing_qwen2_vl:Qwen2VLVideoProcessor"
 

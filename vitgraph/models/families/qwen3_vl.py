@@ -58,7 +58,6 @@ class Qwen3VLEncoder(GridTowerEncoder):
 
     tower = Tower("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel")
     rule_class = Qwen3VLRule
-    rule: Qwen3VLRule
     video_processor: ClassVar[str | None] = "qwen3_vl.video_processing_qwen3_vl:Qwen3VLVideoProcessor"
     has_deepstack = True
     # Cosmos 3 publishes the modules of the tower without a prefix.
@@ -153,7 +152,6 @@ class Qwen3_5Encoder(Qwen3VLEncoder):  # noqa: N801
 
     tower = Tower("qwen3_5", "Qwen3_5VisionConfig", "Qwen3_5VisionModel")
     rule_class = Qwen3_5Rule
-    rule: Qwen3_5Rule
     has_deepstack = False
 
 

@@ -55,7 +55,6 @@ class Step3VLRule(TwoPathRule):
     local_pixels = "patch_pixel_values"
 
     def prepare(self) -> None:
-        self.patch = int(self.vision_config["patch_size"])
         self.is_perception = is_perception(self.vision_config)
         for name, side in (("global", self.global_side), ("local", self.local_side)):
             if side % self.patch or side < 4 * self.patch:
@@ -134,7 +133,7 @@ class Step3VLRule(TwoPathRule):
             inner, outer = config["output_hidden_size"], 2 * config["output_hidden_size"]
         return (
             2.0 * patches * config["num_channels"] * self.patch**2 * width
-            + TowerShape(depth, width, mlp).flops(rows, float(rows) ** 2)
+            + TowerShape(depth, width, mlp).flops(rows)
             + 2.0 * (middle**2 * kernel**2 * width * inner + cells**2 * 9 * inner * outer)
             + 2.0 * cells**2 * outer * self.output_width
         )
