@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.records import sample_table
 from vitgraph.records.record import RECORDS, Record
 from vitgraph.records.sections import NOT_FINITE

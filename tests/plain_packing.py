@@ -6,8 +6,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, GraphKey, plan_budgets
-from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import (
+    IMAGE,
+    VIDEO,
+    BudgetPlan,
+    BudgetSettings,
+    CaptureAxis,
+    EncoderItemSpec,
+    GraphKey,
+    plan_budgets,
+)
 from vitgraph.planning.packing import PackedBatch
 
 Specs = Sequence[EncoderItemSpec]

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import (
+    DEFAULT_PATH,
+    IMAGE,
+    VIDEO,
+    BudgetPlan,
+    BudgetSettings,
+    EncoderItemSpec,
+    plan_budgets,
+)
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile

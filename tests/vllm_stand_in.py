@@ -28,14 +28,16 @@ from vitgraph.models.geometry import EncoderCudaGraphConfig, GridGeometry, ItemG
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.accounting import GraphCounters, count_calls
 from vitgraph.planning.budgets import (
+    DEFAULT_PATH,
+    IMAGE,
     BudgetPlan,
+    EncoderItemSpec,
     GraphKey,
     generate_budgets,
     resolve_budget_settings,
     select_budget,
     validate_budgets,
 )
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 
 POLICY = "greedy-defer"

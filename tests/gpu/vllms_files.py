@@ -23,7 +23,7 @@ import torch
 
 from vitgraph.graphs.capture import HostGraph
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder
-from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.budgets import DEFAULT_PATH
 from vitgraph.predict.engine_rules import POSITIONS
 
 METHODS = {

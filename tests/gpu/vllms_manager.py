@@ -44,7 +44,7 @@ from vitgraph.measure.setup import resolve_device, resolve_source
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.budgets import DEFAULT_PATH
 from vitgraph.predict.doubt import host_factor, summarize_errors
 from vitgraph.predict.engine_rules import ENGINE, MANAGER_FILE
 from vitgraph.predict.profile import CalibrationProfile, find_profile

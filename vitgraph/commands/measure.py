@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from vitgraph.measure.preparation import PreparedBench
-    from vitgraph.planning.items import EncoderItemSpec
+    from vitgraph.planning.budgets import EncoderItemSpec
     from vitgraph.report.document import Document
     from vitgraph.verify.models import PreparedVerification
 

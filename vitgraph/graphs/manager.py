@@ -25,9 +25,8 @@ from vitgraph.models.base import (
     SupportsEncoderCudaGraph,
 )
 from vitgraph.models.geometry import ItemGeometry
-from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.budgets import BudgetPlan, EncoderItemSpec, GraphKey
 from vitgraph.planning.graph_tables import PackingCost
-from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import NOT_CAPTURED, PackedBatch, PathRun, pack_items
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from vitgraph.errors import InputError
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.workloads.base import CallMix, Grouping, MediaItem, Request, SkippedItem
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from vitgraph.measure.setup import (
 )
 from vitgraph.models.registry import ModelSource
 from vitgraph.planning.accounting import GraphCounters, GraphUse, count_calls, waste_of
-from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, BudgetPlan, EncoderItemSpec
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.assignment import (
     Assigner,

@@ -28,8 +28,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.replaced_modules import stock_modules
-from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO, BudgetPlan
 from vitgraph.records.draft import Draft
 from vitgraph.records.record import ProfileRecord
 from vitgraph.records.results import ModeTrace, ProfiledCall, ProfileResult, SpeedOfLight

@@ -13,8 +13,7 @@ from vitgraph.models.geometry import GeometryRule
 from vitgraph.models.registry import ROWS, ModelSource, resolve_model
 from vitgraph.models.two_path import GLOBAL, LOCAL, MonolithicRule, TwoPathRule
 from vitgraph.planning.accounting import GraphCounters, waste_of
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, resolve_budget_settings
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, BudgetPlan, BudgetSettings, EncoderItemSpec, resolve_budget_settings
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.engine_rules import ENGINE, EngineRules, engine_tower
 from vitgraph.predict.targets import TARGETS, VITGRAPH, encoder_facts, make_plan

@@ -30,8 +30,7 @@ import numpy as np
 from vitgraph.errors import CaptureError
 from vitgraph.models.geometry import EncoderCudaGraphConfig, ItemGeometry
 from vitgraph.models.lazy_torch import torch
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, EncoderItemSpec, GraphKey
 
 Tensors = Mapping[str, "torch.Tensor"]
 """Tensors by buffer name."""

@@ -32,8 +32,7 @@ from vitgraph.models.family import Family, named_pairs
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.processor_classes import transformers_class
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, EncoderItemSpec, GraphKey
 
 if TYPE_CHECKING:
     from vitgraph.attention.base import AttentionBackend

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from vitgraph.errors import InputError
 from vitgraph.models.resizing import smart_resize
-from vitgraph.planning.budgets import CaptureAxis
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, MOST_FRAMES, VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, MOST_FRAMES, VIDEO, CaptureAxis, EncoderItemSpec
 
 
 @dataclass(frozen=True, slots=True)

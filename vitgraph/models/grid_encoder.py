@@ -19,8 +19,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Names
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.lazy_torch import torch
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 
 @lru_cache(maxsize=2048)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO
 from vitgraph.reading import is_folder
 
 if TYPE_CHECKING:

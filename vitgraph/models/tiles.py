@@ -13,8 +13,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, linear_flops
 from vitgraph.models.lazy_torch import torch
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, EncoderItemSpec, GraphKey
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,8 +19,7 @@ from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, PixelFi
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
 from vitgraph.models.lazy_torch import nn, torch
-from vitgraph.planning.budgets import CaptureAxis, GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, CaptureAxis, EncoderItemSpec, GraphKey
 
 GLOBAL, LOCAL = "global", "local"
 GLOBAL_PIXELS = "pixel_values"

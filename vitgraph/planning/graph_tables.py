@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, BudgetPlan, EncoderItemSpec
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

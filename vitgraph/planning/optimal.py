@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.budgets import BudgetPlan, EncoderItemSpec
 from vitgraph.planning.graph_tables import (
     TOKENS,
     BoolArray,
@@ -39,7 +39,6 @@ from vitgraph.planning.graph_tables import (
     path_fits,
     replay_costs,
 )
-from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import PackedBatch, is_held, make_batch
 
 EXACT_ITEMS = 10

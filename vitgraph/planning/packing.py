@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetPlan, GraphKey, select_budget
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, BudgetPlan, EncoderItemSpec, GraphKey, select_budget
 
 if TYPE_CHECKING:
     from vitgraph.planning.graph_tables import PackingCost

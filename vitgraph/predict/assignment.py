@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel, item_features
 
 _NANOSECONDS_PER_MS = 1e6

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vitgraph.planning.budgets import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.planning.graph_tables import ITEMS, SEGMENTS, TOKENS, FloatArray, IntArray
-from vitgraph.planning.items import DEFAULT_PATH, EncoderItemSpec
 from vitgraph.predict.fitting import (
     MonotoneCurve,
     median_of_three,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.budgets import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.profile import CalibrationProfile

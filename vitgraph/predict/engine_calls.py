@@ -16,7 +16,7 @@ from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from vitgraph.errors import InputError
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.workloads.base import SkippedItem, Workload, arrivals_of, split_by_calls
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from importlib import resources
 from itertools import count
 
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import BudgetSettings
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO, BudgetSettings
 
 ENGINE = "vLLM 0.33.0"
 """What the rules were read from."""

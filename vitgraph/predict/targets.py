@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, plan_budgets, resolve_budget_settings
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, EncoderItemSpec, plan_budgets, resolve_budget_settings
 from vitgraph.planning.graph_tables import ITEMS, TOKENS, FloatArray, IntArray
-from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.fitting import nonnegative_least_squares, nonnegative_line

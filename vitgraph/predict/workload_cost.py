@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetPlan
+from vitgraph.planning.budgets import VIDEO, BudgetPlan, EncoderItemSpec
 from vitgraph.planning.graph_tables import (
     ITEMS,
     TOKENS,
@@ -31,7 +31,6 @@ from vitgraph.planning.graph_tables import (
     path_fits,
     path_replay_costs,
 )
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
 from vitgraph.planning.optimal import best_packing
 from vitgraph.predict.targets import OPTIMAL, TargetCost
 

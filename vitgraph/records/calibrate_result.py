@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, TypeAdapter, WithJsonSchema
 from pydantic.dataclasses import dataclass
 
-from vitgraph.planning.budgets import BudgetPlan, CaptureAxis
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, EncoderItemSpec
 from vitgraph.records.sections import Count, Section, Share, Time
 
 MOST_ITEMS = 100_000

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO
 from vitgraph.reading import parse_json
 
 MOST_TOKENS = 2**24

@@ -11,8 +11,7 @@ from typing import Any
 from vitgraph.errors import InputError, UsageError
 from vitgraph.measure.calls import EncoderCall, make_calls
 from vitgraph.models.registry import ModelSource, resolve_preset
-from vitgraph.planning.budgets import BudgetSettings
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, BudgetSettings, EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import model_error, profile_doubts
 from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules

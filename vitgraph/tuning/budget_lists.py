@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings
+from vitgraph.planning.budgets import DEFAULT_PATH, BudgetPlan, BudgetSettings
 from vitgraph.planning.graph_tables import FloatArray, IntArray, graph_tables
-from vitgraph.planning.items import DEFAULT_PATH
 from vitgraph.predict.fitting import spread
 from vitgraph.predict.targets import OPTIMAL, TargetCost, make_plan
 from vitgraph.predict.workload_cost import ReplayGroups

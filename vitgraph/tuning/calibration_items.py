@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from vitgraph.errors import InputError, UsageError
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.planning.budgets import geometric_budgets
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, EncoderItemSpec, geometric_budgets
 from vitgraph.records.calibrate_result import EncoderFacts
 
 ASPECTS = (1.0, 4 / 3, 3 / 4, 16 / 9, 2 / 3)

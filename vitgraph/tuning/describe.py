@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.planning.budgets import BudgetSettings
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO, BudgetSettings
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, VLLM_OVERHEAD_SOURCE
 from vitgraph.records.graph_facts import GraphUse
 from vitgraph.records.tune_result import (

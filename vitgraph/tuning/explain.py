@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitgraph.planning.accounting import GraphCounters, count_calls
-from vitgraph.planning.budgets import BudgetPlan
-from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, BudgetPlan, EncoderItemSpec
 from vitgraph.planning.packing import (
     AXIS_NOT_CAPTURED,
     EAGER_IS_FASTER,

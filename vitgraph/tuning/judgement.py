@@ -10,7 +10,7 @@ import numpy as np
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.environment import validity_problems
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.predict.doubt import summarize_errors
 from vitgraph.predict.targets import VITGRAPH
 from vitgraph.records.sample_table import PairedTimes, Samples

@@ -17,8 +17,7 @@ from vitgraph.measure.correctness import own_errors
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, EncoderItemSpec, GraphKey
 
 ODD_SIZES = ((1, 1), (31, 33), (100, 75), (225, 223), (333, 500), (640, 480), (480, 640), (1280, 720))
 LONG_SIZES = ((700, 100), (100, 700), (2000, 64), (64, 2000), (1500, 300), (300, 1500))

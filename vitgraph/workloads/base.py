@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vitgraph.errors import InputError, UsageError
-from vitgraph.planning.items import IMAGE, MOST_FRAMES, VIDEO
+from vitgraph.planning.budgets import IMAGE, MOST_FRAMES, VIDEO
 from vitgraph.specs.values import call_shares
 
 MOST_SIDE = 999_999_999

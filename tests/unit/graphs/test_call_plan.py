@@ -16,8 +16,7 @@ from vitgraph.measure.correctness import relative_l2
 from vitgraph.models.base import EncoderInputs, MetadataCache
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, plan_budgets, resolve_budget_settings
 
 A, B = (4, 4), (4, 8)
 

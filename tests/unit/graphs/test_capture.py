@@ -10,8 +10,7 @@ import torch
 
 from vitgraph.errors import CaptureError
 from vitgraph.graphs import capture
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.budgets import DEFAULT_PATH, GraphKey
 
 KEY = GraphKey(DEFAULT_PATH, 64, 4, ())
 CLEAR = "clear workspaces"

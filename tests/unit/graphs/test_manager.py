@@ -16,8 +16,7 @@ from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.planning.accounting import count_calls
-from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, plan_budgets, resolve_budget_settings
 
 Grids = Sequence[tuple[int, int, int]]
 

@@ -18,8 +18,7 @@ from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import resolve_model
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
 from vitgraph.planning.accounting import count_calls
-from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
-from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.packing import pack_items
 from vitgraph.specs.parts import GraphSpec
 from vitgraph.verify.probes import encode_eagerly

@@ -26,8 +26,7 @@ from vitgraph.models.loading import load_encoder
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ModelSource, resolve_model
 from vitgraph.models.replaced_modules import stock_modules
-from vitgraph.planning.budgets import BudgetSettings, plan_budgets
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, BudgetSettings, plan_budgets
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from vitgraph.models.grid_encoder import block_positions
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.models.registry import ROWS, ModelSource, resolve_model
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO
 
 TEXT = {
     "hidden_size": 64,

@@ -23,8 +23,7 @@ from vitgraph.models.families.deepseek_ocr import DeepseekOCREncoder, DeepseekOC
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource, row_presets
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry
-from vitgraph.planning.budgets import generate_budgets
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, generate_budgets
 
 
 def source(preset: str = "deepseek-ocr-debug", **changes: Any) -> ModelSource:

@@ -12,8 +12,7 @@ from vitgraph.errors import InputError
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.deepseek_v41 import merge_squares
 from vitgraph.models.geometry import GridGeometry
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 from vitgraph.verify.probes import encode_eagerly
 
 ITEMS = [GridGeometry(IMAGE, 1, 7, 5), GridGeometry(IMAGE, 1, 3, 3), GridGeometry(IMAGE, 1, 1, 10)]

@@ -13,8 +13,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.deepseek_vl2 import ViewsGeometry
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import row_of_config
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 from vitgraph.verify.probes import encode_eagerly
 
 ITEMS = [ViewsGeometry(IMAGE, 2, 1, 1), ViewsGeometry(IMAGE, 7, 3, 2), ViewsGeometry(IMAGE, 3, 1, 2)]

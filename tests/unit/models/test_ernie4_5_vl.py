@@ -19,8 +19,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.ernie4_5_vl import Ernie45VLEncoder
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 IMAGES = (GridGeometry(IMAGE, 1, 4, 6), GridGeometry(IMAGE, 1, 2, 2), GridGeometry(IMAGE, 1, 8, 2))
 VIDEOS = (GridGeometry(VIDEO, 2, 4, 4), GridGeometry(VIDEO, 6, 2, 6), GridGeometry(VIDEO, 8, 2, 2))

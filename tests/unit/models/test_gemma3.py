@@ -16,8 +16,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.gemma3 import Gemma3Encoder
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 MIXED = (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 4), TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 3))
 SCANNING = {"do_pan_and_scan": True}

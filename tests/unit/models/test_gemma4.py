@@ -19,8 +19,7 @@ from vitgraph.errors import InputError, ModelError
 from vitgraph.models.families.gemma4 import Gemma4Encoder, Gemma4Rule
 from vitgraph.models.geometry import GridGeometry, ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 FULL_PRESETS = [name for name, facts in row_presets("gemma4").items() if facts["parameters"]]
 

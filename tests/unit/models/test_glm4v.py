@@ -13,7 +13,7 @@ from vitgraph.models.families.glm4v import sampled_coordinates
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.grid_encoder import cubic_axis, table_taps
 from vitgraph.models.registry import preset_of, resolve_model, row_of_config
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO
 
 DEBUG = "glm-4v-debug"
 CONSTANT = ("glm-4.1v-9b", "glm4v.video_processing_glm4v", "Glm4vVideoProcessor")

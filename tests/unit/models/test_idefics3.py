@@ -11,8 +11,7 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import TileGeometry
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 ITEMS = [TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 2)]
 

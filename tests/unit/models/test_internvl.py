@@ -14,8 +14,7 @@ from vitgraph.errors import BudgetError, InputError, ModelError
 from vitgraph.models.families.internvl import InternVLEncoder
 from vitgraph.models.geometry import GridGeometry, TileGeometry
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 MIXED = (
     TileGeometry(IMAGE, 1),

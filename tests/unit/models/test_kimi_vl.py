@@ -17,8 +17,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.kimi_vl import KimiVLEncoder
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 MIXED = (
     GridGeometry(IMAGE, 1, 4, 6),

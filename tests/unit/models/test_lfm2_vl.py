@@ -12,8 +12,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.processor_classes import transformers_class
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 ITEMS = [
     SliceGeometry(IMAGE, ((4, 6),)),

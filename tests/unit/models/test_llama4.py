@@ -15,8 +15,7 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.families.llama4 import Llama4Encoder
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 MIXED = (TileGeometry(IMAGE, 1), TileGeometry(IMAGE, 5), TileGeometry(IMAGE, 17), TileGeometry(IMAGE, 3))
 

@@ -32,8 +32,7 @@ from vitgraph.models.families.minicpmv_slices import MiniCPMV25Rule, MiniCPMVRul
 from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource, row_presets
 from vitgraph.models.replaced_modules import stock_modules
-from vitgraph.planning.budgets import GraphKey, plan_budgets, resolve_budget_settings
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey, plan_budgets, resolve_budget_settings
 from vitgraph.planning.packing import pack_items
 
 ENCODERS = {

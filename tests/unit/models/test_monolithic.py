@@ -13,8 +13,7 @@ from two_path_checks import MIXED, UNTILED
 
 from vitgraph.errors import ModelError
 from vitgraph.models.two_path import CropGeometry, MonolithicEncoder, MonolithicRule, TwoPathEncoder
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 from vitgraph.verify.probes import encode_eagerly
 
 ENCODERS = ("deepseek-ocr-debug", "step3-vl-debug")

@@ -23,7 +23,7 @@ from vitgraph.measure.setup import plan_graphs
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.registry import ROWS
 from vitgraph.models.two_path import GLOBAL_PIXELS, TwoPathEncoder
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO
 from vitgraph.specs.parts import GraphSpec
 
 TOLERANCE = 1e-5

@@ -11,8 +11,7 @@ import torch
 from vitgraph.models.families.qwen2_vl import most_windows, window_order
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import resolve_model
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 DEBUG = "qwen2.5-vl-debug"
 

@@ -8,7 +8,7 @@ import pytest
 from vitgraph.errors import InputError
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.registry import resolve_model
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO
 
 DEBUG = "qwen2-vl-debug"
 

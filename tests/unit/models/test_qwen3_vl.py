@@ -21,7 +21,7 @@ from vitgraph.models.families.qwen3_vl import Qwen3VLRule
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import resolve_model
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO
 
 SIZES = [
     (1, 1),

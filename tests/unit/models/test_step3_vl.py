@@ -22,8 +22,7 @@ from vitgraph.models.family import halves_of_pairs
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.registry import ModelSource, row_presets
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry
-from vitgraph.planning.budgets import generate_budgets
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, generate_budgets
 
 DEBUG = ("step3-vl-debug", "step3-321b-debug")
 

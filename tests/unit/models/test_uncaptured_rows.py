@@ -17,8 +17,7 @@ from vitgraph.models.families.llava_onevision import AnyresGeometry
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, TileGeometry
 from vitgraph.models.registry import row_of_config
 from vitgraph.models.two_path import CropGeometry
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 from vitgraph.specs.parts import GraphSpec
 from vitgraph.verify.probes import encode_eagerly
 

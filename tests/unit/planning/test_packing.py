@@ -6,8 +6,15 @@ import pytest
 
 from vitgraph.errors import UsageError
 from vitgraph.planning.accounting import count_calls
-from vitgraph.planning.budgets import BudgetPlan, CaptureAxis, plan_budgets, resolve_budget_settings
-from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import (
+    IMAGE,
+    VIDEO,
+    BudgetPlan,
+    CaptureAxis,
+    EncoderItemSpec,
+    plan_budgets,
+    resolve_budget_settings,
+)
 from vitgraph.planning.packing import POLICIES, pack_items
 
 SEED_BUDGETS = [512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 4864]

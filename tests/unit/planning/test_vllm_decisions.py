@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 
 from vitgraph.errors import BudgetError
-from vitgraph.planning.budgets import BudgetPlan, generate_budgets, resolve_budget_settings, select_budget
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import (
+    BudgetPlan,
+    EncoderItemSpec,
+    generate_budgets,
+    resolve_budget_settings,
+    select_budget,
+)
 from vitgraph.planning.packing import group_items, pack_items
 from vitgraph.predict.assignment import assign_load_balanced
 

@@ -9,8 +9,7 @@ from synthetic import Machine, image, synthetic_profile, video
 
 from vitgraph.measure.setup import resolve_source
 from vitgraph.planning.accounting import count_calls
-from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, plan_budgets, resolve_budget_settings
 from vitgraph.planning.packing import pack_items
 from vitgraph.predict.assignment import (
     assignment_effect,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from synthetic import BUDGETS, Machine, image, plan_of, synthetic_profile, video
 
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel, item_features
 from vitgraph.predict.doubt import model_error, summarize_errors
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, fit_overheads

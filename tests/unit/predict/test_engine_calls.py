@@ -9,7 +9,7 @@ import pytest
 from synthetic import image, video
 
 from vitgraph.models.registry import resolve_model
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.predict.engine_calls import replay_arrivals, replay_workload
 from vitgraph.specs.parts import TrafficSpec, WorkloadSpec
 from vitgraph.workloads.registry import build_workload

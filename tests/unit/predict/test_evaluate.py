@@ -10,9 +10,8 @@ from plain_packing import random_call
 from synthetic import image, plan_of, synthetic_profile, two_path_cost, video
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, plan_budgets
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, EncoderItemSpec, plan_budgets
 from vitgraph.planning.graph_tables import call_items, graph_tables
-from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.packing import group_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, make_plan

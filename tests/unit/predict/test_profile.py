@@ -12,8 +12,7 @@ import pytest
 from synthetic import synthetic_profile
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import CaptureAxis
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import CaptureAxis, EncoderItemSpec
 from vitgraph.predict.doubt import describe_profile
 from vitgraph.predict.profile import ProfileError, load_profile, profile_of
 from vitgraph.records.calibrate_result import EagerPoint, EncoderFacts, Timing

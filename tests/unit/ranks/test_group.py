@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rank_processes import RankResult, run_ranks, values
 
 from vitgraph.errors import BudgetError
-from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, EncoderItemSpec
 from vitgraph.predict.assignment import share_by_size
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup, find_fault

@@ -18,7 +18,7 @@ from vitgraph.measure.series import CallTime
 from vitgraph.measure.setup import load, resolve_source
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import all_presets
-from vitgraph.planning.items import DEFAULT_PATH
+from vitgraph.planning.budgets import DEFAULT_PATH
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import describe_profile
 from vitgraph.predict.profile import CalibrationProfile, load_profile

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from synthetic import Machine, image, plan_of, synthetic_profile, two_path_cost, video
 
-from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, plan_budgets
+from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, EncoderItemSpec, plan_budgets
 from vitgraph.planning.graph_tables import call_items, graph_tables
-from vitgraph.planning.items import EncoderItemSpec
 from vitgraph.planning.optimal import NEIGHBOURS, best_packing, pack_optimally
 from vitgraph.planning.packing import (
     AXIS_NOT_CAPTURED,

@@ -10,8 +10,7 @@ import pytest
 from synthetic import Machine, image, synthetic_profile, video
 
 from vitgraph.errors import UsageError
-from vitgraph.planning.budgets import BudgetSettings
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import BudgetSettings, EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, make_plan
 from vitgraph.predict.workload_cost import Traffic, eager_calls, predict_calls

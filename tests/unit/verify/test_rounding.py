@@ -9,7 +9,7 @@ from vitgraph.attention.registry import create_backend
 from vitgraph.models.geometry import GridGeometry
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import resolve_model
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.verify.probes import Candidate, Probe, ProbeStore, item_catalogue
 from vitgraph.verify.session import EVERY_GRAPH, FINITE, ORDER, CheckBook, unreached
 

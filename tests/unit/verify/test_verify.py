@@ -16,8 +16,7 @@ from vitgraph.models.families.qwen3_vl import Qwen3VLEncoder, Qwen3VLRule
 from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
 from vitgraph.models.loading import randomize, set_implementation
 from vitgraph.models.registry import ROWS, resolve_model
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import EncoderItemSpec
+from vitgraph.planning.budgets import EncoderItemSpec, GraphKey
 from vitgraph.planning.packing import PathRun
 from vitgraph.records.results import VerifiedModel
 from vitgraph.specs.parts import ModelSpec

@@ -21,8 +21,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule,
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import DEFAULT_PATH, IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, EncoderItemSpec, GraphKey
 
 TOWER_DEFAULTS: Mapping[str, Any] = {
     "hidden_size": 1024,

@@ -17,8 +17,7 @@ from vitgraph.models.geometry import ItemGeometry, TileGeometry
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.models.tiles import SiglipTileEncoder, TileRule, best_resolution
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 SIGLIP_SO400M: Mapping[str, Any] = {
     "hidden_size": 1152,

@@ -15,8 +15,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule,
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import smart_resize
-from vitgraph.planning.budgets import CaptureAxis, GraphKey
-from vitgraph.planning.items import VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import VIDEO, CaptureAxis, EncoderItemSpec, GraphKey
 
 PATCHES_PER_TOKEN = "patches_per_token"
 """Capture axis: patches behind one output token, 4 in images and 8 in videos, whose frames are merged in pairs."""

@@ -22,8 +22,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import fixed_frames
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 DEFAULT_ROPE_THETA = 100.0
 

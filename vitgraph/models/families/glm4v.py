@@ -19,7 +19,7 @@ from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape, l
 from vitgraph.models.grid_encoder import GridTowerEncoder, PositionTable, cubic_axis
 from vitgraph.models.lazy_torch import functional, torch
 from vitgraph.models.resizing import smart_resize_video
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO
 
 CONSTANT_RATE = "constant_rate"
 """GLM-4.1V: so many frames a second, evenly spread where the video is longer than the limit."""

@@ -10,7 +10,7 @@ from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO
 
 
 class InternVLRule(TileRule):

@@ -26,8 +26,7 @@ from vitgraph.models.grid_encoder import (
 )
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 SIDE_LIMIT = 512
 """Patches on a side at which the model's rotary table ends; the processor refuses such images."""

@@ -22,8 +22,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions, block_ranks
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import nearest_layout
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey
 
 
 @lru_cache(maxsize=8)

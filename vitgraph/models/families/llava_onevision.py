@@ -16,8 +16,7 @@ from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.tiles import SiglipTileEncoder, TileRule, best_resolution
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, VIDEO
+from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
 FEW = 1.1
 """How many times the side of the largest grid may be that of the whole image's cells before it is shrunk."""

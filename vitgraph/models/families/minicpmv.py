@@ -25,8 +25,7 @@ from vitgraph.models.geometry import ItemGeometry
 from vitgraph.models.grid_encoder import block_positions, offsets_of
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 if TYPE_CHECKING:
     from vitgraph.attention.base import AttentionBackend

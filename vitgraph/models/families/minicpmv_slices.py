@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from vitgraph.errors import InputError
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.resizing import sampled_frames
-from vitgraph.planning.budgets import CaptureAxis
-from vitgraph.planning.items import IMAGE, VIDEO, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, VIDEO, CaptureAxis, EncoderItemSpec
 
 PATCH_GRID_AXIS = "patch_grid"
 CAPACITY_ALIGNMENT = 8

@@ -15,8 +15,7 @@ from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
 from vitgraph.models.lazy_torch import nn, torch
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE, GraphKey
 
 
 class MiniMaxM3Rule(MergedGridRule):

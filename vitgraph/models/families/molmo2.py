@@ -19,8 +19,7 @@ from vitgraph.models.geometry import GeometryRule, ItemGeometry
 from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import tile_layouts
 from vitgraph.models.two_path import CropGeometry
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import IMAGE, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey
 
 TOWER, ADAPTER = r"vision_backbone\.image_vit\.", r"vision_backbone\."
 BLOCK = TOWER + r"transformer\.resblocks\.(\d+)\."

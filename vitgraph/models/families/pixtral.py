@@ -12,7 +12,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_ranks
 from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches
-from vitgraph.planning.items import IMAGE
+from vitgraph.planning.budgets import IMAGE
 
 PROJECTOR_FIELDS = ("spatial_merge_size", "projector_hidden_act", "multimodal_projector_bias")
 """Fields at the top of config.json that the projector reads; without a merge size it is the LLaVA models'."""

@@ -15,8 +15,7 @@ from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule,
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions, offsets_of, segment_offsets
 from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import smart_resize
-from vitgraph.planning.budgets import GraphKey
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO, GraphKey
 
 
 class FrameSizedVideos(MergedGridRule):

@@ -13,7 +13,7 @@ from vitgraph.models.geometry import GridGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, PositionTable, corner_coordinates, linear_axis
 from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import sampled_frames, smart_resize_video
-from vitgraph.planning.items import VIDEO
+from vitgraph.planning.budgets import VIDEO
 
 
 class Qwen3VLRule(MergedGridRule):
