@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from vitgraph.attention.base import AttentionBackend, register_with_transformers
+from vitgraph.attention.base import AttentionBackend, TorchSdpaBackend, register_with_transformers
+from vitgraph.attention.flash_attn import FlashAttnBackend, RocmAiterBackend
+from vitgraph.attention.flashinfer import FlashInferBackend
 from vitgraph.attention.measure import try_candidates
 from vitgraph.attention.per_shape import PerShapeBackend
+from vitgraph.attention.triton_attn import TritonAttnBackend
 from vitgraph.errors import BackendError
 
-BACKENDS: dict[str, str] = {
-    "FLASH_ATTN": "vitgraph.attention.flash_attn:FlashAttnBackend",
-    "FLASHINFER": "vitgraph.attention.flashinfer:FlashInferBackend",
-    "TRITON_ATTN": "vitgraph.attention.triton_attn:TritonAttnBackend",
-    "ROCM_AITER_FA": "vitgraph.attention.flash_attn:RocmAiterBackend",
-    "TORCH_SDPA": "vitgraph.attention.base:TorchSdpaBackend",
+BACKENDS: dict[str, type[AttentionBackend]] = {
+    backend.name: backend
+    for backend in (FlashAttnBackend, FlashInferBackend, TritonAttnBackend, RocmAiterBackend, TorchSdpaBackend)
 }
-"""Registry name to `module:class`; one line a backend, in order of preference on a GPU where nothing is measured."""
+"""By name, in order of preference on a GPU where nothing is measured."""
 
 AUTO = "auto"
-FLASH_ATTN = "FLASH_ATTN"
 
 
 def backend_class(name: str) -> type[AttentionBackend]:
@@ -33,33 +31,29 @@ def backend_class(name: str) -> type[AttentionBackend]:
     """
     if name not in BACKENDS:
         raise BackendError(f"unknown attention backend {name!r}; known: {', '.join(BACKENDS)}, or {AUTO}")
-    module, class_name = BACKENDS[name].split(":")
-    return getattr(import_module(module), class_name)
+    return BACKENDS[name]
 
 
 def unavailable_backends(device: torch.device) -> dict[str, str]:
     """Name to reason of each backend that cannot run on `device`."""
-    reasons = {name: backend_class(name).unavailable_reason(device) for name in BACKENDS}
+    reasons = {name: backend.unavailable_reason(device) for name, backend in BACKENDS.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def describe_backends(device: torch.device) -> list[dict[str, Any]]:
     """What each backend declares, and whether it can run on `device`: one plain row a backend, in registry order."""
-    rows = []
-    for name in BACKENDS:
-        backend = backend_class(name)
-        rows.append(
-            {
-                "name": name,
-                "unavailable_reason": backend.unavailable_reason(device),
-                "is_capture_safe": backend.is_capture_safe,
-                "head_widths": backend.head_widths,
-                "dtypes": list(backend.dtypes) or "any",
-                "segment_padding": backend.segment_padding,
-                "writes_padding_rows": backend.writes_padding_rows,
-            }
-        )
-    return rows
+    return [
+        {
+            "name": name,
+            "unavailable_reason": backend.unavailable_reason(device),
+            "is_capture_safe": backend.is_capture_safe,
+            "head_widths": backend.head_widths,
+            "dtypes": list(backend.dtypes) or "any",
+            "segment_padding": backend.segment_padding,
+            "writes_padding_rows": backend.writes_padding_rows,
+        }
+        for name, backend in BACKENDS.items()
+    ]
 
 
 def create_backend(
@@ -86,14 +80,13 @@ def create_backend(
         BackendError: Unknown, not available here, or unfit for these heads; nothing else is used instead.
     """
     if name == AUTO and flash_attn_version is not None:
-        name = FLASH_ATTN
+        name = FlashAttnBackend.name
     elif name == AUTO and device.type == "cuda" and head_width is not None and heads is not None and dtype is not None:
-        classes = {known: backend_class(known) for known in BACKENDS}
-        tried = try_candidates(device, head_width, heads, dtype, backends=classes)
+        tried = try_candidates(device, head_width, heads, dtype, backends=BACKENDS)
         usable = {found.label: found.backend for found in tried if found.backend is not None}
         return _registered(PerShapeBackend(usable, heads, head_width, dtype, device, tried))
     elif name == AUTO:
-        name = next(known for known in BACKENDS if backend_class(known).unavailable_reason(device) is None)
+        name = next(known for known, backend in BACKENDS.items() if backend.unavailable_reason(device) is None)
     chosen = backend_class(name)
     reason = chosen.unavailable_reason(device)
     if reason is not None:

@@ -197,7 +197,8 @@ def reserve_together(managers: Sequence[CapturedGraphs]) -> None:
     reservation would be made beside the one that earlier graphs write to. The managers share it until the last of their
     graphs was replayed, so that none may be cleared before.
     """
-    managers[0].model.reserve_for_capture(max(manager.most_pixel_rows() for manager in managers))
+    fields = [field for manager in managers for field in manager.pixel_fields(manager.plan.graph_keys()).values()]
+    managers[0].model.reserve_for_capture(max(field.rows for field in fields))
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +236,7 @@ class CapturedGraphs:
         """Bytes of the graph pool, which all graphs share."""
         return sum(graph.pool_bytes for graph in self.graphs.values())
 
-    def most_pixel_rows(self) -> int:
-        """Rows of the largest pixel buffer that any graph of the plan has."""
-        return max(field.rows for field in self._pixel_fields(self.plan.graph_keys()).values())
-
-    def _pixel_fields(self, keys: Iterable[GraphKey]) -> dict[str, PixelField]:
+    def pixel_fields(self, keys: Iterable[GraphKey]) -> dict[str, PixelField]:
         """The largest pixel buffer of each name."""
         pixels: dict[str, PixelField] = {}
         for key in keys:
@@ -304,7 +301,7 @@ class CapturedGraphs:
         """Makes the shared buffers for the largest of `keys` that fits, and drops those above it."""
         remaining = list(keys)
         while remaining:
-            pixels = self._pixel_fields(remaining)
+            pixels = self.pixel_fields(remaining)
             wanted = map(self.model.prepare_encoder_cudagraph_capture_inputs, remaining)
             arena_bytes = max(MetadataLayout(each.metadata).nbytes for each in wanted)
             try:

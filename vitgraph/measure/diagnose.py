@@ -15,7 +15,7 @@ import torch
 
 from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.calls import CallInputs, EncoderCall
-from vitgraph.measure.series import CallTimer
+from vitgraph.measure.series import CallTimer, synchronize
 from vitgraph.measure.trace import BusyTime, busy_time
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
@@ -189,12 +189,12 @@ class Diagnosis:
             mm_kwargs = self.inputs.make(call)
             # The first run meets the sizes, so that the second finds everything made.
             manager.execute(mm_kwargs)
-            _synchronize(manager.model.device)
+            synchronize(manager.model.device)
             with _timed_steps(manager, seconds):
                 started = time.perf_counter()
                 manager.execute(mm_kwargs)
                 seconds["call"] += time.perf_counter() - started
-            _synchronize(manager.model.device)
+            synchronize(manager.model.device)
             _time_new_sizes(manager, call, seconds)
         steps = {name: seconds[name] for name in HOST_STEPS if name in seconds}
         steps["other"] = seconds["call"] - sum(steps.values())
@@ -240,11 +240,6 @@ def launch_gap(replay_ms: float, trace: BusyTime) -> float:
     """
     wall_ms = replay_ms if trace.span_ms is None else min(replay_ms, trace.span_ms)
     return max(1.0, wall_ms / trace.busy_ms)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from vitgraph.attention.registry import backend_class
 from vitgraph.errors import BackendError, UsageError, VitgraphError, first_line
 from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
-from vitgraph.measure.series import matrix_rate_flops
+from vitgraph.measure.series import matrix_rate_flops, synchronize
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
 from vitgraph.records.draft import Draft
 from vitgraph.records.record import MicroRecord
@@ -200,6 +200,5 @@ def _measure(
 def _first_call_ms(call: Callable[[], object], device: torch.device) -> float:
     started = time.perf_counter()
     call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return (time.perf_counter() - started) * 1e3

@@ -41,6 +41,12 @@ class CallTime:
     gather_ms: float | None = None
 
 
+def synchronize(device: torch.device) -> None:
+    """Waits until a GPU has done everything; nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class CallTimer:
     """Times calls on one device; its events are made once."""
 

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from vitgraph.measure.series import synchronize
+
 ATTENTION, PRODUCT, NORM, ELEMENTWISE, COPY, OTHER = "attention", "product", "norm", "element-wise", "copy", "other"
 KINDS = (ATTENTION, PRODUCT, NORM, ELEMENTWISE, COPY, OTHER)
 
@@ -188,14 +190,12 @@ def save_chrome_trace(call: Callable[[], object], device: torch.device, path: Pa
 
 def _profiled(call: Callable[[], object], device: torch.device, activities: Sequence[Any], repeats: int = 1) -> Any:
     """The profiler after some runs of a call, each of which has ended on the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     # There is one cycle, and without the last argument torch warns that it keeps no other.
     with profile(activities=list(activities), acc_events=True) as profiler:
         for _ in range(repeats):
             call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
     return profiler
 
 

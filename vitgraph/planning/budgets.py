@@ -1,4 +1,4 @@
-"""Token budgets: generation, validation and selection, and the settings resolved from them.
+"""What the planner knows of an item, and the token budgets that hold items: generation, selection, resolved settings.
 
 The rules follow vLLM 0.33 (https://github.com/vllm-project/vllm/blob/main/docs/design/cuda_graphs_multimodal.md):
 budgets double from the model's minimum, the maximum is always in the list, items never exceed the smallest

@@ -98,7 +98,7 @@ FAKES = (Good, AlsoGood, Missing, Unfit, Wrong, NotANumber, TooLarge, NoCapture)
 @pytest.fixture(autouse=True)
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     for fake in FAKES:
-        monkeypatch.setitem(registry.BACKENDS, fake.name, f"{__name__}:{fake.__name__}")
+        monkeypatch.setitem(registry.BACKENDS, fake.name, fake)
 
 
 def prepare(*backends: str, dtype: str = "float32", rounds: int = 1, budgets: tuple[int, ...] = (32, 64)) -> Any:

@@ -29,13 +29,8 @@ class Idefics3Rule(TileRule):
                 f"the processor cuts tiles of {tile} pixels (max_image_size), the tower takes {self.tile_side}"
             )
 
-    @property
-    def longest_side(self) -> int:
-        """Pixels of the longer side before the image is cut."""
-        return min(int(self.processor["longest_edge"]), LONGEST_SIDE)
-
     def most_segments(self) -> int:
-        side = math.ceil(self.longest_side / self.tile_side)
+        side = math.ceil(min(int(self.processor["longest_edge"]), LONGEST_SIDE) / self.tile_side)
         return side * side + 1
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
