@@ -51,6 +51,7 @@ SIZE_PLACEHOLDERS = ("WxHxF", "WxH")
 """Stand for numbers in a pattern: width, height and, in the first, frames."""
 
 _SIZE_TEXT = re.compile(r"(\d+) ?[xX×] ?(\d+)(?: ?[xX×] ?(\d+))?", re.ASCII)
+_FOLLOWING_SIZE = re.compile(r"[,;| ]+(\d+)x\d+", re.ASCII)
 _KEYS_RULE = (
     f"an entry names its sizes as width and height (and frames, fps for a video), as a list in {', '.join(LIST_KEYS)}, "
     "or as images in data URLs of a request's messages"
@@ -178,7 +179,10 @@ class _EntryReader:
             if (isinstance(value, kinds) and not isinstance(value, bool))
             or (isinstance(value, str) and _SIZE_TEXT.fullmatch(value))
         }
-        self.unread |= other - known - _OTHER_FIELDS
+        # A `size` that is a number counts bytes.
+        self.unread |= (
+            other - known - (_OTHER_FIELDS if isinstance(mapping.get("size"), int) else _OTHER_FIELDS - {"size"})
+        )
 
     def item(self, size: Any, is_video: bool) -> MediaItem:
         """The item of a size; an `InputError` where it is none."""
@@ -270,14 +274,25 @@ def read_text_log(path: Path, pattern: str) -> Workload:
     """
     expression = compile_pattern(pattern)
     log = _Log(path)
+    num_partly_read = 0
     for number, line in _lines(path):
         source = log.next_line(number)
         matches = list(expression.finditer(line))
         log.without_size += not matches
+        read = {min(match.start("width"), match.start("height")) for match in matches}
+        following = (_FOLLOWING_SIZE.match(line, match.end()) for match in matches)
+        num_partly_read += any(size is not None and size.start(1) not in read for size in following)
         for match in matches:
             parts = match.groupdict()
             sizes: dict[str, Any] = {field: parts.get(field) for field in SIZE_FIELDS}
             log.add(source, parts.get("request"), [partial(make_item, match.group(), **sizes)])
+    if num_partly_read:
+        logging.getLogger("vitgraph").warning(
+            "%s: lines with further sizes behind a match of --pattern, which are not read: %d; a pattern of WxH alone "
+            "finds every size of a line",
+            path,
+            num_partly_read,
+        )
     return log.workload(f"--pattern {pattern!r} must match where a line names a size")
 
 

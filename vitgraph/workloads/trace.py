@@ -68,8 +68,7 @@ _COLUMNS = (*_SIZE_COLUMNS, "request", "fps", "call", "arrival_s")
 _INTEGER = re.compile(r"-?[0-9]{1,99}", re.ASCII)
 _LONGEST_HEADER = 200
 _HEADER_RULE = (
-    "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s; "
-    "`vitgraph workload convert` makes such a file of images and logs"
+    "the first line must name the columns width,height and, where needed, frames, request, fps, call and arrival_s"
 )
 
 
@@ -202,7 +201,9 @@ def _parse_requests(name: str, content: bytes, video_fps: float | None) -> tuple
         groups.setdefault(request, []).append((place, row))
     found = tuple(_request(index, *group, video_fps) for index, group in enumerate(groups.items()))
     if not any(request.items for request in found):
-        raise InputError(f"{name}: no rows; {_HEADER_RULE}, and each further line is an item, for example 640,480,1")
+        raise InputError(
+            f"{name}: no rows with a size; {_HEADER_RULE}, and each further line is an item, for example 640,480,1"
+        )
     return found
 
 
@@ -248,7 +249,10 @@ def _check_header(place: str, cells: list[str]) -> list[str]:
     parts = [f"{word} column {', '.join(map(repr, columns))}" for word, columns in wrong.items() if columns]
     if parts:
         shown = " and ".join(parts) if len(",".join(cells)) <= _LONGEST_HEADER else "no such columns"
-        raise InputError(f"{place}: header {','.join(cells)[:_LONGEST_HEADER]!r} has {shown}; {_HEADER_RULE}")
+        raise InputError(
+            f"{place}: header {','.join(cells)[:_LONGEST_HEADER]!r} has {shown}; {_HEADER_RULE}. "
+            "`vitgraph workload convert` makes such a file of images and logs"
+        )
     return header
 
 

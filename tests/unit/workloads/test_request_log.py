@@ -127,15 +127,20 @@ ACCESS = (
         ("size=WxH", [[(1640, 480, 1)], [(30, 50, 1)]]),
         ("WxH", [[(1640, 480, 1)], [(30, 50, 1), (60, 70, 1)]]),
         (r"size=(?P<height>\d+)x(?P<width>\d+)", [[(480, 1640, 1)], [(50, 30, 1)]]),
-        (r"WxH.* id=(?P<request>\w)", [[(1640, 480, 1), (30, 50, 1)]]),
     ],
 )
 def test_a_pattern_finds_the_sizes_of_a_text_log(
-    pattern: str, expected: list[list[tuple[int, int, int]]], tmp_path: Path
+    pattern: str, expected: list[list[tuple[int, int, int]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     workload = read_text_log(write(tmp_path, ACCESS, "access.log"), pattern)
     assert sizes(workload) == expected
     assert (workload.provenance["lines"], workload.provenance["lines_without_size"]) == (3, 1)
+    assert ("further sizes behind a match of --pattern, which are not read: 1" in caplog.text) == (len(expected[1]) < 2)
+
+
+def test_a_pattern_may_name_the_request(tmp_path: Path) -> None:
+    workload = read_text_log(write(tmp_path, ACCESS, "access.log"), r"WxH.* id=(?P<request>\w)")
+    assert sizes(workload) == [[(1640, 480, 1), (30, 50, 1)]]
 
 
 def test_a_placeholder_takes_whole_numbers_and_frames() -> None:
@@ -272,13 +277,21 @@ def test_archives_are_refused_as_such(name: str, tmp_path: Path) -> None:
 
 
 def test_fields_that_are_not_read_are_said_and_can_be_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path, '{"pics": "3x2", "time": 1.5}\n{"images": [{"width": 6, "height": 4, "nframes": 8}]}')
+    path = write(tmp_path, '{"pics": "3x2", "size": 1.5}\n{"images": [{"width": 6, "height": 4, "nframes": 8}]}')
     workload = read_json_log(path)
     assert workload.provenance["fields_not_read"] == "nframes, pics"
     assert "fields that are not read: nframes, pics; --fields" in caplog.text
     again = read_json_log(path, fields={"images": "pics", "frames": "nframes"})
     assert sizes(again) == [[(3, 2, 1)]]
     assert sizes(read_json_log(path, fields={"frames": "nframes"})) == [[(6, 4, 8)]]
+
+
+def test_a_size_that_is_no_count_of_bytes_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path, '{"size": 9}\n{"width": 6, "height": 4}')
+    assert sizes(read_json_log(path)) == [[(6, 4, 1)]] and not caplog.text
+    path = write(tmp_path, '{"size": [3, 2]}\n{"width": 6, "height": 4}')
+    assert sizes(read_json_log(path)) == [[(6, 4, 1)]]
+    assert "fields that are not read: size;" in caplog.text
 
 
 def test_numbers_of_entries_without_a_size_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

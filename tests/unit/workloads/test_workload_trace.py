@@ -88,8 +88,11 @@ def test_accepted_files(tmp_path: Path, text: str, expected: list) -> None:
         ("width,height,frame\n640,480,16\n", r"header 'width,height,frame' has unknown column 'frame'; the first line"),
         ("width,width,height\n1,1,1\n", r"has repeated column 'width'; the first line must name"),
         ("width;height\n640;480\n", r"header 'width;height' has unknown column 'width;height' and missing"),
-        ("width,height\n", r"t\.csv: no rows; the first line must name the columns .* for example 640,480,1"),
-        ("width,height,request\n,,a\n", r"t\.csv: no rows; "),
+        (
+            "width,height\n",
+            r"t\.csv: no rows with a size; the first line must name the columns .* for example 640,480,1",
+        ),
+        ("width,height,request\n,,a\n", r"t\.csv: no rows with a size; "),
         ("", r"t\.csv: no header; the first line must name"),
         (b"\xff\xfew\x00i\x00", r"t\.csv: byte 0 is not UTF-8; save the trace as plain CSV in UTF-8"),
     ],
