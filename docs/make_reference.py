@@ -1,7 +1,8 @@
-"""The reference pages of records and tables, made from types and columns: `python docs/make_reference.py`."""
+"""The reference pages, made from options, types of records and columns of tables: `python docs/make_reference.py`."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import re
@@ -12,13 +13,28 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
+from vitgraph.cli import app
+from vitgraph.commands.options import shown_default, specs_of_commands
+from vitgraph.errors import EXIT_STATUSES
 from vitgraph.planning.budgets import EncoderItemSpec
+from vitgraph.predict.engine_rules import (
+    FAMILIES,
+    FRAMES_RULE,
+    ITEMS_RULE,
+    LIMITS,
+    MANAGER_FILE,
+    PATH_RULE,
+    ROUNDING_RULE,
+    UNIT_RULE,
+    WITHOUT_GRAPHS,
+)
 from vitgraph.records import sample_table
 from vitgraph.records.record import RECORDS, Record
 from vitgraph.records.sections import NOT_FINITE
 from vitgraph.report.columns import Table
 from vitgraph.report.documents import COLUMNS_TABLE
 from vitgraph.report.views import bench, compare, graph_tables, machine, parts, plan, ranks, runs, tune
+from vitgraph.specs.fields import Option, options_of
 
 RECORDS_INTRODUCTION = """# Records
 
@@ -190,7 +206,56 @@ def tables_page() -> str:
     return "\n".join(parts)
 
 
-PAGES = {"records.md": records_page, "records.schema.json": records_schema, "tables.md": tables_page}
+_KINDS = {"str": "text", "int": "integer", "float": "number", "bool": "switch", "Path": "path"}
+
+
+def options_page() -> str:
+    """The page of all commands' options and of the exit statuses, in Markdown."""
+    lines = [
+        "# Options",
+        "",
+        "Made from the fields of the specs by `python docs/make_reference.py`. Every option is a key of the",
+        "YAML file that `--config` names, too (without the dashes, with underscores); flags win over the file.",
+    ]
+    for name, spec in specs_of_commands(app).items():
+        lines += ["", f"## vitgraph {name}", "", "| option | takes | default | |", "|---|---|---|---|"]
+        lines += [_option_row(option) for option in options_of(spec).values()]
+    lines += ["", "## Exit statuses", "", "| status | meaning |", "|---|---|"]
+    lines += [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUSES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _option_row(option: Option) -> str:
+    kind = _KINDS.get(getattr(option.kind, "__name__", ""), "two paths")
+    several = ", repeatable" if option.is_repeatable else ""
+    names = ", ".join(f"`{name}`" for name in option.names)
+    default = None if option.default is dataclasses.MISSING else shown_default(option)
+    shown = "" if default is None or default is False else f"`{default}`"
+    help_text = option.help.replace("|", "\\|")
+    return f"| {names} | {kind}{several} | {shown} | {help_text} |"
+
+
+def rules_table() -> str:
+    """The rules by family, as a Markdown table; `in-vllms-manager.md` holds it."""
+    rows = ["| family | read from | what a list must keep |", "|---|---|---|"]
+    rows.append(f"| every family | `{MANAGER_FILE}` | {ITEMS_RULE}. Models of two paths: {PATH_RULE} |")
+    for family in FAMILIES:
+        texts = [LIMITS[family.limit][0]] if family.limit else []
+        texts += [ROUNDING_RULE] if family.rounds_down else []
+        texts += [UNIT_RULE] if family.needs_whole_unit else []
+        texts += ["frames hold the longest videos (below)"] if family.segments_held else []
+        texts += [family.note] if family.note else []
+        rows.append(f"| {family.name} | `{family.file}` | {'. '.join(text[0].upper() + text[1:] for text in texts)} |")
+    eager = ", ".join(f"{name} (`{file}`)" for name, file in WITHOUT_GRAPHS.items())
+    return "\n".join([*rows, "", f"Frames: {FRAMES_RULE}.", "", f"Without encoder graphs there: {eager}."])
+
+
+PAGES = {
+    "options.md": options_page,
+    "records.md": records_page,
+    "records.schema.json": records_schema,
+    "tables.md": tables_page,
+}
 """What makes each file of this folder."""
 
 

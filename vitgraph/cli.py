@@ -10,7 +10,7 @@ import typer
 from vitgraph import __version__
 from vitgraph.commands.machine import doctor, import_line, models
 from vitgraph.commands.measure import bench, compare_backends, plan, profile, profiled_call, verify
-from vitgraph.commands.options import add_command, options_page
+from vitgraph.commands.options import add_command
 from vitgraph.commands.shell import first_look
 from vitgraph.commands.sweep import sweep
 from vitgraph.commands.tools import calls, convert, export, inspect, make
@@ -35,17 +35,8 @@ def _show_version(value: bool) -> None:
         raise typer.Exit
 
 
-def _show_options_page(value: bool) -> None:
-    if value:
-        print(options_page(app), end="")
-        raise typer.Exit
-
-
 @app.callback()
 def root(
-    page: Annotated[
-        bool, typer.Option("--options-page", callback=_show_options_page, is_eager=True, hidden=True)
-    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,

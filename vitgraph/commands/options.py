@@ -1,5 +1,5 @@
 """Makes a command of a function that takes a spec: its options, its config file, its `--help` and its part of the
-reference page (`vitgraph --options-page`) come from the fields.
+reference page come from the fields.
 
 The order is defaults, what the command chooses for this machine, the file, and the flags.
 """
@@ -23,7 +23,7 @@ import typer.core
 import typer.main
 
 from vitgraph.commands.shell import Shown, reported_errors, show, tell, told
-from vitgraph.errors import EXIT_STATUSES, UsageError
+from vitgraph.errors import UsageError
 from vitgraph.reading import is_folder, parse_json, parse_yaml, read_text
 from vitgraph.report.say import clean
 from vitgraph.specs.fields import ChooseDefaults, Option, Spec, make_spec, options_of, read_named, read_values
@@ -132,9 +132,6 @@ def _config_words(words: list[str], config: dict[str, Any]) -> list[str]:
     return [_CONFIG, json.dumps(config)]
 
 
-_KINDS = {"str": "text", "int": "integer", "float": "number", "bool": "switch", "Path": "path"}
-
-
 def add_command(
     app: typer.Typer, name: str, function: Callable[..., Shown | None], defaults: ChooseDefaults = lambda _: {}
 ) -> None:
@@ -162,6 +159,18 @@ def add_command(
     command.__doc__ = function.__doc__
     command.spec = spec  # type: ignore[attr-defined]
     app.command(name, cls=CommandOfHabit)(command)
+
+
+def specs_of_commands(app: typer.Typer) -> dict[str, type[Spec]]:
+    """The spec class of every command by its name, in the order of the help."""
+    return dict(_walk(typer.main.get_command(app), ""))
+
+
+def _walk(command: Any, name: str) -> Iterator[tuple[str, type[Spec]]]:
+    for part, inner in getattr(command, "commands", {}).items():
+        yield from _walk(inner, f"{name} {part}".strip())
+    if not hasattr(command, "commands"):
+        yield name, getattr(command.callback, "__wrapped__", command.callback).spec
 
 
 def read_spec(
@@ -194,14 +203,14 @@ def _parameter(key: str, option: Option) -> inspect.Parameter:
     if option.completes is not None:
         how["autocompletion"] = option.completes
     kind: Any = list[option.kind] if option.is_repeatable else option.kind  # type: ignore[name-defined]
-    default = inspect.Parameter.empty if option.default is dataclasses.MISSING else _shown_default(option)
+    default = inspect.Parameter.empty if option.default is dataclasses.MISSING else shown_default(option)
     if default is None:
         kind = Optional[kind]  # noqa: UP045 — built at run time
     info = typer.Argument(**how) if option.is_argument else typer.Option(*option.names, **how)
     return inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
-def _shown_default(option: Option) -> Any:
+def shown_default(option: Option) -> Any:
     """The default as the command line would be given it; None where no text says it, or nothing is the default."""
     default = option.default_value
     if option.turns_off:
@@ -287,44 +296,3 @@ def _files_near(path: Path) -> str:
         files = sorted(file.name for file in path.parent.iterdir() if file.suffix in (".yaml", ".yml"))
     found = difflib.get_close_matches(path.name, files, n=3)
     return f"near: {', '.join(found)}" if found else "name a YAML file of options"
-
-
-# -- the reference page ------------------------------------------------------------------------------------------------
-
-
-def specs_of_commands(app: typer.Typer) -> dict[str, type[Spec]]:
-    """The spec class of every command by its name, in the order of the help."""
-    return dict(_walk(typer.main.get_command(app), ""))
-
-
-def _walk(command: Any, name: str) -> Iterator[tuple[str, type[Spec]]]:
-    for part, inner in getattr(command, "commands", {}).items():
-        yield from _walk(inner, f"{name} {part}".strip())
-    if not hasattr(command, "commands"):
-        yield name, getattr(command.callback, "__wrapped__", command.callback).spec
-
-
-def options_page(app: typer.Typer) -> str:
-    """The page of all commands' options and of the exit statuses, in Markdown."""
-    lines = [
-        "# Options",
-        "",
-        "Made from the fields of the specs by `vitgraph --options-page`. Every option is a key of the",
-        "YAML file that `--config` names, too (without the dashes, with underscores); flags win over the file.",
-    ]
-    for name, spec in specs_of_commands(app).items():
-        lines += ["", f"## vitgraph {name}", "", "| option | takes | default | |", "|---|---|---|---|"]
-        lines += [_row(option) for option in options_of(spec).values()]
-    lines += ["", "## Exit statuses", "", "| status | meaning |", "|---|---|"]
-    lines += [f"| {status} | {meaning} |" for status, meaning in EXIT_STATUSES.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _row(option: Option) -> str:
-    kind = _KINDS.get(getattr(option.kind, "__name__", ""), "two paths")
-    several = ", repeatable" if option.is_repeatable else ""
-    names = ", ".join(f"`{name}`" for name in option.names)
-    default = None if option.default is dataclasses.MISSING else _shown_default(option)
-    shown = "" if default is None or default is False else f"`{default}`"
-    help_text = option.help.replace("|", "\\|")
-    return f"| {names} | {kind}{several} | {shown} | {help_text} |"

@@ -265,18 +265,3 @@ class EngineRules:
     def least_items(self, tokens: int) -> int:
         """The fewest items with which a budget of `tokens` can be captured."""
         return next(items for items in count(1) if self.largest_budget(items, 0) >= tokens)
-
-
-def rules_table() -> str:
-    """The rules by family, as a Markdown table for the documentation."""
-    rows = ["| family | read from | what a list must keep |", "|---|---|---|"]
-    rows.append(f"| every family | `{MANAGER_FILE}` | {ITEMS_RULE}. Models of two paths: {PATH_RULE} |")
-    for family in FAMILIES:
-        texts = [LIMITS[family.limit][0]] if family.limit else []
-        texts += [ROUNDING_RULE] if family.rounds_down else []
-        texts += [UNIT_RULE] if family.needs_whole_unit else []
-        texts += ["frames hold the longest videos (below)"] if family.segments_held else []
-        texts += [family.note] if family.note else []
-        rows.append(f"| {family.name} | `{family.file}` | {'. '.join(text[0].upper() + text[1:] for text in texts)} |")
-    eager = ", ".join(f"{name} (`{file}`)" for name, file in WITHOUT_GRAPHS.items())
-    return "\n".join([*rows, "", f"Frames: {FRAMES_RULE}.", "", f"Without encoder graphs there: {eager}."])

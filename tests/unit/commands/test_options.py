@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from vitgraph import errors
 from vitgraph.cli import app
-from vitgraph.commands.options import add_command, as_here, options_page, read_spec, specs_of_commands
+from vitgraph.commands.options import add_command, as_here, read_spec, specs_of_commands
 from vitgraph.commands.process import STOP_SIGNALS
 from vitgraph.commands.shell import Shown, reported_errors
 from vitgraph.errors import EXIT_STATUSES, UsageError, VitgraphError
@@ -108,11 +108,6 @@ def test_every_option_reaches_every_field_of_its_spec(command: str) -> None:
             for name in path:
                 value = getattr(value, name)
             assert value == expected, key
-
-
-def test_the_page_of_options_is_what_the_fields_say() -> None:
-    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == options_page(app), "run: vitgraph --options-page > docs/options.md"
 
 
 def test_a_shell_completes_the_presets() -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from make_reference import rules_table
 from synthetic import synthetic_profile, with_facts
 
 from vitgraph.commands.import_settings import import_settings
@@ -15,7 +16,7 @@ from vitgraph.measure.setup import engine_notes
 from vitgraph.models.registry import all_presets, resolve_model
 from vitgraph.planning.budgets import BudgetSettings
 from vitgraph.predict.cost_model import CostModel
-from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower, rules_table
+from vitgraph.predict.engine_rules import FAMILIES, WITHOUT_GRAPHS, EngineRules, EngineTower, engine_tower
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost, encoder_facts
 from vitgraph.predict.workload_cost import Traffic
 from vitgraph.specs.parts import GraphSpec, WorkloadSpec

@@ -10,7 +10,7 @@ import jsonschema
 import make_reference as reference
 import pytest
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tests" / "data" / "bench-run"
 
 
