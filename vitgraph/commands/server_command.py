@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import chain, dropwhile, groupby, pairwise, takewhile
+from itertools import chain, dropwhile, groupby, takewhile
 from string import Template
 
 from vitgraph.commands.options import values_in_vllm
@@ -27,6 +27,7 @@ _YAML = re.compile(r"---|-\s|[\w.-]+:(\s|$)")
 _COMMAND_ENDS = ";&|\n"
 _REDIRECTION = re.compile(r"\d*[<>].*")
 _PROGRAM = re.compile(r"(?:ExecStart=)?(?:[^=]*/)?(vllm|sglang)")
+_INNER_COMMAND = re.compile(r"\b(vllm|sglang) (serve|bench)\b|-m (vllm|sglang)\.")
 _MODULE = re.compile(r"(vllm|sglang)\.\S+")
 _SCRIPT = re.compile(r"\S*/(vllm|sglang)/\S+\.py")
 _IMAGE = re.compile(r"(?:[\w.:-]+/)*[\w.-]*(vllm|sglang)[\w.-]*(?:[:@][\w.:-]+)?")
@@ -77,7 +78,7 @@ def find_server(text: str) -> tuple[str, list[str], list[str], dict[str, list[st
 
 
 def _commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of a shell's text; what a shell is given with `-c` has commands of its own."""
+    """The words of each command of a shell's text; what another program is given to run has commands of its own."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=_COMMAND_ENDS)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     for ends, words in groupby(lexer, lambda word: not word.strip(_COMMAND_ENDS) and word != ""):
@@ -85,8 +86,8 @@ def _commands(text: str) -> Iterator[list[str]]:
             continue
         command = list(takewhile(lambda word: not word.startswith("#") and not _REDIRECTION.fullmatch(word), words))
         yield command
-        for option, word in pairwise(command):
-            if option in ("-c", "-lc", "-ic"):
+        for word in command:
+            if _INNER_COMMAND.search(word):
                 yield from _commands(word)
 
 

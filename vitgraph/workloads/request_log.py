@@ -44,7 +44,8 @@ _OTHER_FIELDS = frozenset(
 
 _CONVERSATIONS = ("messages", "input")
 _BODY_FIELDS = frozenset([*_CONVERSATIONS, "body", "prompt"])
-_REQUEST_LINE = re.compile(r"[A-Z]+ \S+( HTTP/\S+)?")
+_IMAGE_KEYS, _VIDEO_KEYS = ("image_url", "image"), ("video_url", "video")
+_REQUEST_LINE = re.compile(r"([A-Z]+ )?(/|https?://)\S*( HTTP/\S+)?")
 """What web servers log as `request`: many requests have the same."""
 
 SIZE_PLACEHOLDERS = ("WxHxF", "WxH")
@@ -53,8 +54,8 @@ SIZE_PLACEHOLDERS = ("WxHxF", "WxH")
 _SIZE_TEXT = re.compile(r"(\d+) ?[xX×] ?(\d+)(?: ?[xX×] ?(\d+))?", re.ASCII)
 _FOLLOWING_SIZE = re.compile(r"[,;| ]+(\d+)x\d+", re.ASCII)
 _KEYS_RULE = (
-    f"an entry names its sizes as width and height (and frames, fps for a video), as a list in {', '.join(LIST_KEYS)}, "
-    "or as images in data URLs of a request's messages"
+    "an entry names its sizes at its top as width and height (and frames, fps for a video), as a list in "
+    f"{', '.join(LIST_KEYS)}, or as images in data URLs of a request's messages"
 )
 
 
@@ -221,8 +222,8 @@ def _media_parts(content: Any) -> Iterator[tuple[Any, bool]]:
     """Images and videos in the content of messages, that of a tool's answer too, each with whether it is a video."""
     if isinstance(content, dict):
         kind = str(content.get("type", ""))
-        is_video = "video" in kind or content.get("video_url") is not None
-        if "image" in kind or is_video or content.get("image_url") is not None:
+        is_video = "video" in kind or any(content.get(key) is not None for key in _VIDEO_KEYS)
+        if is_video or "image" in kind or any(content.get(key) is not None for key in _IMAGE_KEYS):
             yield content, is_video
             return
     for each in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
@@ -231,7 +232,7 @@ def _media_parts(content: Any) -> Iterator[tuple[Any, bool]]:
 
 def _url_of(part: Mapping[str, Any]) -> str | None:
     """The URL of an image or video in a part of a request, or its base64 data as one."""
-    for name in ("image_url", "video_url", "image", "video", "url"):
+    for name in (*_IMAGE_KEYS, *_VIDEO_KEYS, "url"):
         value = part.get(name)
         value = value.get("url") if isinstance(value, Mapping) else value
         if isinstance(value, str):

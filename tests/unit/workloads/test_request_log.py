@@ -62,9 +62,10 @@ def test_each_line_is_a_request_unless_it_names_one(tmp_path: Path) -> None:
 
 
 def test_what_names_no_request_joins_no_lines(tmp_path: Path) -> None:
-    lines = '{"request": "POST /v1/chat/completions HTTP/1.1", "width": 1, "height": 2}\n' * 2
+    lines = '{"request": "POST /v1/chat/completions HTTP/1.1", "width": 1, "height": 2}\n'
+    lines += '{"request": "/v1/chat/completions", "width": 1, "height": 2}\n' * 2
     lines += '{"request": 7, "width": 3, "height": 4}\n{"request": 7.0, "width": 5, "height": 6}'
-    assert sizes(read_json_log(write(tmp_path, lines))) == [[(1, 2, 1)], [(1, 2, 1)], [(3, 4, 1), (5, 6, 1)]]
+    assert sizes(read_json_log(write(tmp_path, lines))) == [*[[(1, 2, 1)]] * 3, [(3, 4, 1), (5, 6, 1)]]
 
 
 def test_frame_rates_are_kept(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_what_is_left_out_is_counted_or_named(tmp_path: Path) -> None:
 
 
 def test_a_log_without_sizes_says_what_a_line_needs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no usable size in 1 lines; an entry names its sizes as width and height"):
+    with pytest.raises(InputError, match=r"no usable size in 1 lines; an entry names its sizes at its top as width"):
         read_json_log(write(tmp_path, '{"a": 1}'))
     with pytest.raises(InputError, match=r"first: log\.jsonl:1: not a JSON object"):
         read_json_log(write(tmp_path, "x"))
@@ -243,7 +244,7 @@ def test_images_are_found_where_clients_and_gateways_put_them(tmp_path: Path) ->
         {"input": [screen, *messages]},
         {"request": "POST /v1 HTTP/1.1", "request_body": json.dumps({"messages": messages})},
         {"messages": messages, "proxy_server_request": {"body": {"messages": messages}}},
-        {"id": "a", "input": {"messages": messages}, "output": "text"},
+        {"id": "a", "input": {"messages": [{"content": [{"image": image_url(30, 20)}]}]}, "output": "text"},
         {"custom_id": "a", "body": {"messages": bare}},
     ]
     workload = read_json_log(write(tmp_path, "\n".join(map(json.dumps, entries))))
