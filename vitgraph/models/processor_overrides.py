@@ -17,6 +17,7 @@ from vitgraph.models.processors import (
     class_settings,
     contradiction,
     is_same,
+    keys_read,
     of_tower,
     side_of,
     with_size,
@@ -52,6 +53,12 @@ def override_processor(source: ModelSource, given: Mapping[str, Any]) -> ModelSo
         *((name, nested["videos_kwargs"], video_names) for name in nested["videos_kwargs"]),
     ):
         _check_override(source.name, name, part[name], known)
+        keys = keys_read(encoder, name)
+        if keys and not (isinstance(part[name], Mapping) and part[name].keys() & set(keys)):
+            raise UsageError(
+                f"--mm-processor-kwargs sets {name} to {part[name]}; of it the rule of {source.name} reads "
+                f"{', '.join(keys)}"
+            )
         own = of_tower(name, source.vision_config) if name != "size" else None
         if own is not None and side_of(part[name]) != side_of(own):
             raise UsageError(f"--mm-processor-kwargs sets {name} to {part[name]}; the tower of {source.name} has {own}")
@@ -89,7 +96,11 @@ def _only(settings: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, An
 
 def _override(read: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:
     recorded = ReadNames(settings)
-    return read(recorded), recorded.names
+    try:
+        return read(recorded), recorded.names
+    except (TypeError, ValueError, LookupError) as error:
+        shown = ", ".join(sorted(settings))
+        raise UsageError(f"--mm-processor-kwargs ({shown}) cannot be read: {error}") from error
 
 
 def _read_names(encoder: type[VisionEncoder]) -> set[str]:

@@ -27,6 +27,9 @@ IMAGE_FILE, VIDEO_FILE, PROCESSOR_FILE = (
 PIXELS = ("resample", "do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
 """Settings that change pixels and no size."""
 
+PIXEL_EDGES = ("shortest_edge", "longest_edge", "min_pixels", "max_pixels")
+"""Keys of a size that is a range of pixels; the latter two are older."""
+
 PLAIN_PIXELS = {"do_resize": True, "do_rescale": True, "do_normalize": True, "rescale_factor": 1 / 255}
 """What the processors that are written here assume."""
 
@@ -47,6 +50,7 @@ OF_TOWER = {
     "patch_size": ("patch_size",),
     "temporal_patch_size": ("temporal_patch_size",),
     "merge_size": ("spatial_merge_size", "merge_kernel_size"),
+    "pooling_kernel_size": ("pooling_kernel_size",),
 }
 """Settings of processors that must agree with the tower, and its names for them."""
 
@@ -153,6 +157,14 @@ def of_tower(setting: str, vision_config: Mapping[str, Any]) -> Any:
     return next((vision_config[name] for name in OF_TOWER.get(setting, ()) if vision_config.get(name)), None)
 
 
+def keys_read(encoder: type[VisionEncoder], setting: str) -> list[str]:
+    """Keys of an image setting that is an object, as the family's rule reads them; none where it has no keys or is not
+    read."""
+    settings = (name for name, _ in named_pairs(encoder.image_settings))
+    named = [name.removeprefix(f"{setting}.") for name in settings if name.startswith(f"{setting}.")]
+    return named or (list(PIXEL_EDGES) if encoder.sized_by_pixels and setting == "size" else [])
+
+
 def side_of(size: Any) -> Any:
     """Pixels on a side of a square that files give as a number, a pair, or an object with height and width."""
     sides = (
@@ -198,10 +210,8 @@ def _read(
                 f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
                 "and the processor's file do not belong together"
             )
-    read_edges = [
-        name.removeprefix("size.") for name, _ in named_pairs(encoder.image_settings) if name.startswith("size.")
-    ]
-    edges, size = list(dict(defaults).get("size") or read_edges), dict(settings).get("size") or {}
+    edges = list(dict(defaults).get("size") or keys_read(encoder, "size"))
+    size = dict(settings).get("size") or {}
     has_edges = isinstance(size, Mapping) and all(edge in size for edge in edges)
     if is_named and given.get("size") and "size" in settings.names and not has_edges:
         raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
@@ -298,8 +308,7 @@ LEAST_FRACTION = 1e-4
 def broken_rule(name: str, value: Any, example: Any) -> str | None:
     """What a setting must be where `value` is not that; told by another value of it, or by its name."""
     if isinstance(example, Mapping) or name == "size":
-        edges = ("shortest_edge", "longest_edge", "min_pixels", "max_pixels")
-        sides = (*edges, "height", "width", "max_height", "max_width")
+        sides = (*PIXEL_EDGES, "height", "width", "max_height", "max_width")
         parts = value.items() if isinstance(value, Mapping) else [("", 0)]
         fits = bool(parts) and all(side in sides and _is_count(part) for side, part in parts)
         rule = f"an object of positive integers such as {dict(example) if example else {'height': 448}}"

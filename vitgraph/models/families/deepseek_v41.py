@@ -119,7 +119,8 @@ class DeepseekV41Encoder(GridTowerEncoder):
     rule_class = DeepseekV41Rule
     rule: DeepseekV41Rule
     image_processor = None
-    image_settings = ("patch_size", "temporal_patch_size", "merge_size", *CHANNELS)
+    image_settings = ("patch_size", *CHANNELS)
+    sized_by_pixels = False
     position_merge = 1
     patch_convolutions = ()
     fused: ClassVar[Mapping[str, Sequence[str]]] = {".gate_up.": (".gate_proj.", ".up_proj.")}
