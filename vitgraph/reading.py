@@ -28,6 +28,10 @@ MOST_BITS = 64
 MOST_FILES = 500_000
 """Of a folder and all below it: a home folder or a whole disk may have no end that is worth waiting for."""
 
+LFS_POINTER = "version https://git-lfs"
+"""Begins the text that a clone without Git LFS has in place of a file."""
+LFS_WAY_OUT = "it is a Git LFS pointer; fetch the file itself (git lfs pull)"
+
 Failure = Callable[[str], VitgraphError]
 """Makes the error of a reader from its text."""
 
@@ -147,7 +151,10 @@ def read_json(path: Path, *, most: int = MOST_BYTES, failure: Failure = UsageErr
     Raises:
         VitgraphError: By `failure`; see `read_text` and `parse_json`.
     """
-    return parse_json(read_text(path, most=most, failure=failure), str(path), failure=failure)
+    text = read_text(path, most=most, failure=failure)
+    if text.startswith(LFS_POINTER):
+        raise failure(f"cannot read {path}: {LFS_WAY_OUT}")
+    return parse_json(text, str(path), failure=failure)
 
 
 def parse_json(text: str, name: str, *, failure: Failure = UsageError) -> Any:

@@ -14,6 +14,7 @@ from vitgraph.errors import ModelError
 from vitgraph.hub import hub_problem
 from vitgraph.models.files import CONFIG_FILE, download, read_json
 from vitgraph.models.lazy_torch import torch
+from vitgraph.reading import LFS_POINTER, LFS_WAY_OUT
 
 SINGLE_FILE = "model.safetensors"
 INDEX_ENDING = ".safetensors.index.json"
@@ -324,7 +325,6 @@ def _no_weights(weights: str, folder: Path) -> str:
 
 def _damage(path: Path, error: Exception) -> str:
     with path.open("rb") as file:
-        start = file.read(64)
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer; fetch the file itself (git lfs pull)"
+        if file.read(64).startswith(LFS_POINTER.encode()):
+            return LFS_WAY_OUT
     return f"{error}; it is {path.stat().st_size} bytes long, copy it again"

@@ -238,6 +238,12 @@ def test_fields_beside_the_tower_that_are_left_out_have_transformers_defaults(tm
         resolve(tmp_path, {**llava, "vision_feature_layer": -1})
 
 
+def test_a_pointer_in_place_of_a_small_file_is_said_to_be_one(tmp_path: Path) -> None:
+    (folder(tmp_path) / IMAGE_FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ModelError, match=rf"{IMAGE_FILE}: it is a Git LFS pointer"):
+        resolve_model(str(tmp_path))
+
+
 def test_an_adapter_alone_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct"}')
     with pytest.raises(ModelError, match=r"is an adapter of Qwen/Qwen2\.5-VL-7B-Instruct; give that model"):
