@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitgraph.commands.options import set_field
+from vitgraph.commands.options import SHAPING, set_field, unread_note
 from vitgraph.commands.server_command import SGLANG, VLLM, find_server
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.measure.setup import engine_notes
@@ -114,11 +114,7 @@ class ServerLine:
 
     def leave_out_the_rest(self) -> None:
         """Names everything that was not taken."""
-        if "--config" in self.given:
-            self.notes.append(
-                f"the settings in {' '.join(self.given['--config'])} (--config) are not read; write them as options in "
-                "the line"
-            )
+        self.notes += [unread_note(name) for name in ("--config", *SHAPING) if name in self.given]
         self.left_out += [" ".join([name, *values]) for name, values in self.given.items()]
 
 

@@ -31,6 +31,8 @@ from vitgraph.specs.values import IgnoredSetting
 
 CONFIG_NAMES = ("--compilation-config", "-cc", "-O")
 _CONFIG = CONFIG_NAMES[0]
+SHAPING = ("--hf-overrides", "--media-io-kwargs", "--mm-process-config")
+"""Options of servers that are not read, and yet may change what the encoder is given or is."""
 
 
 class CommandOfHabit(typer.core.TyperCommand):
@@ -39,8 +41,11 @@ class CommandOfHabit(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         flags = {name: bool(getattr(each, "is_flag", False)) for each in self.params for name in each.opts}
         words, ignored = as_here(args, flags)
-        if ignored:
-            tell(f"note: {', '.join(ignored)} shape no encoder; ignored")
+        others = [name for name in ignored if name not in SHAPING]
+        if others:
+            tell(f"note: {', '.join(others)} shape no encoder; ignored")
+        for name in sorted({*ignored} - {*others}):
+            tell(f"note: {unread_note(name)}")
         try:
             rest: list[str] = super().parse_args(ctx, words)
         except Exception as error:
@@ -49,6 +54,11 @@ class CommandOfHabit(typer.core.TyperCommand):
                 error.message = clean(error.message)
             raise
         return rest
+
+
+def unread_note(name: str) -> str:
+    """What is said of an option of a server that is not read, although it may matter."""
+    return f"{name} is not read, though it may change what the encoder gets: give that as options, or sizes to match"
 
 
 @cache

@@ -136,7 +136,7 @@ def _find_source(spec: WorkloadSpec) -> _Source:
         if path.suffix != ".parquet":
             raise InputError(
                 f"--dataset-path {given} is not a parquet file; name a .parquet file, a folder of them or a hub data "
-                "set, or use --dataset-name trace for a CSV of sizes"
+                "set, or use --dataset-name trace for a CSV of sizes, which `vitgraph workload convert` makes of a log"
             )
         return _Source(given, None, path.parent, (path,))
     if is_folder(path):

@@ -214,7 +214,7 @@ def _rows(name: str, content: bytes) -> Iterator[tuple[str, dict[str, str]]]:
     except UnicodeDecodeError as error:
         raise InputError(
             f"{name}: byte {error.start} is not UTF-8; save the trace as plain CSV in UTF-8 (a spreadsheet may have "
-            "saved a workbook or UTF-16)"
+            "saved a workbook or UTF-16); for images name their folder"
         ) from error
     reader = csv.reader(io.StringIO(text, newline=""))
     header: list[str] = []
