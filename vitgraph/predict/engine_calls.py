@@ -72,7 +72,9 @@ def replay_arrivals(
         for request in running:
             step.schedule(request)
         while waiting and arrivals_s[waiting[0]] <= now and len(running) < MOST_RUNNING and step.tokens_left > 0:
-            request = _enter(waiting[0], requests[waiting[0]], engine)
+            items = requests[waiting[0]]
+            *starts, end = accumulate((item.output_tokens for item in items), initial=0)
+            request = _Running(waiting[0], items, starts, max(1, end + engine.text_tokens))
             if not step.schedule(request):
                 break
             running.append(request)
@@ -131,11 +133,6 @@ def replay_workload(
         "requests_split_over_calls": len(parts) - sum(map(bool, specs)),
     }
     return replace(workload, requests=tuple(parts), skipped=tuple(skipped), provenance=provenance)
-
-
-def _enter(index: int, items: Sequence[EncoderItemSpec], engine: TrafficSpec) -> _Running:
-    *starts, end = accumulate((item.output_tokens for item in items), initial=0)
-    return _Running(index, items, starts, max(1, end + engine.text_tokens))
 
 
 class _Step:

@@ -87,34 +87,22 @@ def engine_tower(source: ModelSource) -> EngineTower:
     )
 
 
-def _most_in_rows(tower: EngineTower, items: int, frames: int) -> int:
-    return items * max(1, frames // items) * (POSITIONS // tower.merge)
-
-
-def _most_in_grid(tower: EngineTower, items: int, _: int) -> int:
-    return items * (_GRID_SIDE // tower.merge) ** 2
-
-
-def _most_crops(tower: EngineTower, items: int, _: int) -> int:
-    # Without crops every item is one unit, and a batch has no more units than items.
-    return (items + 1) * tower.unit - 1 if tower.crops else _NO_LIMIT
-
-
 LIMITS: Mapping[str, tuple[str, Callable[[EngineTower, int, int], int]]] = {
     "rotary-table": (
         "the capture batch has one row of patches an item, m x (b / items) wide, over frames // items where that is "
         f"above 1; the rotary table has {POSITIONS:,} positions, and a wider row ends the engine at start",
-        _most_in_rows,
+        lambda tower, items, frames: items * max(1, frames // items) * (POSITIONS // tower.merge),
     ),
     "position-grid": (
         f"the capture batch is shaped within a position table of {_GRID_SIDE} x {_GRID_SIDE} patches, so that b / "
         f"items is at most ({_GRID_SIDE} // m) squared; above it the engine stops at start",
-        _most_in_grid,
+        lambda tower, items, _: items * (_GRID_SIDE // tower.merge) ** 2,
     ),
     "crops-of-an-item": (
         "a graph holds min(b // tokens of a crop, items) crops, so that with pan-and-scan an item of more crops than "
         "items overflows it, unless its tokens are above every budget",
-        _most_crops,
+        # Without crops every item is one unit, and a batch has no more units than items.
+        lambda tower, items, _: (items + 1) * tower.unit - 1 if tower.crops else _NO_LIMIT,
     ),
 }
 """By name, what must hold in words, and the largest budget that can be captured of a tower with items and frames."""
@@ -149,10 +137,6 @@ class EngineFamily:
     needs_whole_unit: bool
     segments_held: Callable[[int, int], int] | None
     note: str
-
-    def largest_budget(self, tower: EngineTower, items: int, frames: int) -> int:
-        """The largest budget that can be captured at these limits."""
-        return LIMITS[self.limit][1](tower, items, frames) if self.limit else _NO_LIMIT
 
 
 def _read_families() -> list[EngineFamily]:
@@ -197,7 +181,8 @@ class EngineRules:
 
     def largest_budget(self, items: int, frames: int) -> int:
         """The largest budget that can be captured at these limits."""
-        return self.family.largest_budget(self.tower, items, frames) if self.family else _NO_LIMIT
+        limit = self.family.limit if self.family else ""
+        return LIMITS[limit][1](self.tower, items, frames) if limit else _NO_LIMIT
 
     def least_frames(self, items: int, largest: int) -> int:
         """The fewest frames with which no batch of videos can overflow a graph; 0 where no video comes."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, EncoderItemSpec, plan_budgets, resolve_budget_settings
 from vitgraph.planning.graph_tables import ITEMS, TOKENS, FloatArray, IntArray
 from vitgraph.planning.packing import OPTIMAL, PackedBatch, pack_items
@@ -69,17 +68,6 @@ TARGETS = {
     VITGRAPH: Target(VITGRAPH, ("greedy", "greedy-defer", "exact", OPTIMAL), True, True, True),
     VLLM: Target(VLLM, ("greedy-defer",), False, False, False),
 }
-
-
-def target_named(name: str) -> Target:
-    """The target of that name.
-
-    Raises:
-        UsageError: There is none.
-    """
-    if name not in TARGETS:
-        raise UsageError(f"--target is {name!r}; known: {', '.join(TARGETS)}")
-    return TARGETS[name]
 
 
 def encoder_facts(rule: GeometryRule, items: Sequence[EncoderItemSpec] = ()) -> EncoderFacts:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import VIDEO, BudgetPlan, EncoderItemSpec
 from vitgraph.planning.graph_tables import (
     ITEMS,
@@ -217,16 +216,10 @@ def _group_times(tables: GraphTables, cost: TargetCost, groups: Groups, path: st
 
 
 def group_ids(items: Groups, tables: GraphTables, policy: str) -> IntArray:
-    """The group `[N, m]` that each item of each call is packed into; items ascend by tokens.
-
-    Raises:
-        UsageError: The policy is not one of the vectorised ones.
-    """
+    """The group `[N, m]` that each item is packed into by `greedy`, `greedy-defer` or `exact`; items ascend by tokens."""
     if policy == "exact":
         return _exact_ids(items, tables)
-    if policy in ("greedy", "greedy-defer"):
-        return _greedy_ids(items, tables, defer=policy == "greedy-defer")
-    raise UsageError(f"unknown packing policy {policy!r}; known: greedy, greedy-defer, exact, optimal")
+    return _greedy_ids(items, tables, defer=policy == "greedy-defer")
 
 
 def _greedy_ids(items: Groups, tables: GraphTables, *, defer: bool) -> IntArray:

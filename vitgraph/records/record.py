@@ -7,7 +7,7 @@ import hashlib
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pydantic import Field, JsonValue, ValidationError
 
@@ -122,14 +122,7 @@ class ProfileRecord(Record):
 
 
 RECORDS: dict[str, type[Record]] = {
-    "bench": BenchRecord,
-    "compare-backends": CompareRecord,
-    "compile-rows": CompareRecord,
-    "compare-backends-micro": MicroRecord,
-    "tune-budgets": TuneRecord,
-    "calibrate": CalibrateRecord,
-    "verify": VerifyRecord,
-    "profile": ProfileRecord,
+    kind: record for record in Record.__subclasses__() for kind in get_args(record.model_fields["kind"].annotation)
 }
 """The record of each kind."""
 

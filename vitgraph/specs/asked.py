@@ -28,7 +28,7 @@ from vitgraph.specs.parts import (
     folder_option,
     overwrite_option,
 )
-from vitgraph.specs.values import Size, at_least, between, parse_items, parse_names, preset_names, refuse_given
+from vitgraph.specs.values import Size, at_least, between, one_of, parse_items, parse_names, preset_names, refuse_given
 
 
 def time_limit_option(seconds: float, what: str = "after which no new measurement begins") -> Any:
@@ -178,9 +178,11 @@ class TuneSpec(_AroundBench):
     search_share: float = option(
         0.5,
         "Share of the calls that is searched on; the settings are judged on the others.",
-        rule=between(0, 1, "above 0 and at most 1, which holds no calls back"),
+        rule=lambda share: None if 0 < share <= 1 else "it must be above 0 and at most 1, which holds no calls back",
     )
-    target: str = option("vitgraph", "Whose manager runs the settings: vitgraph or vllm.")
+    target: str = option(
+        "vitgraph", "Whose manager runs the settings: vitgraph or vllm.", rule=one_of("vitgraph", "vllm")
+    )
     verifies: bool = option(True, "Predict only; measure nothing.", "--no-verify", turns_off=True, panel=RUN)
     verify_calls: int = option(100, "Calls to measure every strategy with.", panel=RUN, rule=at_least(1))
     time_limit: float = time_limit_option(240)

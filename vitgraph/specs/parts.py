@@ -235,12 +235,7 @@ class WorkloadSpec(Spec):
         return {"dataset_path": DEFAULT_TRACE} if is_trace and "dataset_path" not in given else {}
 
 
-EAGER_BASELINE, ITEMWISE_BASELINE, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = (
-    "eager",
-    "itemwise",
-    "hf",
-    "monolithic",
-)
+EAGER_BASELINE, _, HF_BASELINE, MONOLITHIC_BASELINE = BASELINES = ("eager", "itemwise", "hf", "monolithic")
 """What graphs are measured against: eager alone; or also eager with one item of a call at a time, transformers' stock
 forward, or one graph of both paths."""
 
@@ -307,10 +302,6 @@ class TrafficSpec(Spec):
     answer_tokens: int = option(256, "Assumed tokens of an answer.", rule=at_least(1, most=10**6))
 
 
-ASSIGNMENTS = ("size", "cost")
-"""Who encodes what: by input size as vLLM does, or by predicted latency, which needs a calibration."""
-
-
 @dataclass(frozen=True)
 class ParallelSpec(Spec):
     """How many processes encode a call together, each on a device of its own."""
@@ -334,7 +325,7 @@ class ParallelSpec(Spec):
         "size",
         "Who encodes what: size (pixel rows, as vLLM), or cost (predicted latency, see --calibration).",
         "--dp-assignment",
-        rule=one_of(*ASSIGNMENTS),
+        rule=one_of("size", "cost"),
     )
     rank_timeout_s: float = option(
         60.0,

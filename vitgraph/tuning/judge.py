@@ -31,7 +31,7 @@ from vitgraph.measure.series import (
 )
 from vitgraph.models.base import EncoderInputs
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.planning.budgets import BudgetPlan, GraphKey
+from vitgraph.planning.budgets import BudgetPlan, EncoderItemSpec, GraphKey
 from vitgraph.planning.packing import PackedBatch, pack_items
 from vitgraph.predict.targets import TargetCost
 from vitgraph.records.sample_table import Sample
@@ -209,24 +209,27 @@ class Verification:
         self.exact = EncoderCudaGraphManager(self.encoder, self._exact_plan())
         self._exact = ExactGraph(self.exact, self.paths)
         self._inputs = CallInputs(self.encoder, self.calls, self.seed)
-        self._series = [
-            eager_series(self.encoder),
+        encoder, eager_ms = self.encoder, self.cost.model.eager_ms
+        series = [
+            eager_series(encoder),
             *(graph_series(manager, name) for name, manager in self.managers.items()),
             self._exact,
-            ExactCall(self._exact, lambda inputs: self._eager_ms(inputs) <= ROUNDS_MS),
+            ExactCall(
+                self._exact, lambda inputs: eager_ms(encoder.get_encoder_cudagraph_item_specs(inputs)) <= ROUNDS_MS
+            ),
         ]
-        timer = CallTimer(self.encoder.device)
-        self.experiment = Experiment(self._series, self.make, timer, self.encoder.device)
+        self.experiment = Experiment(series, self.make, CallTimer(encoder.device), encoder.device)
 
     def _predicted_s(self, call: EncoderCall) -> float:
         """Time to measure a call in every strategy; the first eager run is not counted among its rounds."""
         eager = self.cost.model.eager_ms(call.specs)
-        graphs = [
-            self.cost.predict_call(call.specs, manager.plan, manager.policy).graph_ms
-            for manager in self.managers.values()
-        ]
+        graphs = [self.graph_ms(manager, call.specs) for manager in self.managers.values()]
         rounds = self._rounds_of(eager)
         return (eager * (1 + rounds * (1 + 1 / REPEAT_EVERY)) + rounds * (sum(graphs) + 2 * min(graphs))) / 1e3
+
+    def graph_ms(self, manager: EncoderCudaGraphManager, specs: Sequence[EncoderItemSpec]) -> float:
+        """What a manager is predicted to take for a call."""
+        return self.cost.predict_call(specs, manager.plan, manager.policy).graph_ms
 
     def _rounds_of(self, eager_ms: float) -> int:
         return int(np.clip(ROUNDS_MS // eager_ms, 1, self.rounds))
@@ -273,9 +276,6 @@ class Verification:
             # After a device error even releasing fails, and that error is on its way already.
             with suppress(RuntimeError):
                 manager.clear()
-
-    def _eager_ms(self, inputs: EncoderInputs) -> float:
-        return self.cost.model.eager_ms(self.encoder.get_encoder_cudagraph_item_specs(inputs))
 
     def make(self, call: EncoderCall) -> EncoderInputs:
         """The inputs of a call, made once for all of its rounds."""

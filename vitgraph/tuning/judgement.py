@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitgraph.graphs.manager import EncoderCudaGraphManager
 from vitgraph.measure.environment import validity_problems
 from vitgraph.planning.budgets import EncoderItemSpec
 from vitgraph.predict.doubt import summarize_errors
@@ -54,11 +53,14 @@ def measured_answer(run: Verification) -> Measured:
 
     more: dict[str, dict[str, Any]] = {EAGER: predicted(EAGER, run.cost.model.eager_ms), ORACLE: {}}
     for name, manager in run.managers.items():
-        graph_ms = partial(_graph_ms, run, manager)
         more[name] = {
             "against_eager": judge.pair(EAGER, name, noise, METRICS, request_noise),
-            **_facts(manager),
-            **predicted(name, graph_ms),
+            "graphs": len(manager.plan.graph_keys()),
+            "graphs_captured": len(manager.graphs),
+            "dropped": len(manager.dropped),
+            "memory_bytes": manager.pool_bytes + manager.buffer_bytes,
+            "capture_s": sum(graph.capture_ms for graph in manager.graphs.values()) / 1e3,
+            **predicted(name, partial(run.graph_ms, manager)),
         }
     added = _beside(samples, EXACT_CALL, paired) - exact
     return Measured(
@@ -86,20 +88,6 @@ def _beside(samples: Samples, name: str, paired: PairedTimes) -> FloatArray:
     some = samples.paired([name])
     known = dict(zip(some.calls.tolist(), some.times[name], strict=True))
     return np.array([known.get(index, np.nan) for index in paired.calls.tolist()])
-
-
-def _graph_ms(run: Verification, manager: EncoderCudaGraphManager, specs: Sequence[EncoderItemSpec]) -> float:
-    return run.cost.predict_call(specs, manager.plan, manager.policy).graph_ms
-
-
-def _facts(manager: EncoderCudaGraphManager) -> dict[str, Any]:
-    return {
-        "graphs": len(manager.plan.graph_keys()),
-        "graphs_captured": len(manager.graphs),
-        "dropped": len(manager.dropped),
-        "memory_bytes": manager.pool_bytes + manager.buffer_bytes,
-        "capture_s": sum(graph.capture_ms for graph in manager.graphs.values()) / 1e3,
-    }
 
 
 def _closed(times: Mapping[str, FloatArray], seed: int) -> Closed:

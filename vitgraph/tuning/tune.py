@@ -20,7 +20,7 @@ from vitgraph.planning.optimal import EXACT_ITEMS
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.engine_rules import EngineRules, engine_tower
 from vitgraph.predict.profile import CalibrationProfile
-from vitgraph.predict.targets import DOUBT, VLLM, TargetCost, automatic_settings, make_plan, seed_settings, target_named
+from vitgraph.predict.targets import DOUBT, TARGETS, VLLM, TargetCost, automatic_settings, make_plan, seed_settings
 from vitgraph.predict.workload_cost import Traffic, eager_calls, oracle_calls, predict_calls
 from vitgraph.records.calibrate_result import EncoderFacts
 from vitgraph.records.tune_result import ModelError
@@ -91,13 +91,7 @@ class Split:
 
 
 def split_calls(calls: int, share: float, seed: int) -> Split:
-    """Splits calls at random.
-
-    Raises:
-        UsageError: The share is not above 0 and at most 1.
-    """
-    if not 0.0 < share <= 1.0:
-        raise UsageError(f"--search-share is {share}; it must be above 0 and at most 1, which holds no calls back")
+    """Splits calls at random; the share that is searched on is above 0 and at most 1."""
     order = np.random.default_rng(seed).permutation(calls)
     everything = tuple(range(calls))
     if share == 1.0 or calls < FEWEST_CALLS:
@@ -159,18 +153,24 @@ class TuneTask:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What one search found.
+class Tuned:
+    """What was found for one target.
 
     Attributes:
         baselines: Evaluations of the automatic list and of the documented nine budgets, by name.
         plans: Plan and policy by name (`tuned`, `automatic`, `seed_nine`), for measuring them.
+        times: Predicted times on the calls that are reported on.
+        seen: The same on those that were searched on.
+        outcome: What the former amount to.
     """
 
     search: Search
     result: SearchResult
     baselines: dict[str, ScoredSettings]
-    plans: dict[str, tuple[BudgetPlan, str]]
+    plans: Plans
+    times: Times
+    seen: Times
+    outcome: Outcome
 
     @property
     def cost(self) -> TargetCost:
@@ -182,21 +182,6 @@ class Found:
         """The winner."""
         assert self.result.best is not None
         return self.result.best
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned(Found):
-    """What was found for one target.
-
-    Attributes:
-        times: Predicted times on the calls that are reported on.
-        seen: The same on those that were searched on.
-        outcome: What the former amount to.
-    """
-
-    times: Times
-    seen: Times
-    outcome: Outcome
 
 
 @dataclass(slots=True)
@@ -234,18 +219,16 @@ def search_calls(task: TuneTask, calls: Sequence[EncoderCall], targets: Sequence
     seen = _traffic(calls, sorted({place for part, _ in split.parts for place in part}))
     found = {}
     for name in dict.fromkeys(targets):
-        cost = TargetCost(task.model, target_named(name), DOUBT)
+        cost = TargetCost(task.model, TARGETS[name], DOUBT)
         rules = EngineRules(engine_tower(task.source), everything.has_videos) if name == VLLM else None
         folds = [
             _search(task, cost, facts, rules, _traffic(calls, part), everything.has_videos) for part, _ in split.parts
         ]
-        reports = [_traffic(calls, part) for _, part in split.parts]
-        times = _pooled(predicted_times(part, cost, fold.plans) for part, fold in zip(reports, folds, strict=True))
-        seen_times = _pooled(predicted_times(fold.search.traffic, cost, fold.plans) for fold in folds)
+        parts = zip(split.parts, folds, strict=True)
+        times = _pooled(predicted_times(_traffic(calls, part), cost, plans) for (_, part), (*_, plans) in parts)
+        seen_times = _pooled(predicted_times(search.traffic, cost, plans) for search, *_, plans in folds)
         whole = folds[0] if len(folds) == 1 else _search(task, cost, facts, rules, everything, everything.has_videos)
-        found[name] = Tuned(
-            whole.search, whole.result, whole.baselines, whole.plans, times, seen_times, task.outcome(times)
-        )
+        found[name] = Tuned(*whole, times, seen_times, task.outcome(times))
     return Searched(calls, split, found, _traffic(calls, split.reported), seen)
 
 
@@ -261,7 +244,7 @@ def _pooled(parts: Iterable[Times]) -> Times:
 
 def _search(
     task: TuneTask, cost: TargetCost, facts: EncoderFacts, rules: EngineRules | None, traffic: Traffic, has_videos: bool
-) -> Found:
+) -> tuple[Search, SearchResult, dict[str, ScoredSettings], Plans]:
     """The winner on some traffic, and the lists that people use without tuning."""
     baselines = {
         AUTOMATIC: automatic_settings(cost.target, facts, task.max_call_tokens, has_videos),
@@ -288,4 +271,4 @@ def _search(
             plans[name] = make_plan(cost.target, facts, settings), settings.packing
         except BudgetError:
             continue
-    return Found(search, result, {name: found for name, found in evaluated.items() if found is not None}, plans)
+    return search, result, {name: found for name, found in evaluated.items() if found is not None}, plans

@@ -20,6 +20,8 @@ from vitgraph.planning.packing import pack_items
 from vitgraph.predict.profile import CalibrationProfile, load_profile, tower_shape
 from vitgraph.records.sections import Encoder
 from vitgraph.records.tune_result import TuneResult
+from vitgraph.specs.asked import TuneSpec
+from vitgraph.specs.fields import spec_from
 from vitgraph.specs.parts import ModelSpec, WorkloadSpec
 from vitgraph.specs.values import parse_compilation_config
 from vitgraph.tuning.advice import Advice, tune_budgets
@@ -199,8 +201,6 @@ def test_figures_are_of_calls_that_the_search_has_not_seen() -> None:
     few = tuned(distinct[:20]).unseen
     assert (few.method, few.calls) == ("cross-validation", 20)
     assert tuned(distinct[:3]).unseen.method == "none"
-    with pytest.raises(UsageError, match="--search-share is 0"):
-        tuned(distinct, share=0.0)
 
 
 @pytest.mark.slow
@@ -257,9 +257,16 @@ def test_profile_of_another_family_is_refused() -> None:
         tuned(source=resolve_source(ModelSpec("internvl3.5-8b")))
 
 
-def test_unknown_target_is_refused() -> None:
-    with pytest.raises(UsageError, match="--target is 'sglang'; known: vitgraph, vllm"):
-        tuned(target="sglang")
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"target": "sglang"}, "--target is 'sglang'; known: vitgraph, vllm"),
+        ({"search_share": 0.0}, "--search-share is 0.0; it must be above 0 and at most 1, which holds no calls back"),
+    ],
+)
+def test_what_cannot_be_tuned_for_is_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        spec_from(TuneSpec, {"model": "qwen3-vl-debug", **asked}, "here")
 
 
 def test_extrapolation_and_synthetic_profiles_are_noted() -> None:
