@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from vitgraph.records.candidates import derive_results
-from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import (
     BenchRecord,
     CalibrateRecord,
@@ -21,6 +20,7 @@ from vitgraph.records.record import (
     VerifyRecord,
 )
 from vitgraph.records.sample_table import Samples, read_samples
+from vitgraph.records.series import Improvement, Latency
 from vitgraph.records.stats import compare_bench
 from vitgraph.records.store import RUN_FILE, beside, iter_records, read_record, write_atomically
 from vitgraph.specs.parts import SAME_MARGIN_PCT

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from vitgraph.records.candidates import UNAVAILABLE, UNSUPPORTED, before_its_turn, derive_results, series_name
-from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.results import (
     COMPARED_MODES,
@@ -23,6 +22,7 @@ from vitgraph.records.results import (
 )
 from vitgraph.records.sample_table import REPEAT_SUFFIX, Sample, Samples
 from vitgraph.records.sections import Environment, Resolved, Workload
+from vitgraph.records.series import GraphFacts
 from vitgraph.records.store import SAMPLES_FILE
 from vitgraph.specs.parts import SAME_MARGIN_PCT
 

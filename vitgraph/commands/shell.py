@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import shlex
 import sys
 import traceback
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from pydantic_core import to_jsonable_python
 
 from vitgraph.commands import process
 from vitgraph.errors import EXIT_INTERRUPTED, EXIT_UNEXPECTED, RankFailedError, UsageError, VitgraphError
-from vitgraph.records.draft import encode
 from vitgraph.records.record import Record
 from vitgraph.records.store import RecordFileError, ResultFolder
 from vitgraph.specs.fields import Spec, as_options
@@ -88,7 +89,7 @@ def show(shown: Shown, *, as_json: bool) -> None:
 
 def _print(shown: Shown, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(encode(shown.data), indent=1))
+        print(json.dumps(_strict(shown.data), indent=1))
     else:
         from rich.console import Console
 
@@ -101,6 +102,19 @@ def _print(shown: Shown, *, as_json: bool) -> None:
             if shown.kept_as == "record":
                 print(clean(f"its page, tables and plots: vitgraph export {shlex.quote(str(shown.folder))}"))
     sys.stdout.flush()
+
+
+def _strict(value: Any) -> Any:
+    """A value as strict JSON holds it; numbers that are not finite are strings, as in records."""
+
+    def strict(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {name: strict(entry) for name, entry in found.items()}
+        if isinstance(found, list):
+            return [strict(entry) for entry in found]
+        return str(found) if isinstance(found, float) and not math.isfinite(found) else found
+
+    return strict(to_jsonable_python(value, fallback=lambda scalar: scalar.item()))
 
 
 @contextmanager

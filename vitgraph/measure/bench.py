@@ -32,14 +32,13 @@ from vitgraph.models.two_path import MonolithicEncoder
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.planning.packing import EAGER_IS_FASTER
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.records.draft import Draft
-from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.results import BenchComparison, BenchResult, Correctness
 from vitgraph.records.sample_table import EAGER, GRAPH, MONOLITHIC, Sample, Samples
 from vitgraph.records.sections import choices_text
+from vitgraph.records.series import GraphFacts
 from vitgraph.records.stats import compare_bench, latencies
-from vitgraph.records.store import SAMPLES_FILE
+from vitgraph.records.store import SAMPLES_FILE, Draft
 
 
 def run_bench(

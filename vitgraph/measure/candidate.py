@@ -53,13 +53,13 @@ from vitgraph.records.candidates import (
     before_its_turn,
     series_name,
 )
-from vitgraph.records.draft import Draft
-from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.results import BusyTime, CandidateMode, RowStatus
 from vitgraph.records.results import Candidate as CandidateRow
 from vitgraph.records.sample_table import EAGER, GRAPH, Sample
 from vitgraph.records.sections import Encoder
+from vitgraph.records.series import GraphFacts
+from vitgraph.records.store import Draft
 from vitgraph.specs.parts import ModelSpec
 
 Outcome = TypeVar("Outcome")

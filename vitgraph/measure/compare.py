@@ -33,13 +33,12 @@ from vitgraph.records.candidates import (
     derive_results,
     series_name,
 )
-from vitgraph.records.draft import Draft
 from vitgraph.records.record import CompareKind, CompareRecord
 from vitgraph.records.results import Candidate as CandidateRow
 from vitgraph.records.results import CandidateComparison, CandidateMode, CompareResult, Recommendation
 from vitgraph.records.sample_table import EAGER, GRAPH, Sample, Samples, SampleWriter, read_samples
 from vitgraph.records.stats import CPU_REPLAY_REASON
-from vitgraph.records.store import RUN_FILE, SAMPLES_FILE, beside, read_record, refuse_to_replace
+from vitgraph.records.store import RUN_FILE, SAMPLES_FILE, Draft, beside, read_record, refuse_to_replace
 from vitgraph.specs.asked import CompareSpec
 
 CONTRASTS: Sequence[tuple[str, str]] = tuple(

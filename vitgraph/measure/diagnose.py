@@ -20,7 +20,7 @@ from vitgraph.measure.trace import BusyTime, busy_time
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import GraphKey
 from vitgraph.planning.packing import pack_items
-from vitgraph.records.graph_facts import CallOverhead, GraphFacts
+from vitgraph.records.series import CallOverhead, GraphFacts
 
 Item = TypeVar("Item")
 

@@ -31,10 +31,10 @@ from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.series import matrix_rate_flops, synchronize
 from vitgraph.measure.setup import resolve_device, resolve_dtype, resolve_source
-from vitgraph.records.draft import Draft
 from vitgraph.records.record import MicroRecord
 from vitgraph.records.results import MicroResult, MicroRow, crossings
 from vitgraph.records.sections import Resolved
+from vitgraph.records.store import Draft
 from vitgraph.specs.asked import CompareSpec
 
 MICRO_KIND = "compare-backends-micro"

@@ -29,12 +29,11 @@ from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.replaced_modules import stock_modules
 from vitgraph.planning.budgets import VIDEO, BudgetPlan
-from vitgraph.records.draft import Draft
 from vitgraph.records.record import ProfileRecord
 from vitgraph.records.results import ModeTrace, ProfiledCall, ProfileResult, SpeedOfLight
 from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.records.sections import GraphKey
-from vitgraph.records.store import ResultFolder
+from vitgraph.records.store import Draft, ResultFolder
 from vitgraph.specs.asked import ProfileSpec
 from vitgraph.specs.parts import GraphSpec, WorkloadSpec
 from vitgraph.workloads.base import MediaItem, Request

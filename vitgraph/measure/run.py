@@ -24,10 +24,9 @@ from vitgraph.measure.series import CallTimer, Series, matrix_rate_flops
 from vitgraph.measure.setup import resolve_device, resolve_dtype
 from vitgraph.planning.accounting import GraphCounters
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.records.draft import Draft, Kind
 from vitgraph.records.sample_table import Sample, Samples, SampleWriter
 from vitgraph.records.stats import CPU_REPLAY_REASON
-from vitgraph.records.store import SAMPLES_FILE, ResultFolder
+from vitgraph.records.store import SAMPLES_FILE, Draft, Kind, ResultFolder
 
 STOPPED = "stopped by the user while measuring"
 STOPPED_BEFORE = "stopped by the user before the measuring began"

@@ -216,7 +216,7 @@ def _group_times(tables: GraphTables, cost: TargetCost, groups: Groups, path: st
 
 
 def group_ids(items: Groups, tables: GraphTables, policy: str) -> IntArray:
-    """The group `[N, m]` that each item is packed into by `greedy`, `greedy-defer` or `exact`; items ascend by tokens."""
+    """The group `[N, m]` of each item under `greedy`, `greedy-defer` or `exact`; items ascend by tokens."""
     if policy == "exact":
         return _exact_ids(items, tables)
     return _greedy_ids(items, tables, defer=policy == "greedy-defer")

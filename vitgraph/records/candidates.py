@@ -12,7 +12,6 @@ import numpy as np
 
 from vitgraph.errors import BackendError, IncorrectOutputError, NothingReplayedError, VitgraphError
 from vitgraph.records import stats
-from vitgraph.records.latency import Pair
 from vitgraph.records.resampling import RESAMPLES
 from vitgraph.records.results import (
     COMPARED_MODES,
@@ -26,6 +25,7 @@ from vitgraph.records.results import (
     Standing,
 )
 from vitgraph.records.sample_table import EAGER, GRAPH, FloatArray, IntArray, PairedTimes, Samples
+from vitgraph.records.series import Pair
 from vitgraph.records.stats import Judge, Metric, Noise, latency_of, noise_of
 from vitgraph.specs.parts import SAME_MARGIN_PCT
 

@@ -9,8 +9,6 @@ from typing import Any, Literal, Self
 
 from pydantic import Field
 
-from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.latency import Compared, Improvement, Latency, Pair, Verdict
 from vitgraph.records.sections import (
     AttentionChoice,
     Compiled,
@@ -24,6 +22,7 @@ from vitgraph.records.sections import (
     Share,
     Time,
 )
+from vitgraph.records.series import Compared, GraphFacts, Improvement, Latency, Pair, Verdict
 
 
 class Correctness(Section):

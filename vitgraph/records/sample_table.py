@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitgraph.errors import UsageError
-from vitgraph.records.latency import RankPart, Sharing
+from vitgraph.records.series import RankPart, Sharing
 from vitgraph.records.store import SAMPLES_FILE, RecordFileError, ResultFolder, os_reason, read_bytes
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.records.latency import Improvement, Latency, Pair, SlowerRequests, Verdict
 from vitgraph.records.resampling import (
     MIN_PAIRS,
     TRIMMED_SHARE,
@@ -42,6 +41,7 @@ from vitgraph.records.sample_table import (
     PairedTimes,
     Samples,
 )
+from vitgraph.records.series import Improvement, Latency, Pair, SlowerRequests, Verdict
 from vitgraph.specs.parts import SAME_MARGIN_PCT
 
 __all__ = ["MIN_PAIRS", "FloatArray", "Gain", "Metric", "min_samples"]

@@ -12,15 +12,16 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import ValidationError
 
 from vitgraph import reading
 from vitgraph.errors import UsageError, VitgraphError
-from vitgraph.records.record import RECORDS, Record, check_file_name, refusal
+from vitgraph.records.record import RECORDS, Record, Status, check_file_name, refusal
 
 RUN_FILE = "run.json"
 SAMPLES_FILE = "samples.csv"
@@ -330,3 +331,62 @@ def _try_to_write(folder: Path) -> None:
 def iter_records(root: Path) -> list[Path]:
     """The files of all records below a folder, in order."""
     return sorted(root.rglob(RUN_FILE))
+
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+class Draft(Generic[Kind]):
+    """What is known of a run so far; saved whatever ends it.
+
+    Args:
+        record: What is known before anything is measured.
+
+    Attributes:
+        record: What is known by now.
+    """
+
+    def __init__(self, record: Kind) -> None:
+        self.record = record
+
+    def note(self, **changes: Any) -> None:
+        """Puts fields into the record."""
+        self.record = self.record.but(**changes)
+
+    def note_result(self, **changes: Any) -> None:
+        """Puts fields into its result."""
+        self.note(result=self.record.result.but(**changes))
+
+    def note_environment(self, **changes: Any) -> None:
+        """Puts fields into its environment, which is known by now."""
+        assert self.record.environment is not None
+        self.note(environment=self.record.environment.but(**changes))
+
+    def end(self, status: Status, reason: str | None = None) -> None:
+        """Notes how the run ended."""
+        self.note(status=status, status_reason=reason)
+
+    @contextmanager
+    def saved_in(self, folder: Path, overwrite: bool, stopped: Callable[[], str]) -> Iterator[ResultFolder]:
+        """Gives the result folder to the block, and saves the record in it however that ends; raises what ended it.
+
+        Args:
+            stopped: Says what the run had come to where the user stops it.
+
+        Raises:
+            UsageError: Results cannot be saved there; the block was not begun.
+            RecordFileError: The record cannot be written.
+        """
+        with ResultFolder(folder, overwrite) as results:
+            try:
+                yield results
+            except KeyboardInterrupt:
+                self.end("interrupted", stopped())
+                raise
+            except Exception as error:
+                self.end(
+                    "error", str(error) if isinstance(error, VitgraphError) else f"{type(error).__name__}: {error}"
+                )
+                raise
+            finally:
+                results.save(self.record)

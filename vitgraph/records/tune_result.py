@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from vitgraph.records.graph_facts import GraphUse
-from vitgraph.records.latency import Interval, Latency, Pair
 from vitgraph.records.sections import (
     AttentionChoice,
     Count,
@@ -19,6 +17,7 @@ from vitgraph.records.sections import (
     Share,
     Time,
 )
+from vitgraph.records.series import GraphUse, Interval, Latency, Pair
 
 TuneVerdict = Literal["use_graphs", "no_graphs", "measure_first", "depends"]
 """`measure_first`: predictions are too uncertain to act on. `depends`: on how many requests a call has."""

@@ -17,11 +17,11 @@ import numpy as np
 
 from vitgraph.errors import UsageError
 from vitgraph.records import stats
-from vitgraph.records.latency import Improvement
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.resampling import compare_samples
 from vitgraph.records.sample_table import EAGER, FIRST, GRAPH, HF, SECOND, FloatArray, IntArray, Samples, read_samples
 from vitgraph.records.sections import value_at
+from vitgraph.records.series import Improvement
 from vitgraph.records.stats import METRICS, Metric, Noise
 from vitgraph.records.store import SAMPLES_FILE, beside, read_record, record_file
 from vitgraph.specs.parts import SAME_MARGIN_PCT

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitgraph.records.latency import Latency
 from vitgraph.records.results import COMPARED_MODES
+from vitgraph.records.series import Latency
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.records.tune_result import Evaluation
 from vitgraph.records.two_runs import DeltaRow

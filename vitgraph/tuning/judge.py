@@ -37,7 +37,7 @@ from vitgraph.predict.targets import TargetCost
 from vitgraph.records.sample_table import Sample
 from vitgraph.records.tune_result import Measured
 from vitgraph.tuning.advice import Advice
-from vitgraph.tuning.judgement import EXACT, EXACT_CALL, measured_answer
+from vitgraph.tuning.describe import EXACT, EXACT_CALL, measured_answer
 from vitgraph.tuning.objective import EAGER, TUNED
 
 GOLDEN = (5**0.5 - 1) / 2

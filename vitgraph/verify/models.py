@@ -21,10 +21,9 @@ from vitgraph.measure.environment import snapshot
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.setup import check_model, load, resolve_device, resolve_dtype, resolve_source
 from vitgraph.models.registry import ModelRow, ModelSource, resolve_model
-from vitgraph.records.draft import Draft
 from vitgraph.records.record import Record, Status, VerifyRecord
 from vitgraph.records.results import VerifiedModel, VerifyResult
-from vitgraph.records.store import RecordFileError, ResultFolder
+from vitgraph.records.store import Draft, RecordFileError, ResultFolder
 from vitgraph.specs.parts import ModelSpec
 from vitgraph.verify.run import describe_error, effort_on, merge_ranks, plan_verification, verify_row
 from vitgraph.verify.session import ERROR, FAILED, OK

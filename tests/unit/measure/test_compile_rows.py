@@ -19,10 +19,10 @@ from vitgraph.measure.preparation import PreparedBench, prepare_bench
 from vitgraph.measure.progress import SilentProgress
 from vitgraph.models import compilation
 from vitgraph.records.candidates import COMPILE_KIND
-from vitgraph.records.latency import Improvement, Pair
 from vitgraph.records.record import CompareRecord
 from vitgraph.records.sample_table import EAGER, GRAPH
 from vitgraph.records.sections import CompileCache, Compiled
+from vitgraph.records.series import Improvement, Pair
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render
 from vitgraph.specs.asked import BenchSpec

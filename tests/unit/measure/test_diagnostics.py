@@ -22,8 +22,8 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.trace import BusyTime
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.planning.budgets import plan_budgets, resolve_budget_settings
-from vitgraph.records.graph_facts import CallOverhead
 from vitgraph.records.record import BenchRecord
+from vitgraph.records.series import CallOverhead
 from vitgraph.records.store import read_record
 from vitgraph.report import say
 from vitgraph.report.documents import document_of

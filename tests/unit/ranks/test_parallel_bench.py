@@ -24,9 +24,9 @@ from vitgraph.measure.progress import SilentProgress
 from vitgraph.measure.setup import load
 from vitgraph.ranks import group as group_module
 from vitgraph.ranks.group import ParallelGroup
-from vitgraph.records.latency import Sharing
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import read_samples
+from vitgraph.records.series import Sharing
 from vitgraph.records.store import SAMPLES_FILE, read_record
 from vitgraph.report.documents import document_of
 from vitgraph.report.to_terminal import render

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitgraph.records.latency import Pair
 from vitgraph.records.sample_table import Sample, Samples, read_samples
+from vitgraph.records.series import Pair
 from vitgraph.records.stats import compare_bench, latencies
 from vitgraph.records.store import SAMPLES_FILE, read_record
 

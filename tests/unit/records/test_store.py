@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from vitgraph.errors import UsageError
-from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.results import BenchResult
+from vitgraph.records.series import GraphFacts
 from vitgraph.records.store import (
     RUN_FILE,
     RecordFileError,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitgraph.records.graph_facts import Counters, GraphUse
-from vitgraph.records.latency import Latency
 from vitgraph.records.sections import value_at
+from vitgraph.records.series import Counters, GraphUse, Latency
 from vitgraph.report.columns import Column, fields, table_of
 
 USE = GraphUse(path="default", token_budget=64, segment_slots=4, replays=3, items=5, tokens=90, segments=5, waste=0.5)

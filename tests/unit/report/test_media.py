@@ -13,7 +13,7 @@ import pytest
 from made_up_document import ODD, SPEC, made_up_document, terminal_text
 
 from vitgraph.errors import UsageError
-from vitgraph.records.latency import Latency
+from vitgraph.records.series import Latency
 from vitgraph.report import say
 from vitgraph.report.charts import chart_files
 from vitgraph.report.columns import Column

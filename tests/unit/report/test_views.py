@@ -15,7 +15,7 @@ from made_up_comparison import make_samples
 from made_up_document import terminal_text
 
 from vitgraph.errors import UsageError
-from vitgraph.records.latency import Latency
+from vitgraph.records.series import Latency
 from vitgraph.report import charts
 from vitgraph.report.documents import document_of, write, write_derived
 from vitgraph.report.draw import draw_backends, draw_budgets

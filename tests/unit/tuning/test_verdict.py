@@ -14,8 +14,8 @@ from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.profile import CalibrationProfile, find_profile
 from vitgraph.predict.targets import TARGETS, VLLM, TargetCost
 from vitgraph.predict.workload_cost import Traffic
-from vitgraph.records.latency import Improvement, Pair, SlowerRequests
 from vitgraph.records.sections import Compiled
+from vitgraph.records.series import Improvement, Pair, SlowerRequests
 from vitgraph.records.stats import summarize
 from vitgraph.records.tune_result import Closed, Measured, PredictionError, Strategy
 from vitgraph.specs.parts import ModelSpec

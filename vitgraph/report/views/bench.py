@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sample_table import Samples
+from vitgraph.records.series import Improvement, Latency
 from vitgraph.records.stats import CPU_REPLAY_REASON
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Table, column, fields, table_of, texts

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TypeVar
 
-from vitgraph.records.latency import Compared, Improvement, Latency, Pair
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sections import value_at
+from vitgraph.records.series import Compared, Improvement, Latency, Pair
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Column, column, fields

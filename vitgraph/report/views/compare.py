@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from vitgraph.records.graph_facts import GraphFacts
-from vitgraph.records.latency import Improvement, Latency, Pair
 from vitgraph.records.record import CompareRecord, Record
 from vitgraph.records.results import COMPARED_MODES, Candidate, CandidateMode
 from vitgraph.records.sections import Compiled, choices_text, value_at
+from vitgraph.records.series import GraphFacts, Improvement, Latency, Pair
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, document, section

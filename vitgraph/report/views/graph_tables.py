@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from vitgraph.records.graph_facts import CapturedGraph, Counters, GraphFacts, GraphUse, PartUse, PathUse
-from vitgraph.records.latency import Improvement, Latency
 from vitgraph.records.record import BenchRecord
 from vitgraph.records.sections import DroppedGraph, GraphKey
+from vitgraph.records.series import (
+    CapturedGraph,
+    Counters,
+    GraphFacts,
+    GraphUse,
+    Improvement,
+    Latency,
+    PartUse,
+    PathUse,
+)
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Section, section

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.records.graph_facts import Counters
+from vitgraph.records.series import Counters
 from vitgraph.report import say
 from vitgraph.report.columns import Row, column, table_of, texts
 from vitgraph.report.document import Chart, Code, Document, Facts, Section, Text, document, section

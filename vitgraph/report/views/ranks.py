@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitgraph.records.latency import Latency, RankPart, Sharing
 from vitgraph.records.record import Record
 from vitgraph.records.results import COMPARED_MODES as MODES
+from vitgraph.records.series import Latency, RankPart, Sharing
 from vitgraph.records.two_runs import SavedRun
 from vitgraph.report import say
 from vitgraph.report.columns import Row, Table, column, fields, table_of

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from vitgraph.records.graph_facts import GraphFacts
 from vitgraph.records.record import BenchRecord, Record
 from vitgraph.records.results import Correctness
 from vitgraph.records.sample_table import MEANINGS
 from vitgraph.records.sections import Resolved, Workload
+from vitgraph.records.series import GraphFacts
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.records.two_runs import DeltaRow, RunComparison, SavedRun
 from vitgraph.report import say

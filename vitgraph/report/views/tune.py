@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from vitgraph.records.graph_facts import Counters, GraphUse
-from vitgraph.records.latency import Improvement
 from vitgraph.records.record import TuneRecord, VerifyRecord
 from vitgraph.records.sections import choices_text, value_at
+from vitgraph.records.series import Counters, GraphUse, Improvement
 from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.records.tune_result import (
     AdvisedCalls,
