@@ -250,9 +250,6 @@ class MonolithicBench:
 
     def describe_counters(self, counters: GraphCounters) -> dict[str, Any]:
         """The counters in the shape of run.json, with the rows of either path inside the graph as `parts`."""
-        return {**counters.as_dict(), "parts": self._parts(counters)}
-
-    def _parts(self, counters: GraphCounters) -> list[dict[str, Any]]:
         view, crop = (self.rule.inner.path_tokens[path] for path in (GLOBAL, LOCAL))
         places = sum(use.replays * (key.token_budget // self.rule.item_tokens) for key, use in counters.use.items())
         views = view * sum(use.items for use in counters.use.values())
@@ -260,7 +257,7 @@ class MonolithicBench:
             GLOBAL: (views, places * view),
             LOCAL: (counters.tokens_replayed - views, places * self.rule.max_crops * crop),
         }
-        return [
+        parts = [
             {
                 "path": path,
                 "tokens_replayed": used,
@@ -269,6 +266,7 @@ class MonolithicBench:
             }
             for path, (used, computed) in rows.items()
         ]
+        return {**counters.as_dict(), "parts": parts}
 
 
 def plan_monolithic(

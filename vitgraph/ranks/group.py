@@ -153,11 +153,6 @@ class ParallelGroup:
         """Rank 0 reports and saves."""
         return self.rank == 0
 
-    @property
-    def takes_unequal_parts(self) -> bool:
-        """The backend of the rows gathers parts of different lengths as they are."""
-        return self.device.type == "cuda"
-
     # -- waiting for others --------------------------------------------------------------------------------------------
 
     def exchange(self, value: Any, what: str, *, slow: bool = False) -> list[Any]:

@@ -79,7 +79,7 @@ def gather_rows(
     if not any(parts):
         return layout.split([mine] * group.size)
     longest = max(parts)
-    is_padded = min(parts) < longest and not group.takes_unequal_parts
+    is_padded = min(parts) < longest and group.device.type != "cuda"
     if is_padded and len(mine) < longest:
         part = empty(longest)
         part[: len(mine)].copy_(mine)
