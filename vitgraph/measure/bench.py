@@ -17,14 +17,7 @@ from vitgraph.measure.experiment import Control
 from vitgraph.measure.preparation import EAGER_ALONE, PreparedBench, resolved_bench, workload_of
 from vitgraph.measure.progress import Progress
 from vitgraph.measure.run import MeasuredRun, captured_facts, clear_graphs
-from vitgraph.measure.series import (
-    BASELINE_SERIES,
-    Series,
-    eager_series,
-    expect_calls,
-    graph_series,
-    prepare_attention,
-)
+from vitgraph.measure.series import BASELINE_SERIES, Series, eager_series, expect_calls, graph_series, prepare_attention
 from vitgraph.measure.setup import load
 from vitgraph.models.compilation import compile_facts
 from vitgraph.models.encoder import VisionEncoder

@@ -270,7 +270,7 @@ def _expect_cleared(session: VerifySession) -> None:
     manager = session.manager
     if manager.graphs or manager.buffer_bytes or manager.pool_bytes:
         session.book.fail(
-            f"{len(manager.graphs)} graphs and {manager.buffer_bytes} buffer bytes are left after clear()",
+            f"{len(manager.graphs)} graphs and {manager.buffer_bytes} buffer bytes are left after clear()"
         )
 
 

@@ -65,10 +65,7 @@ CHECKS: dict[str, tuple[Callable[[VerifySession], str], tuple[str, ...]]] = {
     "small_large_small": (drills.small_large_small, _EQUAL),
     "order": (checks.order, (*_EQUAL, "multi_path", "small_large_small")),
     "aliasing": (drills.aliasing, _SOUND),
-    "random_packings": (
-        drills.random_packings,
-        (*_EQUAL, "multi_path", "small_large_small", "order", "aliasing"),
-    ),
+    "random_packings": (drills.random_packings, (*_EQUAL, "multi_path", "small_large_small", "order", "aliasing")),
     "static_buffers": (drills.static_buffers, (*_SOUND, "stale_metadata")),
     "counters": (drills.counters, _SOUND),
     "finite": (_finite, ()),

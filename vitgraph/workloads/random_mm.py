@@ -133,11 +133,7 @@ def _draw_groups(rule: DrawRule, num_requests: int, seed: int, source: str) -> l
         groups.append(
             tuple(
                 MediaItem(
-                    width=width,
-                    height=height,
-                    frames=frames,
-                    fps=VIDEO_FILE_FPS,
-                    source=f"{source}:{index}.{position}",
+                    width=width, height=height, frames=frames, fps=VIDEO_FILE_FPS, source=f"{source}:{index}.{position}"
                 )
                 for position, (height, width, frames) in enumerate(sizes)
             )

@@ -111,11 +111,7 @@ class Ernie45VLEncoder(GridTowerEncoder):
     rule_class = Ernie45VLRule
     image_processor = "ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe:Ernie4_5_VLMoeImageProcessorPil"
     video_processor = "ernie4_5_vl_moe.video_processing_ernie4_5_vl_moe:Ernie4_5_VLMoeVideoProcessor"
-    processor_names = (
-        "Ernie4_5_VL_MoeImageProcessor",
-        "Ernie4_5_VLImageProcessor",
-        "Ernie4_5_VLVideoProcessor",
-    )
+    processor_names = ("Ernie4_5_VL_MoeImageProcessor", "Ernie4_5_VLImageProcessor", "Ernie4_5_VLVideoProcessor")
     checkpoint_keys = (
         (r"vision_(?:model|tower)\.", "visual."),
         (r"resampler_model\.(\w+)\.0\.", r"resampler.\1.fc1."),

@@ -263,10 +263,7 @@ class MiniCPMVEncoder(VisionEncoder):
 
     def capture_scalars(self, capacity: GraphKey) -> dict[str, int]:
         # A batch of this graph has no slice outside the key's grid, nor one above the capacity proven for that grid.
-        return {
-            "max_seqlen": self.rule.slice_capacity(capacity.axis_key),
-            "largest_side": max(capacity.axis_key),
-        }
+        return {"max_seqlen": self.rule.slice_capacity(capacity.axis_key), "largest_side": max(capacity.axis_key)}
 
     def dummy_items(self, capacity: GraphKey) -> list[ItemGeometry]:
         slices = max(1, capacity.token_budget // self.rule.queries)
