@@ -28,8 +28,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from vitgraph.errors import CaptureError
+from vitgraph.models import torch
 from vitgraph.models.geometry import EncoderCudaGraphConfig, ItemGeometry
-from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import DEFAULT_PATH, EncoderItemSpec, GraphKey
 
 Tensors = Mapping[str, "torch.Tensor"]

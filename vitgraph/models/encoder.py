@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import nn, torch
 from vitgraph.models.base import (
     EncoderCudaGraphCaptureInputs,
     EncoderCudaGraphReplayBuffers,
@@ -30,7 +31,6 @@ from vitgraph.models.base import (
 )
 from vitgraph.models.family import Family, named_pairs
 from vitgraph.models.geometry import EncoderCudaGraphConfig, GeometryRule, ItemGeometry
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.processor_classes import transformers_class
 from vitgraph.planning.budgets import DEFAULT_PATH, EncoderItemSpec, GraphKey
 

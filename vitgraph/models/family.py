@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from vitgraph.errors import ModelError
-from vitgraph.models.lazy_torch import nn, torch
+from vitgraph.models import nn, torch
 from vitgraph.models.processor_classes import transformers_class
 
 VISION_LANGUAGE_PARTS = ("thinker_config", "vlm_config")

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import ModelError
+from vitgraph.models import torch
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Names
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import IMAGE, GraphKey
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from vitgraph.attention.base import AttentionBackend
 from vitgraph.errors import BackendError, ModelError
+from vitgraph.hub import say
 from vitgraph.models.encoder import VisionEncoder
-from vitgraph.models.files import say
 from vitgraph.models.registry import ModelSource
 from vitgraph.models.replaced_modules import use_aligned_mlps, use_patch_products
 from vitgraph.models.weights import (

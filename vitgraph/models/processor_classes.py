@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from vitgraph.models.lazy_torch import functional, torch
+from vitgraph.models import functional, torch
 
 
 class InterpolationMode(Enum):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from vitgraph.errors import ModelError
+from vitgraph.hub import say
 from vitgraph.models.family import CHANNELS, named_pairs
-from vitgraph.models.files import say
 from vitgraph.models.processor_classes import transformers_class
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError
-from vitgraph.models.lazy_torch import torch
+from vitgraph.models import torch
 
 MAX_ASPECT_RATIO = 200
 

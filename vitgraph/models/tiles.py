@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vitgraph.errors import BudgetError, InputError, ModelError
+from vitgraph.models import torch
 from vitgraph.models.base import EncoderInputs, PathRows, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry, TileGeometry, linear_flops
-from vitgraph.models.lazy_torch import torch
 from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, EncoderItemSpec, GraphKey
 
 if TYPE_CHECKING:

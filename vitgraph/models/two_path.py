@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, PixelField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.geometry import EncoderCudaGraphPathConfig, GeometryRule, ItemGeometry
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, CaptureAxis, EncoderItemSpec, GraphKey
 
 GLOBAL, LOCAL = "global", "local"

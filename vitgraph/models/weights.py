@@ -11,9 +11,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vitgraph.errors import ModelError
-from vitgraph.hub import hub_problem
-from vitgraph.models.files import CONFIG_FILE, download, read_json
-from vitgraph.models.lazy_torch import torch
+from vitgraph.hub import CONFIG_FILE, download, hub_problem, read_json
+from vitgraph.models import torch
 from vitgraph.reading import LFS_POINTER, LFS_WAY_OUT
 
 SINGLE_FILE = "model.safetensors"

@@ -8,9 +8,9 @@ from functools import cache, cached_property
 from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import nn, torch
 from vitgraph.models.family import CHANNELS, QKV, Tower, given, own_fields
 from vitgraph.models.geometry import ItemGeometry, TowerShape
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.models.tiles import nearest_layout, tile_layouts
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule

@@ -14,12 +14,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, PathRows, Tensors
 from vitgraph.models.families.qwen2_vl import Qwen2_5VLEncoder
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import DEFAULT_PATH, IMAGE, EncoderItemSpec, GraphKey
 

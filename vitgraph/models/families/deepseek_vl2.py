@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vitgraph.errors import InputError
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.base import Tensors
 from vitgraph.models.family import CHANNELS, QKV
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.models.tiles import SiglipTileEncoder, TileRule, best_resolution
 from vitgraph.planning.budgets import IMAGE, GraphKey

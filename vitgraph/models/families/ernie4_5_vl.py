@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, given, text_part
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.budgets import VIDEO, CaptureAxis, EncoderItemSpec, GraphKey
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, modeling_class
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 

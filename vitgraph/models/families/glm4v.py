@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vitgraph.models import functional, torch
 from vitgraph.models.base import Tensors
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, MergedGridRule, TowerShape, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder, PositionTable, cubic_axis
-from vitgraph.models.lazy_torch import functional, torch
 from vitgraph.models.resizing import smart_resize_video
 from vitgraph.planning.budgets import IMAGE, VIDEO
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitgraph.errors import ModelError
+from vitgraph.models import torch
 from vitgraph.models.family import CHANNELS, Tower
-from vitgraph.models.lazy_torch import torch
 from vitgraph.models.tiles import TileEncoder, TileRule
 
 LONGEST_SIDE = 4096

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from vitgraph.models import torch
 from vitgraph.models.family import CHANNELS, QKV, Tower
 from vitgraph.models.geometry import TileGeometry
-from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
 from vitgraph.planning.budgets import IMAGE, VIDEO

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.base import PAD_IDENTITY, MetadataField, Tensors
 from vitgraph.models.family import CHANNELS, QKV, Names, Tower, named_pairs
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
@@ -24,7 +25,6 @@ from vitgraph.models.grid_encoder import (
     cubic_axis,
     linear_axis,
 )
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches, normalized
 from vitgraph.planning.budgets import IMAGE, GraphKey
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.families.minicpmv import packed_siglip
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions, block_ranks
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import nearest_layout
 from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.family import CHANNELS
 from vitgraph.models.geometry import ItemGeometry, TileGeometry
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.tiles import SiglipTileEncoder, TileRule, best_resolution
 from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from vitgraph.models import nn, torch
 from vitgraph.models.base import MetadataField
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, linear_flops
 from vitgraph.models.grid_encoder import GridTowerEncoder
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.planning.budgets import IMAGE, GraphKey
 
 

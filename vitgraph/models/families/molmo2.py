@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from vitgraph.errors import InputError
+from vitgraph.models import nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.models.lazy_torch import nn, torch
 from vitgraph.models.tiles import tile_layouts
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey

@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, ClassVar
 
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.family import CHANNELS, Tower, modeling_class
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
 
 ENOUGH = 0.9

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.base import EncoderInputs, Tensors
 from vitgraph.models.family import CHANNELS, Tower, modeling_class
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_ranks
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import cut_patches
 from vitgraph.planning.budgets import IMAGE
 

@@ -9,11 +9,11 @@ from functools import lru_cache
 import numpy as np
 
 from vitgraph.errors import InputError
+from vitgraph.models import torch
 from vitgraph.models.base import PAD_IDENTITY, PAD_REPEAT_LAST, MetadataField, Tensors
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule, TowerShape
 from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions, offsets_of, segment_offsets
-from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import smart_resize
 from vitgraph.planning.budgets import VIDEO, GraphKey
 

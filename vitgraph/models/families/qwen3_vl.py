@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from vitgraph.models import torch
 from vitgraph.models.base import Tensors
 from vitgraph.models.families.qwen2_vl import FrameSizedVideos
 from vitgraph.models.family import Tower
 from vitgraph.models.geometry import GridGeometry, MergedGridRule
 from vitgraph.models.grid_encoder import GridTowerEncoder, PositionTable, corner_coordinates, linear_axis
-from vitgraph.models.lazy_torch import torch
 from vitgraph.models.resizing import sampled_frames, smart_resize_video
 from vitgraph.planning.budgets import VIDEO
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from vitgraph.errors import InputError, ModelError
+from vitgraph.models import functional, nn, torch
 from vitgraph.models.family import CHANNELS, QKV, Tower, given
 from vitgraph.models.geometry import TowerShape
-from vitgraph.models.lazy_torch import functional, nn, torch
 from vitgraph.models.resizing import normalized
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
