@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -144,12 +145,10 @@ class CallInputs:
         for call in calls:
             if call.has_images:
                 continue
-            rows: dict[str, int] = {}
+            rows: Counter[str] = Counter()
             for item in call.items:
-                for name, count in encoder.rule.pixel_rows(item).items():
-                    rows[name] = rows.get(name, 0) + count
-            for name, count in rows.items():
-                most[name] = max(most.get(name, 0), count)
+                rows.update(encoder.rule.pixel_rows(item))
+            most |= {name: max(most.get(name, 0), count) for name, count in rows.items()}
         self._pool = encoder.random_pixels(most, seed) if most else {}
 
     def make(self, call: EncoderCall) -> EncoderInputs:

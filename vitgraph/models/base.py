@@ -310,10 +310,8 @@ class MetadataLayout:
 
     def overflow(self, values: Mapping[str, np.ndarray]) -> str | None:
         """Name and sizes of the first field that `values` do not fit in, or None."""
-        for name, field in self.fields.items():
-            if len(values[name]) > field.shape[0]:
-                return f"{name}: {len(values[name])} rows into {field.shape[0]}"
-        return None
+        sizes = ((name, len(values[name]), field.shape[0]) for name, field in self.fields.items())
+        return next((f"{name}: {rows} rows into {most}" for name, rows, most in sizes if rows > most), None)
 
     def write(self, views: Mapping[str, np.ndarray], values: Mapping[str, np.ndarray]) -> None:
         """Writes unpadded `values` into host `views` and pads every tail by its field's rule."""

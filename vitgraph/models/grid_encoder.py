@@ -30,21 +30,20 @@ def block_positions(h: int, w: int, merge: int) -> np.ndarray:
     return np.stack([axis.reshape(shape).transpose(0, 2, 1, 3).reshape(-1) for axis in (rows, cols)], axis=-1)
 
 
+def block_order(h: int, w: int, merge: int) -> np.ndarray:
+    """Raster-order number of each patch of one frame in merge-block order: `[h * w]`."""
+    return block_positions(h, w, merge) @ np.array([w, 1])
+
+
 @lru_cache(maxsize=2048)
 def block_ranks(h: int, w: int, merge: int) -> np.ndarray:
     """Place in merge-block order of each raster-order patch of one frame: `[h * w]` int32."""
-    positions = block_positions(h, w, merge)
-    ranks = np.empty(h * w, dtype=np.int32)
-    ranks[positions[:, 0] * w + positions[:, 1]] = np.arange(h * w, dtype=np.int32)
-    return ranks
+    return np.argsort(block_order(h, w, merge)).astype(np.int32)
 
 
 def grid_positions(grids: Sequence[GridGeometry], merge: int) -> np.ndarray:
     """`block_positions` of every frame of every grid, `[N, 2]` int32."""
-    parts = []
-    for grid in grids:
-        positions = block_positions(grid.h, grid.w, merge)
-        parts.extend([positions] * grid.t)
+    parts = [block_positions(grid.h, grid.w, merge) for grid in grids for _ in range(grid.t)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

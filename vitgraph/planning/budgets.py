@@ -250,10 +250,8 @@ class CaptureAxis:
     def covering_key(self, needs: Iterable[tuple[int, ...]]) -> tuple[int, ...] | None:
         """Cheapest key that covers every need, or None where no key does."""
         most = tuple(map(max, zip(*needs, strict=True)))
-        for key in self.keys:
-            if all(have >= need for have, need in zip(key, most, strict=True)):
-                return key
-        return None
+        covering = (key for key in self.keys if all(have >= need for have, need in zip(key, most, strict=True)))
+        return next(covering, None)
 
     def for_items(self, items: Iterable[EncoderItemSpec]) -> CaptureAxis:
         """The axis without the keys above what any batch of these items can need."""

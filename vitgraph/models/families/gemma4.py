@@ -20,7 +20,7 @@ from vitgraph.models import nn, torch
 from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.family import Tower, modeling_class
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions
+from vitgraph.models.grid_encoder import GridTowerEncoder, block_order, block_positions
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
@@ -245,5 +245,4 @@ class Gemma4Encoder(GridTowerEncoder):
     def image_rows(self, image: Any, item: ItemGeometry) -> Tensors:
         (padded,), grid = self.processed(image)["pixel_values"], self.rule.checked_grid(item)
         # Real patches of the padded raster row, in pooling-block order.
-        order = block_positions(grid.h, grid.w, self.rule.merge) @ np.array([grid.w, 1])
-        return {"pixel_values": padded[order]}
+        return {"pixel_values": padded[block_order(grid.h, grid.w, self.rule.merge)]}

@@ -20,7 +20,7 @@ from vitgraph.models.families.minicpmv import packed_siglip
 from vitgraph.models.families.minicpmv_slices import SliceGeometry
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GridGeometry, ItemGeometry, MergedGridRule
-from vitgraph.models.grid_encoder import GridTowerEncoder, block_positions, block_ranks
+from vitgraph.models.grid_encoder import GridTowerEncoder, block_order, block_positions, block_ranks
 from vitgraph.models.tiles import nearest_layout
 from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey
 
@@ -232,6 +232,5 @@ class Lfm2VLEncoder(GridTowerEncoder):
                 f"transformers' image processor made parts of {batch['spatial_shapes'].tolist()} patches, the rule "
                 f"says {shapes}; this version of transformers cuts differently"
             )
-        orders = [block_positions(grid.h, grid.w, merge) @ np.array([grid.w, 1]) for grid in grids]
-        rows = [part[order] for part, order in zip(batch["pixel_values"], orders, strict=True)]
-        return {"pixel_values": torch.cat(rows)}
+        parts = zip(batch["pixel_values"], grids, strict=True)
+        return {"pixel_values": torch.cat([part[block_order(grid.h, grid.w, merge)] for part, grid in parts])}

@@ -86,8 +86,7 @@ def frame_windows(h: int, w: int, merge: int, side: int) -> tuple[np.ndarray, np
     """Metadata of one `h x w` frame of patches: `window_order`, its inverse (both `[h * w / merge**2]` int32), and the
     row and column of every patch in window order, `[h * w, 2]` int32."""
     order, _ = window_order(h // merge, w // merge, side)
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order), dtype=np.int32)
+    inverse = np.argsort(order).astype(np.int32)
     positions = block_positions(h, w, merge).reshape(len(order), merge**2, 2)[order].reshape(-1, 2)
     return order, inverse, positions
 
