@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import re
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -83,6 +84,13 @@ def build_hf(spec: WorkloadSpec) -> Workload:
         InputError: If the data set cannot be reached or read, or holds no usable image.
     """
     source = _find_source(spec)
+    is_subset_ignored = spec.hf_subset is not None and source.subset is None
+    if is_subset_ignored:
+        logging.getLogger("vitgraph").warning(
+            "--hf-subset %s is not used: %s has no such folder or subset and is read whole",
+            spec.hf_subset,
+            source.label,
+        )
     rows = _open_rows(spec, source)
     pool, skipped, rows_read = _collect_rows(spec, source, rows)
     if not pool:
@@ -102,7 +110,7 @@ def build_hf(spec: WorkloadSpec) -> Workload:
         "path": source.label,
         "hf_name": spec.hf_name,
         "subset": source.subset,
-        "subset_ignored": spec.hf_subset is not None and source.subset is None,
+        "subset_ignored": is_subset_ignored,
         "split": spec.hf_split or "train",
         "streamed": spec.stream,
         "shuffled": not spec.disable_shuffle,

@@ -202,7 +202,10 @@ class _EntryReader:
         if self._height_first:
             numbers[:2] = numbers[1::-1]
         if len(numbers) not in (2, 3):
-            raise InputError(f"size {_short(size)} is no [width, height], WxH or object with width and height")
+            raise InputError(
+                f"size {_short(size)} is no [width, height], WxH or object with width and height; no file is opened, "
+                "so convert the folder of the images"
+            )
         return make_item(size, is_video=is_video, **dict(zip(("width", "height", "frames"), numbers, strict=False)))
 
 

@@ -334,11 +334,12 @@ def test_pixel_bound_applies_to_the_opened_image(tmp_path: Path) -> None:
     assert image.open().size == (200, 150)
 
 
-def test_name_and_subset_of_a_local_copy(tmp_path: Path) -> None:
+def test_name_and_subset_of_a_local_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_sides(tmp_path / "a.parquet", range(1, 3))
     workload = read(tmp_path, hf_name="lmarena-ai/VisionArena-Chat", hf_subset="x")
     assert workload.name == "VisionArena-Chat"
     assert (workload.provenance["subset"], workload.provenance["subset_ignored"]) == (None, True)
+    assert re.search("--hf-subset x is not used: .* is read whole", caplog.text)
     assert workload.provenance["exif_orientation"] == "applied"
 
 
