@@ -34,7 +34,6 @@ def resize(
     image: torch.Tensor, size: Sequence[int], interpolation: InterpolationMode | int, antialias: bool
 ) -> torch.Tensor:
     """`[..., C, H, W]` to `[..., C, *size]`; bytes stay bytes."""
-
     if tuple(size) == tuple(image.shape[-2:]):
         return image
     flat = image.reshape(-1, *image.shape[-3:])

@@ -159,7 +159,6 @@ class Molmo2Encoder(VisionEncoder):
 
     @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
-
         adapter = Tower("molmo2", "Molmo2AdapterConfig", "Molmo2Adapter")
         return {"adapter": adapter.build(extra["adapter_config"], torch.get_default_dtype())}
 
@@ -195,7 +194,6 @@ class Molmo2Encoder(VisionEncoder):
         return [min(self.rule.known, key=lambda item: self.rule.known[item])]
 
     def forward_packed(self, inputs: Tensors, scalars: Mapping[str, int], path: str) -> Sequence[torch.Tensor]:
-
         features = self._features(inputs["pixel_values"]).flatten(0, 1)
         patches = inputs["patches"]
         is_there = patches >= 0

@@ -247,7 +247,7 @@ class Step3VLEncoder(TwoPathEncoder):
     def stock_views(self, pixels: torch.Tensor, path: str) -> torch.Tensor:
         if self.rule.is_perception:
             return self.modules["projector"](self.visual(pixels).last_hidden_state)
-        # transformers has no class for it: its own self.visual, one view after the other.
+        # transformers has no class for it: its own tower, one view after the other.
         return torch.cat([self.encode_views(view[None], path) for view in pixels])
 
     def image_views(self, image: Any, item: CropGeometry) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,7 +278,6 @@ class Step3VLEncoder(TwoPathEncoder):
         return whole[0], torch.cat([self._resized(image.crop(box), rule.local_side) for box in boxes])
 
     def _resized(self, image: Any, side: int) -> torch.Tensor:
-
         pixels = normalized(image, self.rule.processor["image_mean"], self.rule.processor["image_std"])
         return functional.interpolate(
             pixels[None], size=(side, side), mode="bilinear", antialias=True, align_corners=False
