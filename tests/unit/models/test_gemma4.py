@@ -200,7 +200,7 @@ def test_published_config_files_are_read() -> None:
     vision_config, extra = Gemma4Encoder.read_model_config(
         {"vision_config": vision, "text_config": {"hidden_size": 64}}
     )
-    assert extra == {"text_hidden_size": 64, "rope_theta": 50.0}
+    assert extra == {"text_hidden_size": 64}
     full = {**source().vision_config, **vision_config}
     tower: Any = Gemma4Encoder.build_modules(full, extra, torch.float32, checks.CPU)["visual"]
     np.testing.assert_allclose(tower.encoder.rotary_emb.inv_freq, 50.0 ** (-np.arange(0, 12, 2) / 12), rtol=1e-6)

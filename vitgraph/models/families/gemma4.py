@@ -24,8 +24,6 @@ from vitgraph.models.grid_encoder import GridTowerEncoder, block_order, block_po
 from vitgraph.models.resizing import fixed_frames
 from vitgraph.planning.budgets import IMAGE, VIDEO, GraphKey
 
-DEFAULT_ROPE_THETA = 100.0
-
 
 def fit_to_patches(height: int, width: int, factor: int, max_tokens: int) -> tuple[int, int]:
     """Gemma 4's resize rule: the aspect ratio is kept, and at most `max_tokens` cells of `factor` pixels result.
@@ -142,22 +140,10 @@ class Gemma4Encoder(GridTowerEncoder):
     blocks = "visual.encoder.layers"
 
     @classmethod
-    def build_tower(cls, vision_config: Mapping[str, Any], extra: Mapping[str, Any], dtype: torch.dtype) -> Any:
-        # Published files name the rotary type `default`; the class knows it as `axial`.
-        rotary = {"rope_type": "axial", "rope_theta": extra.get("rope_theta", DEFAULT_ROPE_THETA)}
-        return super().build_tower({**vision_config, "rope_parameters": rotary}, extra, dtype)
-
-    @classmethod
     def following_modules(cls, config: Any, extra: Mapping[str, Any]) -> dict[str, nn.Module]:
         # The embedder reads nothing but the width of the text config.
         text = SimpleNamespace(hidden_size=extra["text_hidden_size"])
         return {"projector": modeling_class("gemma4:Gemma4MultimodalEmbedder")(config, text)}
-
-    @classmethod
-    def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        vision_config, extra = super().read_model_config(config)
-        rotary = vision_config.pop("rope_parameters", None) or {}
-        return vision_config, {**extra, "rope_theta": rotary.get("rope_theta", DEFAULT_ROPE_THETA)}
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:

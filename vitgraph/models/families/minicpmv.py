@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from vitgraph.errors import ModelError
 from vitgraph.models import functional, nn, torch
 from vitgraph.models.base import PAD_REPEAT_LAST, EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
@@ -212,11 +211,6 @@ class MiniCPMVEncoder(VisionEncoder):
 
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        if not cls.accepts_model_config(config):
-            raise ModelError(
-                f"MiniCPM-V {model_version(config)} was given to the adapter of {', '.join(cls.versions)}; "
-                "2.5, 2.6, 4.0 and 4.5 have adapters"
-            )
         from transformers.models.siglip import SiglipVisionConfig
 
         # The published code reads its file with this class, whose defaults hold for what is left out.
