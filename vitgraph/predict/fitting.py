@@ -60,11 +60,10 @@ def nonnegative_line(x: Sequence[float] | FloatArray, y: Sequence[float] | Float
     return nonnegative_least_squares(np.stack([np.ones_like(places), places], axis=1), np.asarray(y, dtype=np.float64))
 
 
-def isotonic(values: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray | None = None) -> FloatArray:
+def isotonic(values: Sequence[float] | FloatArray, weights: Sequence[float] | FloatArray) -> FloatArray:
     """The non-decreasing sequence closest to `values` in weighted least squares (pool adjacent violators)."""
     blocks: list[list[float]] = []
-    scale = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
-    for value, weight in zip(values, scale, strict=True):
+    for value, weight in zip(values, weights, strict=True):
         blocks.append([float(value), float(weight), 1.0])
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
             mean, total, count = blocks.pop()

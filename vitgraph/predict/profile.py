@@ -132,19 +132,18 @@ class CalibrationProfile(CalibrateResult):
         kind = "synthetic" if self.is_synthetic else "replays stood in for on a CPU" if self.is_cpu else None
         return ", ".join(str(part) for part in (*parts, kind) if part)
 
-    def to_record(self, settings: Mapping[str, Any] | None = None) -> CalibrateRecord:
+    def to_record(self) -> CalibrateRecord:
         """The profile as its file has it."""
         record = {
             "status": "complete" if self.stopped is None else "interrupted",
             "status_reason": self.stopped,
-            "settings": dict(settings or {}),
             "resolved": {"model": self.name, "row": self.row, "compile": self.is_compiled},
             "environment": self.environment,
             "result": {name: getattr(self, name) for name in CalibrateResult.model_fields},
         }
         return CalibrateRecord.model_validate(record | ({"created_at": self.created_at} if self.created_at else {}))
 
-    def save(self, path: Path, *, overwrite: bool = False, settings: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: Path, *, overwrite: bool = False) -> None:
         """Writes the profile as JSON.
 
         Raises:
@@ -153,8 +152,7 @@ class CalibrationProfile(CalibrateResult):
         """
         if not overwrite:
             refuse_to_replace(path)
-        record = self.to_record(settings)
-        write_file(path, f"{record.model_dump_json(indent=1)}\n".encode(), "the calibration")
+        write_file(path, f"{self.to_record().model_dump_json(indent=1)}\n".encode(), "the calibration")
 
 
 def load_profile(path: Path) -> CalibrationProfile:

@@ -255,7 +255,7 @@ _STUDENT = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2
 
 
 def compare_samples(
-    first: FloatArray, second: FloatArray, requests: npt.NDArray[np.int64], metric: Metric, seed: int = 0
+    first: FloatArray, second: FloatArray, requests: npt.NDArray[np.int64], metric: Metric
 ) -> tuple[Gain, float]:
     """Compares two sides, of which one at least has several runs.
 
@@ -274,7 +274,7 @@ def compare_samples(
     spread = 100.0 * math.sqrt(sum(((side / side.mean() - 1.0) ** 2).sum() for side in (base, other)) / freedom)
     if n < _calls_needed(metric):
         return Gain(100.0 * found, None), spread
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     counts = rng.multinomial(n, np.full(n, 1.0 / n), size=RESAMPLES) * requests
     drawn = [_values(counts, side, metric) for side in (first, second)]
     means = [values.mean(axis=1, keepdims=True) for values in drawn]

@@ -16,15 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vitgraph.errors import UsageError, VitgraphError
 from vitgraph.records.candidates import COMPARE_KIND, COMPILE_KIND
 from vitgraph.records.record import CalibrateRecord, Record
-from vitgraph.records.store import (
-    RUN_FILE,
-    RecordFileError,
-    os_reason,
-    read_record,
-    record_kind,
-    refuse_to_replace,
-    write_atomically,
-)
+from vitgraph.records.store import RUN_FILE, read_record, record_kind, refuse_to_replace, write_file
 from vitgraph.records.two_runs import BENCH_KIND, open_runs
 from vitgraph.report.columns import Table, column, table_of
 from vitgraph.report.document import Document
@@ -103,17 +95,9 @@ def write_files(files: Mapping[Path, bytes], overwrite: bool = False) -> list[Pa
     for path in () if overwrite else files:
         refuse_to_replace(path)
     written: list[Path] = []
+    left = "it and what follows; `vitgraph export` writes a run's tables and plots again, with --output-dir elsewhere"
     for path, content in files.items():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, content)
-        except OSError as error:
-            done = ", ".join(file.name for file in written) or "nothing"
-            raise RecordFileError(
-                f"cannot write {path}: {os_reason(error)}. Written before it: {done}. The run itself is unchanged; "
-                "`vitgraph export` writes its tables and plots again, with --output-dir to another folder"
-            ) from error
-        written.append(path)
+        written.append(write_file(path, content, left, lambda: ", ".join(one.name for one in written) or "nothing"))
     return written
 
 

@@ -26,7 +26,7 @@ def test_least_squares_of_nothing_is_zero() -> None:
 
 
 def test_isotonic_pools_what_falls() -> None:
-    assert isotonic([1.0, 3.0, 2.0, 4.0]).tolist() == [1.0, 2.5, 2.5, 4.0]
+    assert isotonic([1.0, 3.0, 2.0, 4.0], [1.0] * 4).tolist() == [1.0, 2.5, 2.5, 4.0]
     assert isotonic([1.0, 3.0, 2.0], [1.0, 3.0, 1.0]).tolist() == [1.0, 2.75, 2.75]
 
 
