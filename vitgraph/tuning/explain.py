@@ -66,7 +66,10 @@ def explain_plan(
         predicted = {"graph_ms": found.graph_ms, "eager_ms": found.eager_ms, "is_faster": is_faster, **_error(cost)}
     return {
         "policy": policy,
-        "items": [_item(index, spec) for index, spec in enumerate(specs)],
+        "items": [
+            {"index": index, "modality": spec.modality, "tokens": spec.output_tokens, "segments": spec.segments}
+            for index, spec in enumerate(specs)
+        ],
         "batches": [_batch(batch, specs, time) for batch, time in zip(batches, times, strict=True)],
         "counts": count_calls([batches]).as_dict(),
         "predicted": predicted,
@@ -165,10 +168,6 @@ def break_even_tokens(cost: TargetCost, path: str, budget: int, slots: int) -> i
 def _error(cost: TargetCost) -> dict[str, Any]:
     error = model_error(cost.model)
     return {"error": error.model_dump(), "error_text": str(error)}
-
-
-def _item(index: int, spec: EncoderItemSpec) -> dict[str, Any]:
-    return {"index": index, "modality": spec.modality, "tokens": spec.output_tokens, "segments": spec.segments}
 
 
 def _batch(batch: PackedBatch, specs: Sequence[EncoderItemSpec], replay_ms: float | None) -> dict[str, Any]:

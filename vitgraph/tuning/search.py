@@ -65,22 +65,6 @@ class SearchResult:
     evaluations: int
 
 
-def item_options(traffic: Traffic) -> list[int]:
-    """Items that a replay may hold: one, as many as the largest call has, and steps between."""
-    most = traffic.max_items
-    options = {1, most, *(size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if size < most)}
-    return sorted(options)
-
-
-def frame_options(traffic: Traffic) -> list[int]:
-    """0 without videos; else eager videos, one median video, the longest, and the longest call."""
-    if not traffic.has_videos:
-        return [0]
-    segments = [sum(spec.segments for spec in specs) for specs in traffic.distinct]
-    single = [spec.segments for specs in traffic.distinct for spec in specs]
-    return sorted({0, int(np.median(single)), max(single), max(segments)})
-
-
 class Search:
     """One search over one workload for one target.
 
@@ -118,7 +102,9 @@ class Search:
         self.eager_ms = traffic.per_request(self._eager_calls)
         self._maker = ListMaker(cost, facts, limits, float(self.eager_ms.sum()))
         self.only: set[tuple[int, int]] | None = None
-        self.item_options = item_options(traffic)
+        # One, as many as the largest call has, and steps between.
+        steps = (size for size in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if size < traffic.max_items)
+        self.item_options = sorted({1, traffic.max_items, *steps})
         if rules is not None:
             # A graph may need room for more items than a call has, for its buffers to have another shape.
             most = rules.least_items(min(self.high, traffic.max_tokens))
@@ -130,8 +116,15 @@ class Search:
         return self.cost.target
 
     def frame_options(self, items: int, largest: int) -> list[int]:
-        """Frames to try with a limit of items and a largest budget."""
-        return frame_options(self.traffic) if self.rules is None else [self.rules.least_frames(items, largest)]
+        """Frames to try with a limit of items and a largest budget: as many as the engine needs; without its rules 0,
+        which leaves videos to eager, those of a median video, of the longest, and of the longest call.
+        """
+        if self.rules is not None:
+            return [self.rules.least_frames(items, largest)]
+        segments = [[spec.segments for spec in specs] for specs in self.traffic.distinct]
+        single = [count for call in segments for count in call]
+        most = {int(np.median(single)), max(single), max(map(sum, segments))} if self.traffic.has_videos else set()
+        return sorted({0, *most})
 
     def high_for(self, items: int) -> int:
         """The largest budget that can be captured with that many items."""

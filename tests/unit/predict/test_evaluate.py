@@ -9,7 +9,6 @@ import pytest
 from plain_packing import random_call
 from synthetic import image, plan_of, synthetic_profile, two_path_cost, video
 
-from vitgraph.errors import UsageError
 from vitgraph.planning.budgets import BudgetPlan, BudgetSettings, CaptureAxis, EncoderItemSpec, plan_budgets
 from vitgraph.planning.graph_tables import call_items, graph_tables
 from vitgraph.planning.packing import group_items
@@ -126,8 +125,3 @@ def test_oracle_is_the_faster_of_eager_and_an_exact_graph() -> None:
     eager = eager_calls(traffic, COSTS[VITGRAPH], plan)
     assert oracle[0] == pytest.approx(1.4 + 1.15 + 0.018, rel=1e-3)
     assert oracle[1] == pytest.approx(eager[1], rel=0.01)
-
-
-def test_unknown_policy_is_refused() -> None:
-    with pytest.raises(UsageError, match="best-fit"):
-        predict_calls(Traffic([(image(64),)]), COSTS[VITGRAPH], PLANS["images"], "best-fit")
