@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from types import CodeType, FrameType
 from typing import Any
 
 STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -70,11 +71,20 @@ def _stop_main_thread() -> None:
         # All is said and saved by now.
         return
     _stopped_at = -math.inf
+    main = threading.main_thread().ident or 0
     time.sleep(AGAIN_S)
     while _stopped_at < 0:
-        # A real signal, since it also ends a wait for the system; one that comes just before the wait does not.
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        # What is raised where this is begun is lost for good.
+        if not _is_within(_send_again.__code__, sys._current_frames().get(main)):
+            # A real signal, since it also ends a wait for the system; one that comes just before the wait does not.
+            signal.pthread_kill(main, number)
         time.sleep(AGAIN_S)
+
+
+def _is_within(code: CodeType, frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def flush_output() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from vitgraph import errors
 from vitgraph.cli import app
+from vitgraph.commands import process
 from vitgraph.commands.options import add_command, as_here, read_spec, specs_of_commands
 from vitgraph.commands.process import STOP_SIGNALS
 from vitgraph.commands.shell import Shown, reported_errors
@@ -54,7 +56,7 @@ SAMPLES: dict[str, Any] = {
     "random_mm_bucket_config": '{"(5,6,1)": 1.0}', "video_pruning_rate": 0.25, "video_fps": 24.0,
     "random_mm_num_mm_items_range_ratio": 0.5, "compare": ("a", "b"),
     "limit_mm_per_prompt": '{"video": 2}', "fields": '{"width": "w"}', "requests_per_call": "1:0.5,2:0.5",
-    "search_share": 0.25, "max_slower_share": 0.25, "packing": "exact",
+    "search_share": 0.25, "max_slower_share": 0.25, "packing": "exact", "target": "vllm",
 }  # fmt: skip
 """A value other than the default, where "x", 7 or 7.5 would be none."""
 
@@ -313,7 +315,18 @@ def hears_stops() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_a_stop_that_python_swallows_is_not_lost(number: int, hears_stops: None) -> None:
+def test_a_stop_that_python_swallows_is_not_lost(
+    number: int, hears_stops: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def start_late(self: threading.Thread) -> None:
+        # As on a busy machine: what sends it again is there before who began it has come back.
+        start(self)
+        time.sleep(5 * process.AGAIN_S)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+
     class Stopped:
         def __del__(self) -> None:
             os.kill(os.getpid(), number)
