@@ -12,6 +12,7 @@ from vitgraph.records.record import TuneRecord
 from vitgraph.records.sections import Resolved
 from vitgraph.records.store import DEFAULT_ROOT, SAMPLES_FILE, RecordFileError, ResultFolder, check_file, new_folder
 from vitgraph.specs.asked import CalibrateSpec, RecommendSpec, TuneSpec
+from vitgraph.specs.fields import as_options
 from vitgraph.specs.parts import ModelSpec
 
 if TYPE_CHECKING:
@@ -148,8 +149,10 @@ def _tune(
         regroup=_regroup(spec, prepared),
         share=spec.search_share,
         seed=spec.bench.workload.seed,
-        doubts=[*filter(None, [profile.compile_doubt(spec.bench.model.compile)])],
+        doubts=profile.doubts(spec.bench.model),
         host_factor=factor,
+        video_limit=spec.bench.graph.video_limit_per_prompt,
+        asked=as_options(spec.bench),
     )
     advice.note(*said)
     advice.note(*refusal_notes(prepared.source.name, prepared.calls, prepared.skipped))

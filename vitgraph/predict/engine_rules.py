@@ -179,6 +179,13 @@ class EngineRules:
     def __post_init__(self) -> None:
         self.family = next((family for family in FAMILIES if self.tower.architecture in family.architectures), None)
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the engine has no graphs for this encoder whatever is set; None where it may have."""
+        architecture = self.tower.architecture
+        file = WITHOUT_GRAPHS.get(architecture)
+        return file and f"{ENGINE} runs the encoder of {architecture} without graphs, whatever is set ({file})"
+
     def largest_budget(self, items: int, frames: int) -> int:
         """The largest budget that can be captured at these limits."""
         limit = self.family.limit if self.family else ""

@@ -81,15 +81,26 @@ class CalibrationProfile(CalibrateResult):
         best = best_alone(known)
         return best, costs[best] / costs[AUTO] if best is not None else None
 
-    def compile_doubt(self, compiles: bool) -> str | None:
-        """Why predictions are not of the tower that is asked for, which is compiled or is not; None where they are."""
-        if compiles == self.is_compiled:
-            return None
-        was, advice = ("compiled", "with") if self.is_compiled else ("not compiled", "without")
-        return (
-            f"the tower's blocks were {was} when the profile was calibrated, unlike what is asked for; ask {advice} "
-            f"--compile, or run `vitgraph calibrate{' --compile' if compiles else ''}` and pass its file"
-        )
+    def doubts(self, spec: ModelSpec) -> list[str]:
+        """Why predictions are not of the tower that is asked for, in words; empty where they are."""
+        found = []
+        for what, own, asked, option in (
+            ("attention backend", self.backend, spec.attn_backend, "--mm-encoder-attn-backend"),
+            ("dtype", getattr(self.ran, "dtype", None), spec.dtype, "--dtype"),
+        ):
+            if own is not None and asked.lower() not in ("auto", own.lower()):
+                found.append(
+                    f"the {what} was {own} when the profile was calibrated, unlike what is asked for; leave out "
+                    f"{option}, or run `vitgraph calibrate {option} {asked}` and pass its file"
+                )
+        if spec.compile != self.is_compiled:
+            was, advice = ("compiled", "with") if self.is_compiled else ("not compiled", "without")
+            found.append(
+                f"the tower's blocks were {was} when the profile was calibrated, unlike what is asked for; ask "
+                f"{advice} --compile, or run `vitgraph calibrate{' --compile' if spec.compile else ''}` and pass "
+                "its file"
+            )
+        return found
 
     def measured_spec(self, spec: ModelSpec, unavailable: Collection[str], engine: str | None = None) -> ModelSpec:
         """How to run the tower so that what is measured is what was calibrated.

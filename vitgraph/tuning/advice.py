@@ -14,7 +14,7 @@ from vitgraph.models.registry import ModelSource, resolve_preset
 from vitgraph.planning.budgets import VIDEO, BudgetSettings, EncoderItemSpec
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.doubt import model_error, profile_doubts
-from vitgraph.predict.engine_rules import ENGINE, LIMITS, WITHOUT_GRAPHS, EngineRules
+from vitgraph.predict.engine_rules import ENGINE, LIMITS, EngineRules
 from vitgraph.predict.profile import CalibrationProfile, is_same_network, stands_for
 from vitgraph.predict.targets import VITGRAPH, VLLM, make_plan
 from vitgraph.predict.workload_cost import Traffic
@@ -84,7 +84,7 @@ class Advice:
         """
         update: dict[str, Any] = {"measured": measured}
         judged = measured_verdict(measured, self.most_slower)
-        if judged is not None:
+        if judged is not None and refusal_of(self.tuned) is None:
             verdict, text = judged
             if self._predicted is None:
                 self._predicted = self.result.verdict, self.result.verdict_text
@@ -116,6 +116,8 @@ def tune_budgets(
     seed: int = 0,
     doubts: Sequence[str] = (),
     host_factor: float = 1.0,
+    video_limit: int | None = None,
+    asked: Mapping[str, Any] | None = None,
 ) -> Advice:
     """Finds the best settings for a workload; needs neither a GPU nor torch.
 
@@ -132,6 +134,8 @@ def tune_budgets(
         seed: Seed of that choice.
         doubts: Reasons not to act on predictions.
         host_factor: How many times as long as the profile's host this one takes; short eager calls scale with it.
+        video_limit: Videos that the server takes in a prompt; None: as the workload has.
+        asked: Options of the server's own that were asked for, by key; those of `SERVED` are in the line to paste.
 
     Raises:
         UsageError: The profile is of another model, or nothing is within the limits.
@@ -156,6 +160,7 @@ def tune_budgets(
         seed,
         error,
         tuple(found_doubts),
+        video_limit,
     )
     by_size = {1: search_calls(task, calls, (target, VLLM))}
     if regroup is not None:
@@ -165,9 +170,9 @@ def tune_budgets(
     common = {name: common_list(task, by_size, name) for name in dict.fromkeys((target, VLLM))}
     found.targets |= {name: one.tuned for name, one in common.items()}
     own, theirs = common[target], common[VLLM]
-    has_videos = any(spec.modality == VIDEO for call in calls for spec in call.specs)
+    has_videos = task.may_have_videos(any(spec.modality == VIDEO for call in calls for spec in call.specs))
     backend, _ = _engine_backend(task, found)
-    paste = Paste(task, theirs.tuned.best.settings, has_videos, backend)
+    paste = Paste(task, theirs.tuned.best.settings, has_videos, backend, asked or {})
     result = TuneResult(
         target=target,
         objective=str(task.objective),
@@ -187,7 +192,7 @@ def tune_budgets(
         vllm=describe_vllm(theirs.tuned, theirs.verdict, paste.config, backend),
         **describe(task, found, target),
         **advised_calls(by_size, own),
-        **paste.where(theirs.verdict),
+        **paste.where(theirs.verdict if own.verdict == USE_GRAPHS else own.verdict),
     )
     return Advice(result, own.tuned, found.reported_calls, paste, task.limits.most_slower)
 
@@ -218,8 +223,11 @@ class CommonList:
         return "calls of one request"
 
     def __str__(self) -> str:
+        if (refusal := refusal_of(self.tuned)) is not None:
+            return f"leave graphs off: {refusal}"
         if self.verdict != DEPENDS:
-            return str(self.outcomes[1])
+            # Where no list is good enough, another size's may still look so for one request a call.
+            return str(self.outcomes[1] if self.verdict == USE_GRAPHS else self.own[1])
         parts = [
             f"{size} a call: {outcome.improvement_pct:+.1f}%, {_SHORT[outcome.verdict]}"
             for size, outcome in self.own.items()
@@ -254,12 +262,17 @@ def common_list(task: TuneTask, by_size: Mapping[int, Searched], target: str) ->
     verdict: TuneVerdict = verdicts.pop() if len(verdicts) == 1 else DEPENDS
     if verdict in (DEPENDS, NO_GRAPHS):
         verdict = NO_GRAPHS if all(tuned.outcome.verdict == NO_GRAPHS for tuned in own.values()) else DEPENDS
-    if target == VLLM and task.source.architecture in WITHOUT_GRAPHS:
-        verdict = NO_GRAPHS
     shown, first = own[1], by_size[1]
+    if refusal_of(shown) is not None:
+        verdict = NO_GRAPHS
     if verdict == USE_GRAPHS and best != shown.best.settings:
         shown = _with_settings(task, shown, first, best)
     return CommonList(shown, tried[best], {size: tuned.outcome for size, tuned in own.items()}, verdict)
+
+
+def refusal_of(tuned: Tuned) -> str | None:
+    """Why no settings of its target can be used; None where some can."""
+    return None if tuned.search.rules is None else tuned.search.rules.refusal
 
 
 def _try_list(task: TuneTask, settings: BudgetSettings, found: Searched, target: str) -> Outcome:
@@ -343,9 +356,8 @@ def _engine_notes(rules: EngineRules | None) -> list[str]:
     """Which of the engine's rules kept the search from lists that it would have tried."""
     if rules is None:
         return []
-    file = WITHOUT_GRAPHS.get(rules.tower.architecture)
-    if file is not None:
-        return [f"{ENGINE} runs the encoder of {rules.tower.architecture} without graphs, whatever is set ({file})"]
+    if rules.refusal is not None:
+        return [rules.refusal]
     if rules.family is None:
         return [
             f"{ENGINE} has no encoder graphs for {rules.tower.architecture} whose rules were read: what is printed for "

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 RUNNERS_UP = 5
 
+SERVED = ("revision", "dtype", "max_model_len", "max_num_batched_tokens", "mm_processor_kwargs")
+"""Options that decide what the encoder of a server is given, under its own names; the settings are for these."""
+
 
 def describe(task: TuneTask, found: Searched, target: str) -> dict[str, Any]:
     """What was found for one target, by field of the result."""
@@ -181,13 +184,16 @@ class Paste:
 
     Attributes:
         settings: The list for vLLM.
+        has_videos: Videos may come.
         attn_backend: The engine's attention backend; None where nothing is known.
+        asked: Options of the server's own that were asked for, by key: the settings are for what they make of traffic.
     """
 
     task: TuneTask
     settings: BudgetSettings
     has_videos: bool
     attn_backend: str | None
+    asked: Mapping[str, Any]
 
     @property
     def _takes_videos(self) -> bool:
@@ -222,8 +228,13 @@ class Paste:
         """
         source = self.task.source
         parts = ["vllm", "serve", source.weights or source.name, "--compilation-config", self.config]
-        if self._takes_videos and not self.has_videos:
-            parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: 0})]
+        if self._takes_videos and (not self.has_videos or self.task.video_limit is not None):
+            limit = self.task.video_limit if self.has_videos else 0
+            parts += ["--limit-mm-per-prompt", json.dumps({VIDEO: limit})]
+        for key in SERVED:
+            if key in self.asked:
+                value = self.asked[key]
+                parts += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
         if self.attn_backend is not None:
             parts += ["--mm-encoder-attn-backend", self.attn_backend]
         return shlex.join(parts)

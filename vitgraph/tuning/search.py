@@ -71,6 +71,7 @@ class Search:
     Args:
         max_call_tokens: Largest budget allowed.
         rules: What the engine can run; None where everything can be captured.
+        has_video_graphs: Whether a graph may hold videos; without, they are left to eager.
         parsimony: Share of the score up to which fewer graphs are preferred; 0 takes the least score.
     """
 
@@ -84,10 +85,12 @@ class Search:
         max_call_tokens: int,
         *,
         rules: EngineRules | None = None,
+        has_video_graphs: bool = True,
         parsimony: float = PARSIMONY,
     ) -> None:
         self.traffic, self.cost, self.facts, self.rules = traffic, cost, facts, rules
         self.objective, self.limits, self.parsimony = objective, limits, parsimony
+        self.has_videos = has_video_graphs and traffic.has_videos
         self.low = min(spec.output_tokens for specs in traffic.distinct for spec in specs)
         self.high = max_call_tokens
         if self.high < self.low:
@@ -123,7 +126,7 @@ class Search:
             return [self.rules.least_frames(items, largest)]
         segments = [[spec.segments for spec in specs] for specs in self.traffic.distinct]
         single = [count for call in segments for count in call]
-        most = {int(np.median(single)), max(single), max(map(sum, segments))} if self.traffic.has_videos else set()
+        most = {int(np.median(single)), max(single), max(map(sum, segments))} if self.has_videos else set()
         return sorted({0, *most})
 
     def high_for(self, items: int) -> int:

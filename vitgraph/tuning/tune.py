@@ -127,6 +127,7 @@ class TuneTask:
         share: Share of the calls to search on.
         error: The cost model's error on its held-out calls.
         doubts: Why predictions are not to be acted on.
+        video_limit: Videos that the server takes in a prompt; None: as the workload has.
     """
 
     source: ModelSource
@@ -138,6 +139,11 @@ class TuneTask:
     seed: int
     error: ModelError
     doubts: tuple[str, ...]
+    video_limit: int | None = None
+
+    def may_have_videos(self, has_videos: bool) -> bool:
+        """Whether graphs need room for videos, with or without any in the workload."""
+        return has_videos if self.video_limit is None else self.video_limit > 0
 
     @property
     def profile(self) -> CalibrationProfile:
@@ -217,17 +223,15 @@ def search_calls(task: TuneTask, calls: Sequence[EncoderCall], targets: Sequence
     axes = (axis.for_items(specs) for axis in task.profile.encoder.axes)
     facts = replace(task.profile.encoder, axes=tuple(axes))
     seen = _traffic(calls, sorted({place for part, _ in split.parts for place in part}))
-    found = {}
+    found, has_videos = {}, task.may_have_videos(everything.has_videos)
     for name in dict.fromkeys(targets):
         cost = TargetCost(task.model, TARGETS[name], DOUBT)
-        rules = EngineRules(engine_tower(task.source), everything.has_videos) if name == VLLM else None
-        folds = [
-            _search(task, cost, facts, rules, _traffic(calls, part), everything.has_videos) for part, _ in split.parts
-        ]
+        rules = EngineRules(engine_tower(task.source), has_videos) if name == VLLM else None
+        folds = [_search(task, cost, facts, rules, _traffic(calls, part), has_videos) for part, _ in split.parts]
         parts = zip(split.parts, folds, strict=True)
         times = _pooled(predicted_times(_traffic(calls, part), cost, plans) for (_, part), (*_, plans) in parts)
         seen_times = _pooled(predicted_times(search.traffic, cost, plans) for search, *_, plans in folds)
-        whole = folds[0] if len(folds) == 1 else _search(task, cost, facts, rules, everything, everything.has_videos)
+        whole = folds[0] if len(folds) == 1 else _search(task, cost, facts, rules, everything, has_videos)
         found[name] = Tuned(*whole, times, seen_times, task.outcome(times))
     return Searched(calls, split, found, _traffic(calls, split.reported), seen)
 
@@ -252,7 +256,11 @@ def _search(
     }
 
     def search_within(limits: Limits) -> Search:
-        return Search(traffic, cost, facts, task.objective, limits, task.max_call_tokens, rules=rules)
+        return Search(
+            *(traffic, cost, facts, task.objective, limits, task.max_call_tokens),
+            rules=rules,
+            has_video_graphs=has_videos,
+        )
 
     search = search_within(task.limits)
     result = search.run(baselines.values())

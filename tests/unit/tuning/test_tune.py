@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,25 @@ def test_what_to_paste_is_tuned_for_vllm_and_better_there_than_the_automatic_lis
     assert data.vllm.best.latency.mean_ms < data.vllm.baselines["automatic"].latency.mean_ms
     assert data.serve_line.startswith("vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct --compilation-config '{")
     assert data.beyond_vllm is not None and data.beyond_vllm.loss_pct > 0
+
+
+@pytest.mark.parametrize("limit", [None, 0, 2])
+def test_the_line_keeps_what_was_asked_of_the_server(limit: int | None) -> None:
+    """Settings are for what these options make of the traffic; videos that may come have room."""
+    asked = {"mm_processor_kwargs": {"max_pixels": 500000}, "max_num_batched_tokens": 8192, "num_prompts": 200}
+    result = tuned(trace_calls(prompts=100), video_limit=limit, asked=asked)
+    words = shlex.split(result.serve_line or "")
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    assert json.loads(given["--limit-mm-per-prompt"]) == {"video": limit or 0}
+    assert json.loads(given["--mm-processor-kwargs"]) == asked["mm_processor_kwargs"]
+    assert given["--max-num-batched-tokens"] == "8192" and "--num-prompts" not in given
+    held = json.loads(given["--compilation-config"])["encoder_cudagraph_max_frames_per_batch"]
+    assert bool(held) is bool(limit)
+
+
+def test_without_videos_in_the_server_graphs_hold_none() -> None:
+    calls = trace_calls("mixed-media", 40)
+    assert tuned(calls, video_limit=0).best.settings.max_frames_per_batch == 0
 
 
 def test_an_engine_has_one_backend_where_a_backend_a_graph_was_calibrated() -> None:

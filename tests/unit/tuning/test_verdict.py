@@ -152,6 +152,20 @@ def with_blocks_compiled(profile: CalibrationProfile) -> CalibrationProfile:
     return profile.but(environment=profile.environment.but(encoder=encoder))
 
 
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        ({"dtype": "float16"}, "--dtype float16"),
+        ({"attn_backend": "TORCH_SDPA"}, "--mm-encoder-attn-backend TORCH_SDPA"),
+    ],
+)
+def test_a_profile_of_another_dtype_or_backend_is_not_acted_on(asked: dict[str, str], option: str) -> None:
+    profile = find_profile(None, SOURCE)
+    assert profile.doubts(ModelSpec(dtype="bfloat16", attn_backend="FLASH_ATTN")) == []
+    (doubt,) = profile.doubts(ModelSpec(**asked))  # type: ignore[arg-type]
+    assert f"vitgraph calibrate {option}" in doubt
+
+
 def test_a_compiled_profile_is_found_only_for_a_compiled_tower_and_its_line_compiles(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -163,10 +177,10 @@ def test_a_compiled_profile_is_found_only_for_a_compiled_tower_and_its_line_comp
     monkeypatch.setattr("vitgraph.predict.profile.shipped_profiles", lambda: shipped)
     assert not find_profile(None, SOURCE).is_compiled
     assert find_profile(None, SOURCE, {"compile": True}).is_compiled
-    assert compiled.compile_doubt(True) is None
-    assert "--compile" in str(compiled.compile_doubt(False))
-    assert "vitgraph calibrate --compile" in str(plain.compile_doubt(True))
-    doubted = advised(doubts=[str(plain.compile_doubt(True))]).result
+    assert compiled.doubts(ModelSpec(compile=True)) == []
+    assert "--compile" in str(compiled.doubts(ModelSpec()))
+    assert "vitgraph calibrate --compile" in str(plain.doubts(ModelSpec(compile=True)))
+    doubted = advised(doubts=plain.doubts(ModelSpec(compile=True))).result
     assert doubted.verdict == "measure_first" and "not compiled" in doubted.verdict_text
     compiled_profile = with_blocks_compiled(synthetic_profile(Machine(launch=18.0)))
     calls = make_calls([Request(0, (MediaItem(224, 448),))] * 8, SOURCE.rule(), 1)[0]
