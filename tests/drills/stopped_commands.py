@@ -59,11 +59,11 @@ def stop_command(name: str, number: int, after_s: float, again_s: float | None) 
         return ended, wrong, bool(records)
 
 
-def drill_command(name: str, stops: int, seed: int) -> Drilled:
+def drill_command(name: str, stops: int, seed: int, signals: Sequence[int] = SIGNALS) -> Drilled:
     """Stops a command `stops` times by each signal."""
     drawn, found = random.Random(f"{name} {seed}"), Drilled()
     takes_s = undisturbed(name).seconds
-    for number in SIGNALS:
+    for number in signals:
         for count in range(stops):
             after_s = drawn.uniform(0.0, 1.05 * takes_s)
             again_s = drawn.uniform(0.0, 0.05) if count % 4 == 3 else None
