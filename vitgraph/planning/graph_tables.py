@@ -53,7 +53,7 @@ class Groups:
 
     Attributes:
         features: For each path, summed features `[..., F]`.
-        counts: Items `[...]`.
+        counts: Items `[...]`; 0 where a call is filled up.
         segments: Attention segments `[...]`.
         has_video: Whether a video is in the group.
         needs: Largest needs of the capture axes, all axes side by side, `[..., A]`.
@@ -90,13 +90,13 @@ class Groups:
 
 
 def call_items(calls: Sequence[Sequence[EncoderItemSpec]], plan: BudgetPlan, cost: PackingCost) -> Groups:
-    """Each item `[N, m]` of calls that have equally many."""
+    """Each item `[N, m]` of calls that have equally many; one without output tokens fills a call up and is none."""
     shape = len(calls), len(calls[0])
     flat = [spec for call in calls for spec in call]
     needs = [[size for axis in plan.axes for size in spec.axis_sizes[axis.name]] for spec in flat]
     return Groups(
         {path: cost.item_features(flat, path).reshape(*shape, -1) for path in plan.paths},
-        np.ones(shape, dtype=np.int64),
+        np.array([spec.output_tokens > 0 for spec in flat], dtype=np.int64).reshape(shape),
         np.array([spec.segments for spec in flat], dtype=np.int64).reshape(shape),
         np.array([spec.modality == VIDEO for spec in flat]).reshape(shape),
         np.array(needs, dtype=np.int64).reshape(*shape, -1),

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitgraph.planning.budgets import VIDEO, BudgetPlan, EncoderItemSpec
+from vitgraph.planning.budgets import IMAGE, VIDEO, BudgetPlan, EncoderItemSpec
 from vitgraph.planning.graph_tables import (
     ITEMS,
     TOKENS,
@@ -51,8 +51,12 @@ def spec_signature(spec: EncoderItemSpec) -> Hashable:
     )
 
 
+MOST_ITEMS_APART = 8
+"""Items up to which calls of each number are weighed by themselves; larger calls are few of each number."""
+
+
 class CallBucket(NamedTuple):
-    """Items `[N, m]` of calls with equally many, ascending by tokens, and the calls' places in their traffic."""
+    """Items `[N, m]` of calls with about as many, ascending by tokens, and the calls' places in their traffic."""
 
     items: Groups
     calls: IntArray
@@ -92,7 +96,7 @@ class Traffic:
         self.requests = np.ones(len(self.distinct), dtype=np.int64)
         if requests is not None:
             self.requests[self.source] = requests
-        self._buckets: list[CallBucket] | None = None
+        self._buckets: dict[bool, list[CallBucket]] = {}
 
     @property
     def max_items(self) -> int:
@@ -109,17 +113,25 @@ class Traffic:
         """Output tokens of the largest call."""
         return max(sum(spec.output_tokens for spec in specs) for specs in self.distinct)
 
-    def buckets(self, plan: BudgetPlan, cost: PackingCost) -> list[CallBucket]:
-        """The distinct calls by their number of items; made once, since features do not depend on the budgets."""
-        if self._buckets is None:
+    def buckets(self, plan: BudgetPlan, cost: PackingCost, *, is_filled: bool = True) -> list[CallBucket]:
+        """The distinct calls by their number of items; made once, since features do not depend on the budgets.
+
+        Args:
+            is_filled: Large calls of about as many items are filled up to the same number.
+        """
+        if is_filled not in self._buckets:
             by_count: dict[int, list[int]] = defaultdict(list)
             for place, specs in enumerate(self.distinct):
-                by_count[len(specs)].append(place)
-            self._buckets = [
-                CallBucket(call_items([self.distinct[place] for place in places], plan, cost), np.array(places))
+                count = len(specs)
+                is_apart = not is_filled or count <= MOST_ITEMS_APART
+                by_count[count if is_apart else 1 << (count - 1).bit_length()].append(place)
+            self._buckets[is_filled] = [
+                CallBucket(
+                    call_items(_filled([self.distinct[place] for place in places]), plan, cost), np.array(places)
+                )
                 for _, places in sorted(by_count.items())
             ]
-        return self._buckets
+        return self._buckets[is_filled]
 
     def totals(self, plan: BudgetPlan, cost: PackingCost) -> dict[str, FloatArray]:
         """Summed features `[calls, F]` of each distinct call, by path."""
@@ -134,6 +146,13 @@ class Traffic:
     def per_request(self, calls_ms: FloatArray) -> FloatArray:
         """One value a request, as the bench reports: a call's latency over its requests."""
         return np.repeat(calls_ms / self.requests, self.counts * self.requests)
+
+
+def _filled(calls: Sequence[Specs]) -> list[Specs]:
+    """The calls with as many items as the largest, of no tokens where they have fewer."""
+    most = max(map(len, calls))
+    nothing = replace(calls[0][0], modality=IMAGE, output_tokens=0, segments=0, path_output_tokens={})
+    return [(*specs, *[nothing] * (most - len(specs))) for specs in calls]
 
 
 @dataclass(slots=True)
@@ -171,7 +190,7 @@ def predict_calls(
     """
     tables = graph_tables(plan)
     found = np.zeros(len(traffic.distinct))
-    for bucket in traffic.buckets(plan, cost):
+    for bucket in traffic.buckets(plan, cost, is_filled=policy != OPTIMAL):
         found[bucket.calls] = _latency(bucket.items, tables, cost, policy, exact_items)
     return found
 
@@ -257,7 +276,7 @@ def _greedy_ids(items: Groups, tables: GraphTables, *, defer: bool) -> IntArray:
 
 def _is_alone(items: Groups, tables: GraphTables, *, defer: bool = False) -> BoolArray:
     """Items that are judged by themselves: no graph holds them. Deferring, too many tokens are no reason."""
-    is_held = np.ones(items.shape, dtype=bool)
+    is_held = items.counts > 0
     is_too_large = np.zeros(items.shape, dtype=bool)
     for path in items.features:
         is_held &= path_fits(tables, items, path)
@@ -304,7 +323,7 @@ def grouped(items: Groups, ids: IntArray) -> Groups:
         group = ids[:, place]
         for path, values in items.features.items():
             features[path][rows, group] += values[:, place]
-        counts[rows, group] += 1
+        counts[rows, group] += items.counts[:, place]
         segments[rows, group] += items.segments[:, place]
         has_video[rows, group] |= items.has_video[:, place]
         needs[rows, group] = np.maximum(needs[rows, group], items.needs[:, place])
@@ -318,12 +337,12 @@ def replayed_groups(traffic: Traffic, cost: TargetCost, plan: BudgetPlan, policy
     """The groups of a single-path workload that are replayed under a packing policy."""
     tables = graph_tables(plan)
     parts: list[tuple[Any, ...]] = []
-    for bucket in traffic.buckets(plan, cost):
+    for bucket in traffic.buckets(plan, cost, is_filled=policy != OPTIMAL):
         groups = _packed_groups(bucket, tables, cost, policy)
         (path,) = groups.features
         times = path_replay_costs(tables, cost, groups, path)
         is_replayed = np.isfinite(times) & (groups.counts > 0)
-        is_whole = is_replayed & (groups.counts == bucket.items.shape[1])
+        is_whole = is_replayed & (groups.counts == bucket.items.counts.sum(axis=1)[:, None])
         eager = np.where(is_whole, _eager_alone(cost, groups.features), np.inf)
         weights = np.broadcast_to(traffic.counts[bucket.calls][:, None], times.shape)
         picked = (groups.features[path], groups.segments, groups.needs, weights, eager)

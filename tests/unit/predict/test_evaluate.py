@@ -14,17 +14,17 @@ from vitgraph.planning.graph_tables import call_items, graph_tables
 from vitgraph.planning.packing import group_items
 from vitgraph.predict.cost_model import CostModel
 from vitgraph.predict.targets import TARGETS, VITGRAPH, VLLM, TargetCost, make_plan
-from vitgraph.predict.workload_cost import Traffic, eager_calls, group_ids, oracle_calls, predict_calls
+from vitgraph.predict.workload_cost import Traffic, eager_calls, group_ids, oracle_calls, predict_calls, replayed_groups
 
 MODEL = CostModel(synthetic_profile())
 COSTS = {name: TargetCost(MODEL, target) for name, target in TARGETS.items()}
 
 
-def random_calls(seed: int, *, with_videos: bool) -> list[tuple[EncoderItemSpec, ...]]:
+def random_calls(seed: int, *, with_videos: bool, most_items: int = 5) -> list[tuple[EncoderItemSpec, ...]]:
     rng = np.random.default_rng(seed)
     calls = []
     for _ in range(30):
-        items = [image(int(tokens)) for tokens in rng.integers(16, 700, size=int(rng.integers(1, 6)))]
+        items = [image(int(tokens)) for tokens in rng.integers(16, 700, size=int(rng.integers(1, most_items + 1)))]
         if with_videos and rng.random() < 0.5:
             items.insert(0, video(int(rng.integers(2, 40)), int(rng.integers(4, 20))))
         calls.append(tuple(items))
@@ -54,6 +54,27 @@ def test_equals_predicting_call_by_call(name: str, policy: str, target: str) -> 
     found = predict_calls(traffic, cost, plan, policy)[traffic.source]
     expected = [cost.predict_call(specs, plan, policy).graph_ms for specs in calls]
     assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("policy", ["greedy", "greedy-defer", "exact"])
+@pytest.mark.parametrize("name", PLANS)
+def test_large_calls_are_weighed_together_and_alike(name: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of an overloaded engine have dozens of items, hardly two of them equally many."""
+    cost, plan = COSTS[VLLM], PLANS[name]
+    calls = random_calls(len(name), with_videos="videos" in name, most_items=40)
+    filled = Traffic(calls)
+    assert len(filled.buckets(plan, cost)) < 12
+    found = predict_calls(filled, cost, plan, policy)[filled.source]
+    assert found == pytest.approx([cost.predict_call(specs, plan, policy).graph_ms for specs in calls], rel=1e-9)
+    together = replayed_groups(filled, cost, plan, policy)
+    monkeypatch.setattr("vitgraph.predict.workload_cost.MOST_ITEMS_APART", 10**6)
+    apart = replayed_groups(Traffic(calls), cost, plan, policy)
+    for one, other in (
+        (together.tokens, apart.tokens),
+        (together.counts, apart.counts),
+        (together.eager_ms, apart.eager_ms),
+    ):
+        assert sorted(one.tolist()) == pytest.approx(sorted(other.tolist()))
 
 
 @pytest.mark.parametrize("policy", ["greedy", "greedy-defer", "exact"])
