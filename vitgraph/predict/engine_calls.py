@@ -127,7 +127,7 @@ def replay_workload(
         "request_rate": engine.request_rate,
         "engine": (
             f"assumed, not measured: a step of the language model takes {engine.lm_step_ms:g} ms and "
-            f"{engine.lm_us_per_token:g} us a prompt token, prompts have {engine.text_tokens} text tokens, answers "
+            f"{engine.lm_us_per_token:g} µs a prompt token, prompts have {engine.text_tokens} text tokens, answers "
             f"{engine.answer_tokens} tokens, a step up to {step_tokens} tokens"
         ),
         "requests_split_over_calls": len(parts) - sum(map(bool, specs)),

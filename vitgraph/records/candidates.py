@@ -217,7 +217,7 @@ def _recommend(
 def _standing_text(entry: Standing) -> str:
     gain = entry.against_best
     assert gain is not None
-    interval = "" if gain.ci95 is None else f", 95% CI {gain.ci95[0]:+.1f} … {gain.ci95[1]:+.1f}"
+    interval = "" if gain.ci95 is None else f", 95% CI {gain.ci95[0]:+.1f} … {gain.ci95[1]:+.1f}%"
     shown = "?" if gain.improvement_pct is None else f"{gain.improvement_pct:+.1f}%"
     return f"{entry.name} {entry.mode} ({shown}{interval})"
 

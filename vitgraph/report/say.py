@@ -115,8 +115,9 @@ def path(name: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """Text that starts with a capital and ends with a full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+    """Text that ends with a full stop and starts with a capital, but for a name with capitals of its own, as vLLM."""
+    start = text[:1].upper() if text.partition(" ")[0].islower() else text[:1]
+    return f"{start}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 
 def command(command: Sequence[str]) -> str:

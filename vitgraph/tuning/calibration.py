@@ -364,7 +364,7 @@ class _Calibration:
         )
         self.profile.eager = self.sweeps.points(calls)
         if left_out := len(calls) - len(self.profile.eager):
-            self.profile.notes.append(f"{left_out} eager calls were left out: the time was up")
+            self.profile.notes.append(f"the time was up: eager calls left out: {left_out}")
         manager = EncoderCudaGraphManager(self.encoder, BudgetPlan(dict.fromkeys(self.timing.paths, ()), 1, 0, {}))
         for call in calls[::MISSES_EVERY]:
             if any(not point.replays for point in self.profile.calls) and self._is_late(EAGER_SHARE):

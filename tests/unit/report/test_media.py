@@ -189,3 +189,7 @@ def test_formats_are_read_or_refused_with_the_known_ones() -> None:
     for text in ("pdf", "", "csv,pdf"):
         with pytest.raises(UsageError, match="give some of csv, parquet, markdown, latex, plots, html"):
             parse_formats(text)
+
+
+def test_a_sentence_starts_with_a_capital_unless_its_first_word_has_its_own() -> None:
+    assert say.sentence("no video") == "No video." and say.sentence("vLLM 0.33 runs it!") == "vLLM 0.33 runs it!"

@@ -9,6 +9,7 @@ from vitgraph.records.record import CompareRecord, Record
 from vitgraph.records.results import COMPARED_MODES, Candidate, CandidateMode
 from vitgraph.records.sections import Compiled, choices_text, value_at
 from vitgraph.records.series import GraphFacts, Improvement, Latency, Pair
+from vitgraph.records.stats import P99_MIN_SAMPLES
 from vitgraph.report import say
 from vitgraph.report.columns import Cell, Row, Table, column, fields, table_of, texts
 from vitgraph.report.document import NO_VERDICT, Chart, Document, Facts, Text, Verdict, document, section
@@ -288,7 +289,8 @@ def compile_rows_document(record: CompareRecord) -> Document:
     # The question that the rows answer is on everything together against plain eager.
     if (pair := gains.get(_GAINS[0])) is not None:
         headline = claims.headline_of(pair.mean.verdict, "Compiled graphs are", "Compiled graphs and plain eager")
-        verdict = Verdict(pair.mean.verdict, headline, invalid, f"mean latency {_step_cell(pair.mean).text}")
+        figure = f"mean latency {_step_cell(pair.mean).text.removesuffix(f' {pair.mean.verdict}')}"
+        verdict = Verdict(pair.mean.verdict, headline, invalid, figure)
         verdict = verdict if claimed else Verdict(NO_VERDICT, "No verdict: replayed on a CPU")
     return ran.document(
         "vitgraph bench --compile-rows",
@@ -341,7 +343,7 @@ def _row_table(record: CompareRecord) -> Table:
         mean = state.latency.mean_ms
         over = mean / limit if limit and mean is not None else None
         rows.append({"series": label, "of": state.latency, "state": state, "graphs": graphs, "limit": over})
-    few = f"A P99 takes more requests than were measured; Max: {claims.TAIL_OF_FEW}."
+    few = f"A P99 takes {P99_MIN_SAMPLES} requests, and fewer were measured."
     has_p99 = any(value_at(row.get("of"), "p99_supported") for row in rows)
     table = COMPILE_TABLE.of(rows, notes=() if has_p99 else (few,))
     return table.without_empty("p99_ms", "gpu_mean_ms", "launch_gap", "limit", "error_vs_float32")

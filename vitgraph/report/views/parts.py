@@ -314,8 +314,8 @@ def calibrate_document(summary: Mapping[str, Any]) -> Document:
 def _calibration_facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     small, large = summary["empty_slots_budgets"]
     levels = [
-        f"{row['slots']:g}: +{say.ms(row['at_small_budget_ms'])} ms at {small:g} tokens, "
-        f"+{say.ms(row['at_large_budget_ms'])} ms at {large:g}"
+        f"{row['slots']:g}: +{say.ms(row['at_small_budget_ms'])} ms at {small:g} tokens"
+        + (f", +{say.ms(row['at_large_budget_ms'])} ms at {large:g}" if large != small else "")
         for row in summary["empty_slots"]
         if row["slots"]
     ]

@@ -318,6 +318,9 @@ def recommend_document(record: TuneRecord, verified: VerifyRecord | None, *, is_
     if gain is not None:
         interval = say.ci95(gain.ci95, ", ") or ", too few calls for an interval"
         figure = f"measured {say.pct(gain.improvement_pct)}{interval} {_UNSEEN}"
+    # The headline says already what to do.
+    lead, _, why = result.verdict_text.partition(": ")
+    reason = why if advice in (USE, OFF) and lead in ("use graphs", "leave graphs off") else result.verdict_text
     nothing = "Nothing to paste: encoder graphs are off in vLLM unless they are turned on."
     gains = Facts.of(_gain_facts(result)), f"For {result.settings_for}. Positive = faster than eager."
     return document(
@@ -334,7 +337,7 @@ def recommend_document(record: TuneRecord, verified: VerifyRecord | None, *, is_
             "Another GPU, attention backend, dtype or vitgraph: run this again there.",
         ),
         what=(result.profile.environment.device, ran.measured),
-        verdict=Verdict(word, headline, result.verdict_text, figure),
+        verdict=Verdict(word, headline, reason, figure),
         warning=ran.warning,
         command=record.command,
     )
