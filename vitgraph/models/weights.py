@@ -188,7 +188,7 @@ def _chosen_copy(
         ModelError: None, or several such prefixes.
     """
     direct = {key: key for key in keys if owns(key)}
-    copies = {"": direct} if direct else _wrapped_copies(keys, owns)
+    copies = {"": direct} if direct else wrapped_copies(keys, owns)
     if not copies:
         raise ModelError(nothing_found(weights, list(keys), names))
     if len(copies) > 1:
@@ -202,14 +202,17 @@ def _chosen_copy(
     }
 
 
-def _wrapped_copies(keys: Iterable[str], owns: Callable[[str], bool]) -> dict[str, dict[str, str]]:
+def wrapped_copies(keys: Iterable[str], owns: Callable[[str], bool]) -> dict[str, dict[str, str]]:
     """For each prefix that wrappers put before published names: published name to name in the file."""
     copies: dict[str, dict[str, str]] = defaultdict(dict)
     for key in keys:
         parts = key.split(".")
         end = next((end for i in range(1, len(parts)) if owns(end := ".".join(parts[i:]))), None)
         if end is not None:
-            copies[key.removesuffix(end)][end] = key
+            prefix = key.removesuffix(end)
+            # A `model.` between them may be the wrapper's in one name and the model's own in another.
+            joined = re.sub(r"(?:\bmodel\.)+$", "", prefix)
+            copies[prefix if end in copies[joined] else joined][end] = key
     return copies
 
 
@@ -300,7 +303,7 @@ def _files(weights: str, owns: Callable[[str], bool], revision: str | None) -> d
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{chosen} has no weight_map of tensor names to files; copy the checkpoint again")
     read = [key for key in weight_map if owns(key)]
-    read = read or [key for copy in _wrapped_copies(weight_map, owns).values() for key in copy.values()]
+    read = read or [key for copy in wrapped_copies(weight_map, owns).values() for key in copy.values()]
     promised: dict[str, list[str]] = defaultdict(list)
     for key in read or weight_map:
         promised[_checked_name(weights, weight_map[key])].append(key)

@@ -19,7 +19,7 @@ from vitgraph.errors import ModelError
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.loading import load_encoder
 from vitgraph.models.registry import resolve_preset
-from vitgraph.models.weights import encoder_tensors
+from vitgraph.models.weights import encoder_tensors, wrapped_copies
 
 Tensors = dict[str, torch.Tensor]
 PRESET = "qwen3.5-debug"
@@ -266,6 +266,23 @@ def test_tensors_of_the_tower_that_are_not_read_are_named(tmp_path: Path, caplog
 )
 def test_wrapped_prefixes_load(prefix: str, tmp_path: Path) -> None:
     assert largest_error(write(tmp_path / "wrapped", renamed(prefix))) == 0
+
+
+def test_a_wrapper_before_names_of_which_some_begin_with_model_is_one_copy() -> None:
+    """Kimi-K2.5 as transformers saves it: of its projector, one part keeps the prefix that the others lose."""
+    owns = resolve_preset("kimi-k2.5-debug").row.encoder_class().owns_checkpoint_key  # type: ignore[union-attr]
+    names = [
+        "vision_tower.encoder.final_layernorm.bias",
+        "mm_projector.proj.0.bias",
+        "model.mm_projector.pre_norm.bias",
+    ]
+    (copy,) = wrapped_copies([f"base_model.model.{name}" for name in names], owns).values()
+    assert len(copy) == 3
+    twice = [
+        "a.model.vision_tower.encoder.final_layernorm.bias",
+        "a.model.model.vision_tower.encoder.final_layernorm.bias",
+    ]
+    assert len(wrapped_copies(twice, owns)) == 2
 
 
 @pytest.mark.parametrize("prefix", ["vision_tower.vision_model.", "model.visual._orig_mod."])
