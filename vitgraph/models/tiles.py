@@ -27,8 +27,20 @@ def square_side(size: Any, name: str) -> int:
     """
     sides = list(size) if isinstance(size, (list, tuple)) else [size]
     if any(side != sides[0] for side in sides):
-        raise ModelError(f"{name} is {sides}; only towers with square tiles and patches are supported")
+        raise ModelError(f"{name} is {sides}; only squares are supported")
     return int(sides[0])
+
+
+def whole_merge(ratio: Any, name: str) -> int:
+    """Patches on a side of one output token, from the share of a side that a pixel shuffle keeps.
+
+    Raises:
+        ModelError: They are no whole number.
+    """
+    merge = round(1 / float(ratio))
+    if abs(merge * float(ratio) - 1) > 1e-6:
+        raise ModelError(f"{name} is {ratio}; only one over a whole number, such as 0.5, is supported")
+    return merge
 
 
 def best_resolution(width: int, height: int, resolutions: Sequence[tuple[int, int]]) -> tuple[int, int]:

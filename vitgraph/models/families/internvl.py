@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from vitgraph.errors import ModelError
 from vitgraph.models import torch
 from vitgraph.models.family import CHANNELS, QKV, Tower
 from vitgraph.models.geometry import TileGeometry
 from vitgraph.models.resizing import fixed_frames
-from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, tile_layouts
+from vitgraph.models.tiles import TileEncoder, TileRule, nearest_layout, square_side, tile_layouts, whole_merge
 from vitgraph.planning.budgets import IMAGE, VIDEO
 
 
@@ -22,7 +23,7 @@ class InternVLRule(TileRule):
 
     @property
     def merge(self) -> int:
-        return round(1 / float(self.extra.get("downsample_ratio", 0.5)))
+        return whole_merge(self.extra.get("downsample_ratio", 0.5), "downsample_ratio")
 
     def setting(self, name: str) -> Any:
         """A tiling setting; the original repositories keep them in config.json, which then holds."""
@@ -103,7 +104,11 @@ class InternVLEncoder(TileEncoder):
     @classmethod
     def read_model_config(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         vision, extra = super().read_model_config(config)
-        return vision, {**extra, **({"max_dynamic_patch": 1} if config.get("dynamic_image_size") is False else {})}
+        forced, own = config.get("force_image_size"), vision.get("image_size")
+        if forced and own and square_side(forced, "force_image_size") != square_side(own, "image_size"):
+            raise ModelError(f"force_image_size is {forced}, the tower's image_size {own}; only its own is supported")
+        whole = dict.fromkeys(("min_dynamic_patch", "max_dynamic_patch"), 1)
+        return vision, {**extra, **(whole if config.get("dynamic_image_size") is False else {})}
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from vitgraph.models.grid_encoder import (
     linear_axis,
 )
 from vitgraph.models.resizing import cut_patches, normalized
+from vitgraph.models.tiles import square_side
 from vitgraph.planning.budgets import IMAGE, GraphKey
 
 SIDE_LIMIT = 512
@@ -44,9 +45,9 @@ class KimiVLRule(MergedGridRule):
     modalities = (IMAGE,)
 
     def prepare(self) -> None:
-        height, width = self.vision_config["merge_kernel_size"]
-        if height != width:
-            raise ModelError(f"merge_kernel_size is {[height, width]}; only square merges are supported")
+        square_side(self.vision_config["merge_kernel_size"], "merge_kernel_size")
+        sides = [self.vision_config[f"pos_emb_{side}"] for side in ("height", "width")]
+        square_side(sides, "the position table")
         if not self.processor.get("pad_input", True):
             raise ModelError("pad_input is false; images cropped to odd patch grids do not merge, set it to true")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vitgraph.models.family import CHANNELS, Tower
-from vitgraph.models.tiles import TileEncoder, TileRule, tile_layouts
+from vitgraph.models.tiles import TileEncoder, TileRule, tile_layouts, whole_merge
 
 
 class Llama4Rule(TileRule):
@@ -16,7 +16,7 @@ class Llama4Rule(TileRule):
 
     @property
     def merge(self) -> int:
-        return round(1 / float(self.vision_config["pixel_shuffle_ratio"]))
+        return whole_merge(self.vision_config["pixel_shuffle_ratio"], "pixel_shuffle_ratio")
 
     def most_segments(self) -> int:
         most = int(self.processor["max_patches"])

@@ -17,7 +17,7 @@ from vitgraph.models.base import EncoderInputs, MetadataField, Tensors
 from vitgraph.models.encoder import VisionEncoder
 from vitgraph.models.family import CHANNELS, Tower
 from vitgraph.models.geometry import GeometryRule, ItemGeometry
-from vitgraph.models.tiles import tile_layouts
+from vitgraph.models.tiles import square_side, tile_layouts
 from vitgraph.models.two_path import CropGeometry
 from vitgraph.planning.budgets import IMAGE, EncoderItemSpec, GraphKey
 
@@ -48,9 +48,9 @@ class Molmo2Rule(GeometryRule):
     has_segments = False
 
     def prepare(self) -> None:
-        self.side = int(self.vision_config["image_size"][0]) // self.patch
+        self.side = square_side(self.vision_config["image_size"], "image_size") // self.patch
         self.left, self.right = (int(margin) for margin in self.processor["overlap_margins"])
-        self.pool = int(self.processor["pooling_size"][0])
+        self.pool = square_side(self.processor["pooling_size"], "pooling_size")
         self.item_patches = lru_cache(maxsize=256)(self._item_patches)
         known = [
             CropGeometry(IMAGE, columns, rows) for rows, columns in tile_layouts(1, int(self.processor["max_crops"]))
