@@ -171,6 +171,10 @@ class Family:
     """Settings of the image processor that the rule or `preprocess` read."""
     video_settings: ClassVar[Names] = ()
     """Settings of the video processor that the rule reads."""
+    null_settings: ClassVar[Sequence[str]] = ()
+    """Those of `video_settings` whose null is another rule, where the class has a value for what a file leaves out."""
+    fixed_settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the image processor that all published models have so, and no other value is followed."""
     sized_by_pixels: ClassVar[bool] = False
     """The processors have a range of pixels, for images as `size` in the presets."""
     spellings: ClassVar[Mapping[str, str]] = {}
@@ -284,7 +288,14 @@ class Family:
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of an image processor that the family's rule reads, in the presets' shape."""
+        """The settings of an image processor that the family's rule reads, in the presets' shape.
+
+        Raises:
+            ModelError: A setting that all published models have alike is different.
+        """
+        for name, value in cls.fixed_settings.items():
+            if (found := processor.get(name)) not in (None, value):
+                raise ModelError(f"its processor sets {name} to {found}; only {value} is followed here")
         size = pixel_range(processor) if cls.sized_by_pixels else None
         return {**given(processor, cls.image_settings), **({"size": size} if size else {})}
 

@@ -249,7 +249,7 @@ class GeometryRule(ABC):
             return self.image_geometry(width, height)
         if VIDEO not in self.modalities:
             return GeometryRule.video_geometry(self, width, height, frames, fps)
-        return self.video_geometry(width, height, frames, fps)
+        return self.video_geometry(width, height, frames, fps if self.video.get("do_sample_frames", True) else None)
 
 
 class TowerShape(NamedTuple):

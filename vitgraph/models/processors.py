@@ -39,10 +39,12 @@ WITHOUT_EFFECT = frozenset(
         *("do_convert_rgb", "do_sample_frames", "draw_on_frames", "font", "feature_extractor_type", "image_token"),
         *("image_processor_type", "image_seq_length", "input_data_format", "max_num_patches", "processor_class"),
         *("return_metadata", "return_row_col_info", "return_tensors", "transformers_version", "video_metadata"),
-        "video_processor_type",
+        *("video_processor_type", "chunk_length", "dither", "feature_size", "hop_length", "n_fft", "n_samples"),
+        *("nb_max_frames", "padding_side", "padding_value", "return_attention_mask", "sampling_rate"),
     )
 )
-"""Settings that change neither sizes nor pixels here: names of classes, forms of input and output."""
+"""Settings that change neither sizes nor pixels here: names of classes, forms of input and output, and what files of
+omni models say of sound."""
 
 
 OF_TOWER = {
@@ -50,6 +52,7 @@ OF_TOWER = {
     "patch_size": ("patch_size",),
     "temporal_patch_size": ("temporal_patch_size",),
     "merge_size": ("spatial_merge_size", "merge_kernel_size"),
+    "merge_kernel_size": ("merge_kernel_size",),
     "pooling_kernel_size": ("pooling_kernel_size",),
 }
 """Settings of processors that must agree with the tower, and its names for them."""
@@ -108,12 +111,13 @@ def resolve_processor(
         source = f"the defaults of {image_class.__name__}" if image_class else "the published model's settings"
         say(f"{name} has no {IMAGE_FILE}: {source} are used")
     processor = dict(preset)
-    changed = _read(encoder, name, image or {}, vision_config, is_video=False)
+    changed = _read(encoder, name, image or {}, vision_config)
     processor.update(with_size(processor, changed))
     if "video" in processor:
         source_of_video = video if video is not None or video_class is None else own
+        is_shared = source_of_video is image
         try:
-            changed = _read(encoder, name, source_of_video or {}, vision_config, is_video=True)
+            changed = _read(encoder, name, source_of_video or {}, vision_config, is_video=True, is_shared=is_shared)
         except ModelError as error:
             if source_of_video is not own:
                 raise
@@ -179,9 +183,11 @@ def _read(
     given: Mapping[str, Any],
     vision_config: Mapping[str, Any],
     *,
-    is_video: bool,
+    is_video: bool = False,
+    is_shared: bool = False,
 ) -> dict[str, Any]:
-    """What one file sets, every setting of it followed, without effect, or refused."""
+    """What one file sets, every setting of it followed, without effect, or refused; of a file that images share with
+    videos, what no rule reads is said of images alone."""
     for setting, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ModelError(f"{name}: its processor sets {setting} to {value}; it must be a finite number")
@@ -204,10 +210,18 @@ def _read(
         rule = broken_rule(setting, value, defaults.get(setting)) if value is not None else None
         if rule is not None:
             raise ModelError(f"{name}: its processor sets {setting} to {given[setting]!r}; it must be {rule}")
-        own = of_tower(setting, vision_config) if setting != "size" else None
-        if own is not None and side_of(settings[setting]) != side_of(own):
+    # A null in the file takes the place of the class's value; a switch is off then, and a size is the class's.
+    nulls = {n for n in settings.names & given.keys() if n not in WITHOUT_EFFECT and settings.get(n) is None}
+    for setting in sorted(n for n in nulls if is_named and (processor_class is None or defaults.get(n) is not None)):
+        if setting not in encoder.null_settings:
+            raise ModelError(f"{name}: its processor sets {setting} to null; remove the setting, or give its value")
+        changed[setting] = None
+    for setting in changed.keys() - {"size"}:
+        # What a class fills in is no word of the file.
+        own = of_tower(setting, vision_config) if setting in given or processor_class is None else None
+        if own is not None and side_of(changed[setting]) != side_of(own):
             raise ModelError(
-                f"{name}: its processor has a {setting} of {settings[setting]}, its tower one of {own}; config.json "
+                f"{name}: its processor has a {setting} of {changed[setting]}, its tower one of {own}; config.json "
                 "and the processor's file do not belong together"
             )
     edges = list(dict(defaults).get("size") or keys_read(encoder, "size"))
@@ -215,6 +229,11 @@ def _read(
     has_edges = isinstance(size, Mapping) and all(edge in size for edge in edges)
     if is_named and given.get("size") and "size" in settings.names and not has_edges:
         raise ModelError(f"{name}: its processor sets size to {size}; it must have {' and '.join(edges)}")
+    is_square = not isinstance(side_of(size), Mapping) or not size or bool(size.keys() & {*PIXEL_EDGES})
+    if "size" in settings.names and not is_square:
+        raise ModelError(f"{name}: its processor sets size to {size}; only squares are followed here")
+    if given.get("do_sample_frames", True) in (False, None) and getattr(processor_class, "do_sample_frames", False):
+        changed["do_sample_frames"] = False
     # Pixels of videos are drawn at random.
     follows_pixels = is_video or (encoder.image_processor is not None and is_named)
     strange = []
@@ -233,7 +252,7 @@ def _read(
                 f"{defaults[setting]!r}); remove the setting, or run the model where it is"
             )
         strange.append(setting)
-    if strange:
+    if strange and not is_shared:
         say(f"{name}: settings of its processor that no size rule reads: {', '.join(sorted(strange))}")
     if follows_pixels and not is_video:
         changed["pixels"] = {
@@ -297,7 +316,10 @@ def is_same(value: Any, default: Any) -> bool:
     return bool(value == default)
 
 
-BOOLEANS = ("do_", "use_", "dynamic_image_size", "crop_to_patches", "cap_pixels_per_frame", "pad_input", "crop_mode")
+BOOLEANS = (
+    *("do_", "use_", "dynamic_image_size", "crop_to_patches", "cap_pixels_per_frame", "pad_input", "crop_mode"),
+    "slice_mode",
+)
 FRACTIONS = ("fps", "rescale_factor", "ratio", "max_duration")
 
 

@@ -79,10 +79,13 @@ def _check_aspect(height: int, width: int) -> None:
         )
 
 
-def sampled_frames(frames: int, file_fps: float | None, fps: float, min_frames: int, max_frames: int) -> int:
-    """Frames that a loader sampling at `fps` passes on; all of them where `file_fps` is None (already sampled)."""
+def sampled_frames(frames: int, file_fps: float | None, fps: float | None, min_frames: int, max_frames: int) -> int:
+    """Frames that a loader sampling at `fps` passes on, as many as the file has where that is None, some of them twice
+    below the minimum; all of them where `file_fps` is None (already sampled)."""
     if file_fps is None:
         return frames
+    if fps is None:
+        return min(max(frames, min_frames), max_frames)
     wanted = int(frames / file_fps * fps)
     return max(1, min(max(wanted, min_frames), max_frames, frames))
 

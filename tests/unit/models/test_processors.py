@@ -22,6 +22,7 @@ QWEN = {
     "hidden_size": 64,
     "vision_config": {"depth": 2, "hidden_size": 96, "num_heads": 4, "intermediate_size": 156, "out_hidden_size": 64},
 }
+INTERN = config_of("internvl-debug")
 IMAGE, VIDEO = {"image_processor_type": "Qwen2VLImageProcessor"}, {"video_processor_type": "Qwen2VLVideoProcessor"}
 
 
@@ -104,6 +105,14 @@ def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytes
         ("kimi-vl-debug", {"do_normalize": False}, "do_normalize"),
         ("kimi-vl-debug", {"do_rescale": False}, "do_rescale"),
         ("minicpm-v-2.5-debug", {"rescale_factor": 1.0}, "rescale_factor"),
+        ("minicpm-v-2.5-debug", {"slice_mode": False}, "slice_mode to False; only True"),
+        ("minicpm-v-2.5-debug", {"patch_size": 16}, "patch_size of 16, its tower one of 14"),
+        ("kimi-vl-debug", {"merge_kernel_size": [1, 1]}, "merge_kernel_size of .1, 1., its tower one of .2, 2."),
+        ("deepseek-ocr-debug", {"crop_to_patches": None}, "crop_to_patches to null"),
+        ("kimi-k2.5-debug", {"size": {"max_height": 20, "max_width": 40}}, "only squares"),
+        ("step3-vl-debug", {"size": {"height": 168, "width": 112}}, "only squares"),
+        ("deepseek-ocr-debug", {"candidate_resolutions": [[256, 512]]}, r"candidate_resolutions is \[256, 512\]; only"),
+        ("molmo2-debug", {"pooling_size": [2, 3]}, r"pooling_size is \[2, 3\]; only squares"),
     ],
 )
 def test_settings_that_no_rule_follows_are_refused_by_name(
@@ -133,6 +142,8 @@ def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path:
         # Several rows share these names, and each looks whether the config is its own.
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": 0.5}, "config.json cannot be used"),
         ({"architectures": ["DeepseekVLV2ForCausalLM"], "projector_config": [1]}, "config.json cannot be used"),
+        ({**INTERN, "force_image_size": 224}, "force_image_size is 224, the tower's image_size"),
+        ({**INTERN, "downsample_ratio": 0.4}, "downsample_ratio is 0.4; only one over a whole number"),
     ],
 )
 def test_configs_that_no_tower_has_are_refused_by_the_field(
@@ -154,6 +165,36 @@ def test_a_broken_package_is_not_taken_for_a_wrong_config(tmp_path: Path, monkey
 def test_settings_without_meaning_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     resolve(tmp_path, preprocessor_config={**IMAGE, "max_pixel": 4, "do_convert_rgb": True, "processor_class": "X"})
     assert "settings of its processor that no size rule reads: max_pixel\n" in caplog.text
+
+
+def test_a_null_takes_the_place_of_a_video_processors_value(tmp_path: Path) -> None:
+    def frames(preset: str = "qwen3-vl-debug", count: int = 300, **video: Any) -> int:
+        rule = resolve(tmp_path, config_of(preset), preprocessor_config={}, video_preprocessor_config=video).rule()
+        found: Any = rule.geometry(64, 64, count, 30.0)
+        return int(found.t)
+
+    assert (frames(), frames(fps=None), frames(fps=None, count=2), frames(fps=None, max_frames=10)) == (10, 150, 2, 5)
+    # Qwen2-VL's class has no rate: its frames come from a loader that has one.
+    assert frames("qwen2-vl-debug", fps=None) == frames("qwen2-vl-debug") == 10
+    for preset, setting in (("qwen3-vl-debug", "max_frames"), ("gemma-4-debug", "num_frames")):
+        with pytest.raises(ModelError, match=f"{setting} to null; remove the setting"):
+            frames(preset, **{setting: None})
+
+
+def test_videos_whose_processor_does_not_sample_keep_every_frame(tmp_path: Path) -> None:
+    for preset, every in (("qwen3-vl-debug", 150), ("glm-4v-debug", 150), ("qwen2-vl-debug", 10)):
+        video = {"do_sample_frames": False}
+        rule = resolve(tmp_path, config_of(preset), preprocessor_config={}, video_preprocessor_config=video).rule()
+        found: Any = rule.geometry(64, 64, 300, 30.0)
+        assert found.t == every
+
+
+def test_settings_of_sound_and_of_a_file_that_videos_share_are_said_once_or_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sound = {"feature_extractor_type": "WhisperFeatureExtractor", "n_fft": 400, "hop_length": 160, "dither": 0.0}
+    resolve(tmp_path, config_of("qwen2.5-omni-debug"), preprocessor_config={**IMAGE, **sound, "max_pixel": 4})
+    assert caplog.text.count("no size rule reads: max_pixel\n") == caplog.text.count("no size rule reads") == 1
 
 
 def test_pixels_per_frame_are_capped_where_the_video_file_asks_for_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from vitgraph.models import nn, torch
 from vitgraph.models.family import CHANNELS, QKV, Tower, given, own_fields
 from vitgraph.models.geometry import ItemGeometry, TowerShape
 from vitgraph.models.resizing import cut_patches, normalized
-from vitgraph.models.tiles import nearest_layout, tile_layouts
+from vitgraph.models.tiles import nearest_layout, square_side, tile_layouts
 from vitgraph.models.two_path import GLOBAL, LOCAL, CropGeometry, TwoPathEncoder, TwoPathRule
 
 WIDTH_FIELDS = (
@@ -236,6 +236,7 @@ class DeepseekOCREncoder(TwoPathEncoder):
         *(("tile_size", "local_size"), ("crop_to_patches", "crop_mode")),
         *(("min_patches", "min_crops"), ("max_patches", "max_crops")),
     )
+    fixed_settings = CONSTANTS
     patch_convolutions = ("visual.sam_encoder.patch_embed.projection",)
 
     def prepare(self) -> None:
@@ -277,11 +278,8 @@ class DeepseekOCREncoder(TwoPathEncoder):
 
     @classmethod
     def read_processor_config(cls, processor: Mapping[str, Any]) -> dict[str, Any]:
-        for name, value in CONSTANTS.items():
-            if processor.get(name) not in (None, value):
-                raise ModelError(f"its processor sets {name} to {processor[name]}; only {value} is followed here")
         resolutions = processor.get("candidate_resolutions")
-        size = {"global_size": int(resolutions[0][0])} if resolutions else {}
+        size = {"global_size": square_side(resolutions[0], "candidate_resolutions")} if resolutions else {}
         return {**size, **super().read_processor_config(processor)}
 
     @classmethod

@@ -187,6 +187,8 @@ class MiniCPMVEncoder(VisionEncoder):
 
     image_settings = ("patch_size", "scale_resolution", "max_slice_nums", "norm_mean", "norm_std")
     video_settings = ("fps", "max_frames")
+    # Without slices the published processor does not resize the image either.
+    fixed_settings: ClassVar[Mapping[str, Any]] = {"slice_mode": True}
     checkpoint_keys = (
         (r"vpm\.", "visual."),
         (r"resampler\.ln_q\.", "resampler.query_norm."),

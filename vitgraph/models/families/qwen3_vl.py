@@ -59,6 +59,7 @@ class Qwen3VLEncoder(GridTowerEncoder):
     tower = Tower("qwen3_vl", "Qwen3VLVisionConfig", "Qwen3VLVisionModel")
     rule_class = Qwen3VLRule
     video_processor: ClassVar[str | None] = "qwen3_vl.video_processing_qwen3_vl:Qwen3VLVideoProcessor"
+    null_settings: ClassVar[Sequence[str]] = ("fps",)
     has_deepstack = True
     # Cosmos 3 publishes the modules of the tower without a prefix.
     checkpoint_keys = (
