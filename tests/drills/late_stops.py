@@ -1,13 +1,12 @@
-"""Stops the program at every place after its last line in turn, each in turn of a second stop too: prints how many.
+"""Stops the program at every place after its last line in turn, by every signal: prints how many places there are.
 
-    python tests/drills/late_stops.py SIGTERM SystemExit
-
-A program of its own, as it takes over the process's signals and its end.
+The last line is a status, or a first stop. A program of its own, as it takes over the process's signals and its end.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -46,17 +45,14 @@ def _end(status: int) -> NoReturn:
     raise ProcessEnded(status)
 
 
-def main(number: int, end: type[BaseException]) -> None:
-    """Exits with a line that names the place where a stop did not end in a status.
+def stop_everywhere(number: int, end: type[BaseException]) -> int:
+    """Exits with a line that names the place where a stop did not end in a status; returns how many places there are.
 
     Args:
         number: The signal.
         end: What ends the program: `SystemExit` with a status, or `KeyboardInterrupt`, a first stop.
     """
-    os_exit, os._exit = os._exit, _end
-    process.ONE_STOP_S = 0.0
     own = EXIT_SLOWER if end is SystemExit else EXIT_INTERRUPTED
-    gc.disable()
     for place in range(1000):
         stop = StopAt(number, place)
 
@@ -68,15 +64,23 @@ def main(number: int, end: type[BaseException]) -> None:
         try:
             program.main()
         except (SystemExit, ProcessEnded) as ended:
-            if ended.args[0] not in (own, EXIT_INTERRUPTED):
-                sys.exit(f"place {place}: status {ended.args[0]}")
             status = ended.args[0]
+        if status != own and (stop.left >= 0 or status != EXIT_INTERRUPTED):
+            sys.exit(f"{signal.Signals(number).name} at place {place} after {end.__name__}: status {status}")
         if stop.left >= 0:
-            break
+            return place
+    sys.exit("there is no end of places")
+
+
+def main() -> None:
+    os_exit, os._exit = os._exit, _end
+    process.ONE_STOP_S = 0.0
+    gc.disable()
+    combined = itertools.product(process.STOP_SIGNALS, (SystemExit, KeyboardInterrupt))
+    places = [stop_everywhere(number, end) for number, end in combined]
     os._exit = os_exit
-    sys.stdout.write(f"{place}\n")
-    sys.exit(None if status == own else f"without a stop: status {status}")
+    sys.stdout.write(f"{min(places)}\n")
 
 
 if __name__ == "__main__":
-    main(getattr(signal, sys.argv[1]), {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}[sys.argv[2]])
+    main()
