@@ -113,6 +113,19 @@ class TileRule(GeometryRule):
     def image_geometry(self, width: int, height: int) -> TileGeometry:
         return TileGeometry(IMAGE, self.image_tiles(width, height))
 
+    def filled(self, resolutions: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
+        """The resolutions.
+
+        Raises:
+            ModelError: Tiles do not fill one of them.
+        """
+        if any(length % self.tile_side for size in resolutions for length in size):
+            raise ModelError(
+                f"the processor's resolutions {[list(size) for size in resolutions]} are not all multiples of the "
+                f"tower's tiles of {self.tile_side} pixels; the two files do not belong together"
+            )
+        return resolutions
+
     def checked_tiles(self, geometry: ItemGeometry) -> TileGeometry:
         """The geometry as tiles.
 

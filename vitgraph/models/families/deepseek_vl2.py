@@ -47,18 +47,21 @@ class DeepseekVL2Rule(TileRule):
     merge_field = "downsample_ratio"
     has_whole_cells = False
 
+    def prepare(self) -> None:
+        super().prepare()
+        self.resolutions = self.filled([(int(w), int(h)) for w, h in self.processor["candidate_resolutions"]])
+
     @property
     def cells(self) -> int:
         """Output tokens on a side of a tile."""
         return -(-self.patches_per_side // self.merge)
 
     def most_segments(self) -> int:
-        sizes = self.processor["candidate_resolutions"]
-        return 1 + max(width * height for width, height in sizes) // self.tile_side**2
+        return 1 + max(width * height for width, height in self.resolutions) // self.tile_side**2
 
     def resolution(self, width: int, height: int) -> tuple[int, int]:
         """Width and height in pixels to which the image is padded before it is cut."""
-        best = best_resolution(width, height, [(int(w), int(h)) for w, h in self.processor["candidate_resolutions"]])
+        best = best_resolution(width, height, self.resolutions)
         scale = min(best[0] / width, best[1] / height)
         if min(int(width * scale), int(height * scale)) == 0:
             raise InputError(

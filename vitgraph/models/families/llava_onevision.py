@@ -54,7 +54,7 @@ class LlavaOnevisionRule(TileRule):
                 f"image_grid_pinpoints are {known} in config.json, {self.processor['image_grid_pinpoints']} in the "
                 "processor's file; the two files do not belong together"
             )
-        self.resolutions = [(int(width), int(height)) for height, width in known]
+        self.resolutions = self.filled([(int(width), int(height)) for height, width in known])
         self.layout = lru_cache(maxsize=4096)(self._layout)
 
     def most_segments(self) -> int:
@@ -62,7 +62,7 @@ class LlavaOnevisionRule(TileRule):
 
     def image_tiles(self, width: int, height: int) -> int:
         wide, tall = best_resolution(width, height, self.resolutions)
-        return 1 + -(-wide // self.tile_side) * -(-tall // self.tile_side)
+        return 1 + wide // self.tile_side * (tall // self.tile_side)
 
     def image_geometry(self, width: int, height: int) -> AnyresGeometry:
         return AnyresGeometry(IMAGE, self.image_tiles(width, height), width, height)
