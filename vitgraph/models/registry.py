@@ -263,9 +263,10 @@ SOME_SIZE = (640, 480)
 COUNTS = (
     *("depth", "num_hidden_layers", "hidden_size", "embed_dim", "intermediate_size", "num_heads"),
     *("num_attention_heads", "patch_size", "image_size", "spatial_merge_size", "temporal_patch_size", "in_channels"),
-    *("num_channels", "out_hidden_size", "window_size"),
+    *("num_channels", "out_hidden_size", "window_size", "min_dynamic_patch", "max_dynamic_patch"),
+    *("mm_tokens_per_image", "scale_factor", "query_num", "num_position_embeddings", "num_patches"),
 )
-"""Fields of a tower that count layers, heads, channels or pixels."""
+"""Fields that count layers, heads, channels, pixels, tiles or tokens."""
 MOST = 2**20
 
 
@@ -301,7 +302,7 @@ def source_of(name: str, folder: Path | None = None, revision: str | None = None
             raise ModelError(f"{name}: vision_config of {CONFIG_FILE} is {part['vision_config']!r}, not an object")
         vision_config, extra = encoder.read_model_config(config)
         vision_config = _filled(encoder, vision_config)
-        _check_counts(name, vision_config)
+        _check_counts(name, {**vision_config, **extra})
     processor = resolve_processor(encoder, name, files, preset["processor"], vision_config)
     # The language model's width is a fact of this checkpoint, never of the preset's.
     known = {fact: value for fact, value in preset["extra"].items() if fact != TEXT_WIDTH}

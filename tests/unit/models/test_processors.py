@@ -105,6 +105,12 @@ def test_a_folder_without_a_processor_file_says_so(tmp_path: Path, caplog: pytes
         ("kimi-vl-debug", {"do_normalize": False}, "do_normalize"),
         ("kimi-vl-debug", {"do_rescale": False}, "do_rescale"),
         ("minicpm-v-2.5-debug", {"rescale_factor": 1.0}, "rescale_factor"),
+        (
+            "llava-onevision-debug",
+            {"image_grid_pinpoints": [[384, 384]]},
+            "not all multiples of the tower's tiles of 60",
+        ),
+        ("deepseek-vl2-debug", {"candidate_resolutions": [[384, 384]]}, "not all multiples of the tower's tiles of 72"),
         ("minicpm-v-2.5-debug", {"slice_mode": False}, "slice_mode to False; only True"),
         ("minicpm-v-2.5-debug", {"patch_size": 16}, "patch_size of 16, its tower one of 14"),
         ("kimi-vl-debug", {"merge_kernel_size": [1, 1]}, "merge_kernel_size of .1, 1., its tower one of .2, 2."),
@@ -142,6 +148,7 @@ def test_null_switches_are_off_and_one_value_stands_for_three_channels(tmp_path:
         # Several rows share these names, and each looks whether the config is its own.
         ({"architectures": ["LlavaForConditionalGeneration"], "vision_config": 0.5}, "config.json cannot be used"),
         ({"architectures": ["DeepseekVLV2ForCausalLM"], "projector_config": [1]}, "config.json cannot be used"),
+        ({**INTERN, "max_dynamic_patch": "12"}, "max_dynamic_patch '12'; it must be a positive integer"),
         ({**INTERN, "force_image_size": 224}, "force_image_size is 224, the tower's image_size"),
         ({**INTERN, "downsample_ratio": 0.4}, "downsample_ratio is 0.4; only one over a whole number"),
     ],
@@ -151,6 +158,14 @@ def test_configs_that_no_tower_has_are_refused_by_the_field(
 ) -> None:
     with pytest.raises(ModelError, match=words):
         resolve(tmp_path, {**QWEN, **changes})
+
+
+def test_deepstack_levels_of_layers_that_are_not_there_give_no_columns(tmp_path: Path) -> None:
+    config = config_of("qwen3-vl-debug")
+    width = config["vision_config"]["out_hidden_size"]
+    for indexes, levels in (([0, 1], 2), ([0, 40], 1), ([], 0)):
+        config["vision_config"] = {**config["vision_config"], "deepstack_visual_indexes": indexes, "depth": 2}
+        assert resolve(tmp_path, config, preprocessor_config={}).rule().output_width == width * (1 + levels)
 
 
 def test_a_broken_package_is_not_taken_for_a_wrong_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

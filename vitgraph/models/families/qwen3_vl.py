@@ -36,7 +36,8 @@ class Qwen3VLRule(MergedGridRule):
 
     @property
     def deepstack_levels(self) -> int:
-        return len(self.vision_config.get("deepstack_visual_indexes") or ())
+        # Of a tower cut short, layers that are not there give nothing.
+        return len({*self.vision_config.get("deepstack_visual_indexes", ())} & {*range(self.tower_shape.depth)})
 
     @property
     def output_width(self) -> int:
