@@ -102,7 +102,7 @@ def test_the_table_ends_with_what_to_paste(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--calibration", "no-such-profile.json"], "no-such-profile.json"),
+        (["--calibration", "no-such-profile.json"], "no-such-profile.json: no such file, nor one of h200-"),
         (["--max-graphs", "0"], "--max-graphs is 0"),
         (["--objective", "speed"], "speed"),
         (["--target", "sglang"], "sglang"),

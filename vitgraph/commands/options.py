@@ -55,6 +55,19 @@ class CommandOfHabit(typer.core.TyperCommand):
             raise
         return rest
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Prints the help; a name that is too long for its column goes on in the next line, where Typer cuts it off."""
+        from typer import rich_utils
+
+        class Whole(rich_utils.OptionHighlighter):
+            def __call__(self, text: Any) -> Any:
+                found = super().__call__(text)
+                found.overflow = "fold"
+                return found
+
+        rich_utils.highlighter = Whole()
+        super().format_help(ctx, formatter)
+
 
 def unread_note(name: str) -> str:
     """What is said of an option of a server that is not read, although it may matter."""
@@ -166,7 +179,9 @@ def add_command(
     context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     command.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in (context, *parameters)}
-    command.__doc__ = function.__doc__
+    # Typer joins the lines of the first paragraph alone.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    command.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     command.spec = spec  # type: ignore[attr-defined]
     app.command(name, cls=CommandOfHabit)(command)
 

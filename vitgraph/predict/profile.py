@@ -271,6 +271,8 @@ def find_profile(
     """
     shipped = shipped_profiles()
     if calibration is not None:
+        if calibration not in shipped and not Path(calibration).exists():
+            raise UsageError(f"--calibration {calibration}: no such file, nor one of {', '.join(shipped)}")
         return load_profile(shipped.get(calibration, Path(calibration)))
     found = [profile for profile in map(load_profile, shipped.values()) if stands_for(profile, source) is True]
     if found:

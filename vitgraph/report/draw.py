@@ -92,7 +92,8 @@ def draw_calls(facts: Mapping[str, Any]) -> Figure:
     figure, (axes,) = charts.new_axes("Requests a call", subtitle, 1.6 + 0.32 * len(rows))
     names, shares = [row["requests"] for row in rows], [100 * row["share"] for row in rows]
     draw_rows(axes, names, shares, [f"{row['calls']:,}" for row in rows], color=BLUE)
-    axes.set(xlabel="Share of the calls (%)", ylabel="Requests a call")
+    axes.set(xlabel="Share of the calls (%), with how many calls that is", ylabel="Requests a call")
+    axes.margins(x=0.12)
     return figure
 
 

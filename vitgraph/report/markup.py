@@ -131,7 +131,7 @@ def to_latex(document: Document) -> str:
         for block in section.blocks
         if isinstance(block, Table)
     ]
-    context = sentence("; ".join((document.headline, *document.what)))
+    context = f"{'; '.join((document.headline, *document.what))}."
     if document.warning:
         context += f" {sentence(document.warning)}"
     labels: list[str] = []
@@ -154,7 +154,7 @@ def latex_text(value: str) -> str:
 
 
 def _latex_float(table: Table, label: str, context: str) -> str:
-    caption = " ".join(sentence(part) for part in (table.heading, context, *table.notes) if part)
+    caption = " ".join(filter(None, (sentence(table.heading), context, *map(sentence, table.notes))))
     alignment = "".join("r" if column.is_numeric else "l" for column in table.shown)
     lines = [
         r"\begin{table}",

@@ -323,7 +323,7 @@ def graph_name(key: GraphKey) -> str:
     """A graph as reports name it."""
     path = "" if key.path == "default" else f"path {key.path!r}, "
     axis = f", axis key {'x'.join(map(str, key.axis_key))}" if key.axis_key else ""
-    return f"{path}budget {key.token_budget}, {key.segment_slots} segment slots{axis}"
+    return f"{path}budget {key.token_budget}, segment slots {key.segment_slots}{axis}"
 
 
 def call_name(plan: CallPlan) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,11 @@ def test_a_shell_completes_the_presets() -> None:
         assert "qwen3-vl-debug" in model.completes("qwen3-vl-d")
         assert "gemma3-4b,qwen3-vl-debug" in model.completes("gemma3-4b,qwen3-vl-d")
         assert model.completes("nothing") == []
+
+
+def test_help_cuts_no_name_and_joins_the_lines_of_a_paragraph() -> None:
+    text = CliRunner().invoke(app, ["recommend", "--help"], env={"COLUMNS": "80"}).output
+    assert not re.search(r"--\S*…", text) and "compares replay with eager. Without one: predicts" in text
 
 
 def errors_below(kind: type[VitgraphError]) -> set[type[VitgraphError]]:

@@ -119,14 +119,12 @@ _FACTS = {
     "axes": "Capture axes",
     "verified": "Verified on",
 }
-ROWS = table_of("models", *texts(tower="Tower", row="Row", **_FACTS))
+ROWS = table_of("models", *texts(row="Row", tower="Tower", **_FACTS))
 
 
 def models_document(entries: Sequence[Entry]) -> Document:
     """One row a supported row of models, and its models, class and presets beneath."""
-    rows: list[dict[str, str]] = []
-    for tower, group in groupby(entries, key=itemgetter("tower")):
-        rows += [{"tower": "" if place else tower, **_row(entry)} for place, entry in enumerate(group)]
+    rows = [{"tower": entry["tower"], **_row(entry)} for entry in entries]
     named = []
     for one in entries:
         facts = (("class", one["encoder"].split(":")[1]), ("presets", ", ".join(one["presets"])))
