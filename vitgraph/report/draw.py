@@ -168,11 +168,10 @@ def _label_bar(axes: Axes, value: float, place: float, mark: str, end: float) ->
     is_cut = value > reach
     at = {"ha": "right", "bbox": _LABEL_BOX} if is_cut else {"ha": "left"}
     # Half of the width holds a mark in small type, so that none runs out of the picture.
-    size = "x-small" if mark else "medium"
-    at |= {"va": "center", "size": size}
+    at |= {"va": "center", "size": "x-small" if mark and not is_long else "medium"}
     axes.text(reach + (-0.01 if is_cut else 0.01) * end, place, text, **at)  # type: ignore[arg-type]
     if mark and is_long:
-        axes.text(0.01 * end, place, f"! {mark}", va="center", size=size, bbox=_LABEL_BOX)
+        axes.text(0.01 * end, place, f"! {mark}", va="center", size="x-small", bbox=_LABEL_BOX)
 
 
 def draw_parts(
