@@ -115,6 +115,15 @@ def test_bad_options_are_named(tmp_path: Path, arguments: list[str], named: str)
     assert named in result.stderr
 
 
+def test_a_backend_of_the_gpu_to_serve_on_can_be_asked_for_without_one(tmp_path: Path) -> None:
+    """Options of a server's line are taken on a laptop, where nothing of them runs."""
+    asked = tune(tmp_path, "--mm-encoder-attn-backend", "FLASH_ATTN", "--num-prompts", "40", "--json")
+    assert asked.exit_code == 0, asked.stderr
+    assert json.loads(asked.stdout)["result"]["verdict"] != "measure_first"
+    unknown = tune(tmp_path, "--mm-encoder-attn-backend", "FLASH_ATN", "--overwrite")
+    assert unknown.exit_code == 2 and "unknown attention backend 'FLASH_ATN'" in unknown.stderr
+
+
 def test_a_record_is_not_replaced_unless_asked(tmp_path: Path) -> None:
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "run.json").write_text("{}")

@@ -97,7 +97,7 @@ def tune_budgets(spec: TuneSpec, progress: Progress) -> Shown:
 
     check_goals(spec)
     bench = spec.bench
-    prepared = prepare_bench(bench)
+    prepared = prepare_bench(bench, runs=spec.verifies and is_on_gpu(bench.model.device))
     profile = _profile_for(spec, prepared)
     folder, overwrite = bench.run.output_dir or new_folder("tune", bench.model.model), bench.run.overwrite
     check_run(bench.model, None, folder, overwrite=overwrite)
@@ -258,7 +258,8 @@ def recommend(spec: RecommendSpec, progress: Progress) -> Shown:
 
     check_goals(spec.tune)
     bench = spec.tune.bench
-    prepared, measures = prepare_bench(bench), is_on_gpu(bench.model.device)
+    measures = is_on_gpu(bench.model.device)
+    prepared = prepare_bench(bench, runs=measures)
     calibrates = measures and bench.graph.calibration is None
     profile = None if calibrates else _profile_for(spec.tune, prepared)
     folder, overwrite = bench.run.output_dir or new_folder("recommend", bench.model.model), bench.run.overwrite

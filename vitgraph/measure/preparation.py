@@ -123,14 +123,15 @@ class PreparedBench:
         }
 
 
-def prepare_bench(spec: BenchSpec, workload: Workload | None = None) -> PreparedBench:
+def prepare_bench(spec: BenchSpec, workload: Workload | None = None, *, runs: bool = True) -> PreparedBench:
     """Everything that can be decided and refused before a device is touched; imports no torch.
 
     Args:
         workload: Requests that are there already; None builds those of the settings.
+        runs: The tower runs here, and is not only predicted.
     """
     source = resolve_source(spec.model)
-    check_model(source, spec.model)
+    check_model(source, spec.model, runs=runs)
     workload = build_workload(spec.workload) if workload is None else workload
     rule = source.rule()
     workload = arrived(workload, spec, source)

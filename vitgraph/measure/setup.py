@@ -76,8 +76,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def check_model(source: ModelSource, spec: ModelSpec) -> None:
+def check_model(source: ModelSource, spec: ModelSpec, *, runs: bool = True) -> None:
     """Refuses what this machine cannot run, without loading anything; choices that are left open cannot be wrong.
+
+    Args:
+        runs: The tower runs here; where it is only predicted, it may ask for what this machine lacks.
 
     Raises:
         UsageError: A device that is not there, or an unknown dtype.
@@ -86,10 +89,14 @@ def check_model(source: ModelSource, spec: ModelSpec) -> None:
     is_open = spec.attn_backend == AUTO_BACKEND and spec.flash_attn_version is None
     if is_open and spec.device == spec.dtype == "auto":
         return
-    device = resolve_device(spec.device)
+    device = resolve_device(spec.device if runs else "cpu")
     dtype = resolve_dtype(spec.dtype, device)
-    if not is_open:
+    if runs and not is_open:
         _create_backend(source, spec, device, dtype)
+    elif spec.attn_backend != AUTO_BACKEND:
+        from vitgraph.attention.registry import backend_class
+
+        backend_class(spec.attn_backend)
 
 
 def _create_backend(source: ModelSource, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> AttentionBackend:

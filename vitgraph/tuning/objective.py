@@ -144,6 +144,14 @@ class Limits:
             and (self.max_capture_s is None or capture_s <= self.max_capture_s)
         )
 
+    def __str__(self) -> str:
+        asked = (
+            ("--max-graphs {}", self.max_graphs),
+            ("--max-graph-memory {:.3g} (GiB)", self.max_memory_bytes and self.max_memory_bytes / 2**30),
+            ("--max-capture-time {:g} (s)", self.max_capture_s),
+        )
+        return ", ".join(text.format(value) for text, value in asked if value is not None)
+
     def as_dict(self) -> dict[str, Any]:
         """The limits as a record has them."""
         return {
@@ -211,6 +219,7 @@ class Outcome:
         margin_pct: Error and noise that a gain must exceed.
         most_slower: Share of the requests that may become slower.
         doubts: Why predictions are not to be acted on.
+        objective: What was minimised, in words; empty for the mean.
     """
 
     improvement_pct: float
@@ -218,6 +227,7 @@ class Outcome:
     margin_pct: float
     most_slower: float
     doubts: tuple[str, ...] = ()
+    objective: str = ""
 
     @property
     def is_kept(self) -> bool:
@@ -234,10 +244,11 @@ class Outcome:
     def __str__(self) -> str:
         if self.verdict == MEASURE_FIRST:
             return f"measure it first: {'; '.join(self.doubts)}"
+        by = f" by --objective {self.objective}" if self.objective else ""
         if self.improvement_pct <= 0.0:
             loss = abs(self.improvement_pct)
-            return f"leave graphs off: the best settings found are predicted {loss:.1f}% slower than eager"
-        gain = f"predicted {self.improvement_pct:.1f}% faster than eager"
+            return f"leave graphs off: the best settings found are predicted {loss:.1f}% slower than eager{by}"
+        gain = f"predicted {self.improvement_pct:.1f}% faster than eager{by}"
         slower = f"{self.kept.slower_share:.1%} of the requests slower"
         if self.verdict == USE_GRAPHS:
             return f"use graphs: {gain}, {slower}"
@@ -246,7 +257,8 @@ class Outcome:
                 f"leave graphs off: {gain}, {slower}, which is within the error of the prediction and the noise of "
                 f"eager ({self.margin_pct:.1f}%)"
             )
-        return f"leave graphs off: the best list is {gain} in the mean, but {self.kept.broken(self.most_slower)}"
+        where = "" if by else " in the mean"
+        return f"leave graphs off: the best list is {gain}{where}, but {self.kept.broken(self.most_slower)}"
 
 
 def measured_verdict(measured: Measured, most_slower: float) -> tuple[TuneVerdict, str] | None:

@@ -155,7 +155,11 @@ class TuneTask:
         graph, eager = times[TUNED], times[EAGER]
         margin_pct = max(100.0 * (self.model.eager_spread or 0.0), self.error.both.median_pct or 0.0)
         gain_pct = (1.0 - self.objective.score(graph, eager)) * 100.0
-        return Outcome(gain_pct, Kept.of(graph, eager), margin_pct, self.limits.most_slower, self.doubts)
+        is_by_sum = "p99" not in self.objective.weights
+        return Outcome(
+            *(gain_pct, Kept.of(graph, eager), margin_pct, self.limits.most_slower, self.doubts),
+            objective="" if is_by_sum else str(self.objective),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +275,7 @@ def _search(
         search = search_within(replace(task.limits, max_memory_bytes=allowed))
         result = search.again(result.evaluated, baselines.values())
     if result.best is None:
-        raise UsageError(f"no settings stay within the limits {task.limits.as_dict()}; raise one of them")
+        raise UsageError(f"no settings stay within the limits {search.limits}; raise one of them")
     evaluated = {name: search.predict(settings) for name, settings in baselines.items()}
     plans: dict[str, tuple[BudgetPlan, str]] = {}
     for name, settings in {TUNED: result.best.settings, **baselines}.items():

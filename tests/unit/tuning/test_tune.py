@@ -263,12 +263,13 @@ def test_videos_get_frames() -> None:
 def test_limits_hold_and_say_so_where_they_cannot() -> None:
     data = tuned(limits=Limits(max_graphs=3))
     assert data.best.graphs <= 3
-    with pytest.raises(UsageError, match="no settings stay within the limits"):
+    with pytest.raises(UsageError, match=r"no settings stay within the limits --max-graph-memory \S+ \(GiB\); raise"):
         tuned(limits=Limits(max_memory_bytes=10.0))
 
 
 def test_p99_objective_does_not_lose_its_tail() -> None:
     data = tuned(objective=Objective.parse("p99"))
+    assert "than eager by --objective p99" in data.verdict_text and "in the mean" not in data.verdict_text
     assert data.best.latency.p99_ms <= data.baselines.automatic.latency.p99_ms * 1.001
 
 
