@@ -56,6 +56,11 @@ def test_other_geometries_are_refused() -> None:
         rule.item_spec(SliceGeometry(IMAGE, ((3, 4),)))
 
 
+def test_a_strip_whose_whole_view_is_above_the_processors_padding_is_refused(encoder: VisionEncoder) -> None:
+    with pytest.raises(InputError, match="5000x1 is cut, and whole it has 1600 patches, above the 128"):
+        encoder.rule.geometry(5000, 1)
+
+
 def test_eager_equals_stock(encoder: VisionEncoder) -> None:
     checks.assert_eager_equals_stock(encoder, ITEMS)
 

@@ -86,6 +86,12 @@ class Lfm2VLRule(MergedGridRule):
         columns, rows = nearest_layout(width, height, self.setting("tile_size"), layouts)
         side = self.setting("tile_size") // self.patch
         has_thumbnail = self.processor["use_thumbnail"] and columns * rows != 1
+        most = max(self.setting("max_image_tokens") * self.merge**2, side**2)
+        if has_thumbnail and math.prod(whole) > most:
+            raise InputError(
+                f"image of {width}x{height} is cut, and whole it has {math.prod(whole)} patches, above the {most} that "
+                "the processor pads each part to, so it fails; crop the image or leave it out"
+            )
         return SliceGeometry(IMAGE, ((side, side),) * (columns * rows) + ((whole,) if has_thumbnail else ()))
 
     def parts(self, geometry: ItemGeometry) -> list[GridGeometry]:
