@@ -166,6 +166,8 @@ def _import_vllm(positional: Sequence[str], given: dict[str, list[str]], environ
     if limit and _allows_no_video(limit) and "--max-frames-per-batch" not in options:
         options["--max-frames-per-batch"] = "0"
         notes.append("the line allows no videos, for which vLLM captures image-only graphs: --max-frames-per-batch 0")
+    elif limit and limit.startswith("{"):
+        options["--limit-mm-per-prompt"] = limit
     options |= {"--packing": "greedy-defer", "--single-slot-tier": ""}
     notes.append(
         "--packing greedy-defer --single-slot-tier are what vLLM 0.33 does; without them the run uses vitgraph's own "

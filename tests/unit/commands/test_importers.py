@@ -127,6 +127,13 @@ def test_a_length_that_the_server_chooses_is_left_out(value: str) -> None:
     assert found.left_out == [f"--max-model-len {value}"]
 
 
+def test_videos_that_the_server_takes_are_kept() -> None:
+    """They decide how many frames graphs hold, where the line does not say."""
+    assert (
+        options_of("vllm serve m/m --limit-mm-per-prompt '{\"video\": 2}'")["--limit-mm-per-prompt"] == '{"video": 2}'
+    )
+
+
 @pytest.mark.parametrize(
     ("limit", "frames"),
     [
