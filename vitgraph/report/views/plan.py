@@ -147,7 +147,8 @@ def _batch_rows(batches: Sequence[Mapping[str, Any]]) -> Iterable[Row]:
     for batch in batches:
         first = {"items": ", ".join(map(str, batch["items"])), "replay_ms": batch["replay_ms"]}
         for number, run in enumerate(batch["runs"]):
-            graph = "eager" if run["token_budget"] is None else f"{run['token_budget']} / {run['segment_slots']}"
+            slots = say.count(run["segment_slots"] or 0, "slot")
+            graph = "eager" if run["token_budget"] is None else f"{run['token_budget']} ({slots})"
             kept = {"tokens": run["tokens"], "waste": run["waste"], "why": run["miss_text"] or ""}
             yield {"graph": f"{say.path(run['path'])}{graph}", **kept, **({"items": ""} if number else first)}
 
