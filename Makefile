@@ -26,9 +26,10 @@ bench: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-# Whole programs, several ranks, oracles, drills and compiled towers. What fails beside others runs once more, alone.
+# Whole programs, several ranks, oracles, drills and compiled towers, many of which wait: three at once on two cores. What
+# fails beside others runs once more, alone.
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow || $(BIN)/python -m pytest --last-failed -m slow
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow || $(BIN)/python -m pytest --last-failed -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
