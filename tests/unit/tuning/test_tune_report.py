@@ -82,7 +82,7 @@ def test_tables_say_so_where_graphs_lose() -> None:
 def test_plan_of_a_call_names_replays_and_reasons() -> None:
     explained = explain_plan([image(100), video(4, 20)], plan_of([128], 2), "greedy", COST)
     text = text_of(explanation_document(explained))
-    assert "128 / 1" in text
+    assert "128 (1 slot)" in text
     assert "videos are left to eager" in text
     assert "greedy: 1 hit, 1 miss, 1 replay, waste 21.9%" in text
 
