@@ -388,6 +388,7 @@ def test_a_termination_signal_keeps_what_was_measured(folder: Path) -> None:
     assert record.result.latency["graph"].calls >= 1
 
 
+@pytest.mark.slow
 def test_a_module_that_reports_leaks_at_the_end_is_not_asked() -> None:
     program = """
 import atexit, os, sys, types

@@ -31,6 +31,7 @@ def test_a_mix_of_requests_makes_calls_of_several_sizes() -> None:
     assert even["counts"]["items"] == mixed["counts"]["items"]
 
 
+@pytest.mark.slow
 def test_arrivals_make_calls_that_are_written_and_run_again(tmp_path: Path) -> None:
     file = tmp_path / "calls.csv"
     arguments = ("--num-prompts", "60", "--request-rate", "40")

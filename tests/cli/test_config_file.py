@@ -146,6 +146,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     assert "is not UTF-8 text" in refusal("--config", str(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED)
 def test_every_shipped_file_plans_its_run(path: Path, parquet: Path) -> None:
     settings = yaml.safe_load(path.read_text())

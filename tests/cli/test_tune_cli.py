@@ -58,6 +58,7 @@ def test_a_tuned_list_beats_the_baselines_and_is_saved(tmp_path: Path) -> None:
         assert (tmp_path / "tuned" / name).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_file_and_not_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill_up(handle: int) -> None:
         raise OSError(28, "No space left on device")

@@ -122,6 +122,7 @@ def test_it_asks_for_a_model_or_all(arguments: list[str]) -> None:
     assert "--all" in result.stderr
 
 
+@pytest.mark.slow
 def test_what_was_verified_is_shown_where_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -99,6 +99,7 @@ def test_only_calls_that_every_series_has_are_compared() -> None:
     assert result.comparison.unpaired_samples == 50 * 5
 
 
+@pytest.mark.slow
 def test_of_several_processes_the_noisiest_gives_the_floor() -> None:
     quiet = make_samples({"A": (5.0, 4.0)}, noise=0.001)
     loud = make_samples({"B": (5.0, 4.0)}, noise=0.05)
@@ -118,6 +119,7 @@ def test_the_share_of_resamples_counts_who_is_fastest() -> None:
     assert fastest_shares([even, odd], np.tile([3, 1], 50), seed=0)[0] == 1.0
 
 
+@pytest.mark.slow
 def test_contrasts_are_of_series_that_were_measured() -> None:
     pairs = [("A/eager", "B/graph"), ("A/graph", "B/graph"), ("A/eager", "C/graph")]
     samples, result = Samples.of(make_samples(TWO)), make_result(TWO)

@@ -187,6 +187,7 @@ def compare_all(firsts: list[Path], seconds: list[Path], *across: str) -> RunCom
     return compare_sides(runs[: len(firsts)], runs[len(firsts) :], across)
 
 
+@pytest.mark.slow
 def test_noise_between_processes_is_measured_where_either_side_has_several_runs(tmp_path: Path) -> None:
     base = repeated(tmp_path, "base", 1.0, 1.03, 0.98)
     noisy = compare_all(base, repeated(tmp_path, "new", 1.02, 0.99, 1.04))
@@ -201,6 +202,7 @@ def test_noise_between_processes_is_measured_where_either_side_has_several_runs(
     assert shifted.row("graph", "mean").found.improvement_pct == pytest.approx(-21.2, abs=0.3)
 
 
+@pytest.mark.slow
 def test_a_side_with_one_run_takes_the_noise_of_the_other(tmp_path: Path) -> None:
     found = compare_all(repeated(tmp_path, "base", 1.0), repeated(tmp_path, "new", 1.02, 0.99, 1.04))
     row = found.row("graph", "mean")

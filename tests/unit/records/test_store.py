@@ -84,6 +84,7 @@ def test_a_run_that_saved_nothing_leaves_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.slow
 def test_a_second_writer_of_a_folder_is_refused(tmp_path: Path) -> None:
     program = f"from vitgraph.records.store import *; ResultFolder(Path({str(tmp_path)!r}), overwrite=True)"
     with ResultFolder(tmp_path, overwrite=True):

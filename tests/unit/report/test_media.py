@@ -133,6 +133,7 @@ def test_markdown_shows_special_characters_as_they_are() -> None:
     assert "````text\nrun " in text
 
 
+@pytest.mark.slow
 def test_files_are_all_formats_and_never_replaced_unasked(tmp_path: Path) -> None:
     document = made_up_document()
     written = write(document, tmp_path)

@@ -219,6 +219,7 @@ def test_latex_of_many_runs_is_one_table(tmp_path: Path) -> None:
     assert text.count(r"\begin{table}") == text.count(r"\label{tab:") == 1
 
 
+@pytest.mark.slow
 def test_the_page_of_several_runs_links_to_each(tmp_path: Path) -> None:
     page = to_html(runs_document(opened(tmp_path, one={}, two={"resolved.compile": True})))
     assert set(re.findall(r'href="#(run-[^"]*)"', page)) == {"run-0", "run-1"}
